@@ -2,7 +2,8 @@
 
 The files are made from scikit-learn's two photographs, so no data need be downloaded. The pipelines run in turns, each
 with one process and one thread, up to the copy to the device: theirs gives normalised float32 images, ours uint8, which
-is normalised on the device.
+is normalised on the device. With ``--crop_on``, the readers of ``--crop_on device`` are beside those of the default,
+and then a CPU that also resizes, as a GPU would.
 """
 
 from __future__ import annotations
@@ -61,11 +62,12 @@ def of_torchvision(source: Source, side: int) -> Callable[[], None]:
     return one_pass
 
 
-def of_patchloom(source: Source, side: int) -> Callable[[], None]:
-    """Return a pass over the images as in training."""
+def of_patchloom(source: Source, side: int, crop_on: str = "workers", device: str | None = None) -> Callable[[], None]:
+    """Return a pass over the images as in training; without a device, what it does is left out."""
+    crop = RandomCrop((side, side)) if crop_on == "workers" else RandomCrop((side, side)).without_resizing()
 
     def one_pass() -> None:
-        for _ in training_batches(source, RandomCrop((side, side)), BATCH, 0, 0, len(source) // BATCH):
+        for _ in training_batches(source, crop, BATCH, 0, 0, len(source) // BATCH, device=device):
             pass
 
     return one_pass
@@ -87,6 +89,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=200, help="files, a multiple of 50")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--sides", type=int, nargs="+", default=[224, 96, 32], help="pixels of a crop")
+    parser.add_argument("--crop_on", action="store_true", help="compare where crops are resized")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     print("| side | pipeline | images/s [range] | over PIL and torchvision |\n| --- | --- | --- | --- |")
@@ -99,8 +102,15 @@ def main() -> None:
         for side in asked.sides:
             passes = {"PIL and torchvision": of_torchvision(source, side), "patchloom": of_patchloom(source, side)}
             for how in ("whole", round(1.5 * side), round(1.15 * side)):
-                kept = cache_images(source, how, say=lambda line: None)
+                kept = cache_images(source, how)
+                of_patchloom(kept, side)()  # stores them
+                kept.close()
                 passes[f"patchloom, `--cache {how}`"] = of_patchloom(kept, side)
+                if asked.crop_on:
+                    passes[f"`--cache {how}`, `--crop_on device`: readers"] = of_patchloom(kept, side, "device")
+                    passes[f"`--cache {how}`, `--crop_on device` on the CPU"] = of_patchloom(
+                        kept, side, "device", "cpu"
+                    )
             found = rates(passes, asked.images, asked.rounds)
             base = found["PIL and torchvision"]
             for name, values in found.items():

@@ -1,8 +1,9 @@
 """Error of the estimates of time and memory, over 12 cases: python benchmarks/estimates.py [CASE ...].
 
-Every case is a command on built-in data. "Planned" is the estimate that the command prints first; "taken" are the
-seconds from that line to its end, and, if a run writes them, those of its loop, because its estimate is of the steps
-alone. Memory is that of the whole process. The ratio is taken over planned: above 1, the estimate was too optimistic.
+Every case is a command on built-in data. "Planned" is the estimate that the command prints first, for a run that of
+its dry run; "taken" are the seconds from that line to its end, and, if a run writes them, those of its loop, because
+its estimate is of the steps alone. Memory is that of the whole process. The ratio is taken over planned: above 1, the
+estimate was too optimistic.
 
 On a machine with other work, PROCESSOR=1 measures the processor's time of one thread instead; this has no meaning for
 cases with several processes. RUN names a run's folder or an encoder's file to evaluate.
@@ -77,6 +78,10 @@ def measure(name: str, command: str, out: Path) -> Case | None:
     words = [sys.executable, "-u", "-c", _PROGRAM, *command.split()]
     planned = memory = None
     said: list[str] = []
+    if command.startswith("pretrain "):  # a run that trains times its first steps: only a dry run tries some
+        plan = subprocess.run([*words, "--dry-run"], capture_output=True, text=True).stdout
+        planned = seconds_in(found[1]) if (found := _SECONDS.search(plan)) else None
+        memory = float(found[1]) if (found := _MEMORY.search(plan)) else None
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     assert process.stdout is not None
     started = begun = now(process.pid)
@@ -84,6 +89,8 @@ def measure(name: str, command: str, out: Path) -> Case | None:
         said.append(line)
         if planned is None and (found := _SECONDS.search(line)):
             planned, begun = seconds_in(found[1]), now(process.pid)
+        if "everything goes to" in line:  # the end of the plan of a run
+            begun = now(process.pid)
         if found := _MEMORY.search(line):
             memory = float(found[1])
         if now(process.pid) - started > _LONGEST:

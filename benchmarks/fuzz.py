@@ -233,7 +233,7 @@ def _run(folder: Path) -> None:
     settings |= {"batch_size": 16, "blr": 1e-3, "weight_decay": 0.05, "layer_decay": 1.0, "warmup_epochs": 1.0}
     settings |= {"crop_scale": 0.2, "held_out": 0.1, "normalization": "data", "workers": 0, "device": "cpu"}
     settings |= {"precision": "float32", "attention": "fused", "kernels": "torch", "compile": False, "threads": 1}
-    settings |= {"adapt": "all", "heads_first": 0.0, "devices": 1}
+    settings |= {"adapt": "all", "heads_first": 0.0, "devices": 1, "cache": "none"}
     (folder / "config.yaml").write_text(yaml.dump(settings))
 
 

@@ -1,242 +1,398 @@
-"""All GPU measurements in one command of 25 minutes, which may be stopped and repeated.
+"""First minutes on a GPU: its tests, a step of every task beside a roofline, a peer, reading, and whole runs.
 
-    python benchmarks/get_data.py cifar10 /tmp/data
-    python benchmarks/gpu.py --cifar /tmp/data/cifar10  # writes gpu.json and gpu.md
-    python benchmarks/gpu.py --minutes 9                # only what is missing; without --cifar, the built-in shapes
-    python benchmarks/gpu.py --only steps peers         # some of the sections
-    python benchmarks/gpu.py --tiny                     # the same in miniature, on a CPU, in two minutes
+    python benchmarks/gpu.py                                # everything, at most 7.6 minutes; writes into gpu/
+    python benchmarks/gpu.py --minutes 3 --phases tests eager compiled --tasks mae droppos --select "droppos or linear"
+    python benchmarks/gpu.py --tiny                         # the same in miniature on a CPU
+    python benchmarks/gpu.py --count_gflop                  # count GFLOP per image anew, into benchmarks/gpu_gflop.json
 
-Sections: peak rates of the machine; the suite's GPU tests; a step of every task at ViT-S/16 and ViT-B/16 with the
-largest batch that fits, in bfloat16 (or what auto takes), with and without compiled blocks; Hugging Face's and
-lightly's MAE beside ours; how often training waits for the GPU; DDP and FSDP with NCCL in a group of one; loading from
-a 256-px cache; ten minutes of CIFAR-10. It needs only patchloom; pytest, transformers and lightly are used if they are
-installed.
+Phases are done in the order of their worth, and what the minutes do not reach is listed. Each row is appended to
+OUT/rows.jsonl as soon as it is measured; OUT/table.md, which is also printed, has all of them; OUT/log.txt has all
+other output. Some phases share a process. A row that ends its process costs itself, and one that hangs its phase.
 
-Each row runs in a separate process with a time limit, and is written as soon as it is finished. Rows that fail or run
-out of time are stored with the last lines of their error, and tried again by the next call, after those that were never
-tried. Finished rows are not repeated.
+Nothing need be installed: ``PYTHONPATH=src:benchmarks`` is enough where the dependencies in pyproject.toml are there.
+Those that are not, or are too old, are printed first. pytest, xdist and transformers are used if they are there.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
+import math
+import os
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
-from datetime import UTC, datetime
+import tomllib
+import traceback
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import distributions
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import gpu_attempt
-from gpu_tables import markdown, outcome_line
+from typing import Any
 
 from patchloom.errors import PatchloomError
-from patchloom.system.files import write_whole
-from patchloom.tasks import ready_tasks
 
-# by section, per cent of the time; unused time goes to the later sections
-SECTIONS = {"machine": 2, "tests": 12, "steps": 27, "peers": 4, "training": 5, "group": 4, "loading": 6, "cifar": 40}
-MODELS = {"ViT-S/16": "vit_small_patch16_224", "ViT-B/16": "vit_base_patch16_224"}
-_LEAST = 10.0  # with fewer seconds left, no row is started
-_TRAINED = 240.0  # seconds of training of each run on CIFAR-10: five minutes with its evaluation
+SCRIPT, ROOT = Path(__file__), Path(__file__).parents[1]
 
 
-class Row(NamedTuple):
-    """Measurement: its section, name, function, arguments, and time limit in seconds."""
-
-    section: str
-    name: str
-    call: str
-    arguments: dict[str, Any]
-    limit: float
-
-
-def plan(device: str, tiny: bool, work: str, cifar: str) -> list[Row]:
-    """Return all rows in order."""
-    on, at = {"device": device, "tiny": tiny}, {"device": device, "tiny": tiny, "work": work}
-    rows = [Row("machine", "figures", "gpu_steps.machine", on | {"known": {}}, 90)]
-    rows.append(Row("tests", "pytest -m gpu", "gpu_runs.tests", {"tiny": tiny}, 400))
-    models = {"nano": "nano"} if tiny else MODELS
-    for compiled in (False,) if tiny else (False, True):
-        for size, model in models.items():
-            for task in ready_tasks():
-                name, form = f"{size} {task}", {"model": model, "task": task, "compiled": compiled}
-                form |= {"known": {}, "eager": name if compiled else ""}
-                limit = 300 if compiled else 180
-                rows.append(Row("steps", f"{name}{', compiled' * compiled}", "gpu_steps.step", on | form, limit))
-    for size, model in {"ViT-Ti/16": "vit_tiny_patch16_224"}.items() if tiny else MODELS.items():
-        rows.append(Row("peers", size, "gpu_steps.peers", on | {"known": {}, "model": model}, 240))
-    for task in ("mae", "lut") if tiny else ready_tasks():
-        rows.append(Row("training", task, "gpu_runs.training", at | {"task": task}, 120))
-    for task, strategy in (("lut", "ddp"),) if tiny else (("extrema", "ddp"), ("lut", "ddp"), ("lut", "fsdp")):
-        form = {"task": task, "strategy": strategy}
-        rows.append(Row("group", f"{task}, {strategy}", "gpu_runs.group", at | form, 120))
-    for name, cached in (("256-px cache", True), ("JPEG files", False)):
-        rows.append(Row("loading", name, "gpu_runs.loading", at | {"known": {}, "cached": cached}, 120))
-    rows.append(Row("loading", "pretrain droppos from the cache", "gpu_runs.run", at, 180))
-    for task in ("droppos",) if tiny else ("droppos", "mae"):
-        form = {"task": task, "data": cifar, "trained": 1.0 if tiny else _TRAINED}
-        rows.append(Row("cifar", task, "gpu_runs.cifar", at | form, 900))
-    return rows
+# function of each phase, and the seconds that it may take
+PHASES: dict[str, tuple[str, float]] = {
+    "photographs": ("gpu_runs.photographs", math.inf),  # beside the tests
+    "tests": ("gpu_runs.tests", 105),
+    "machine": ("gpu_steps.machine", 15),
+    "eager": ("gpu_steps.steps", 140),
+    "peers": ("gpu_steps.peers", 45),
+    "compiled": ("gpu_steps.steps", 62),
+    "loading": ("gpu_runs.loading", 30),
+    "runs": ("gpu_runs.runs", 70),
+    "profile": ("gpu_steps.profile", 16),
+    "rest": ("gpu_steps.steps", math.inf),  # compiled steps of the other tasks, in what is left
+}
+# These share a process, because imports and the start of a GPU take seconds.
+GROUPS = (("tests",), ("machine", "eager", "peers", "compiled"), ("loading", "runs"), ("profile", "rest"))
+WANTED = tuple(name for group in GROUPS for name in group)
+READING = {"loading", "runs"}  # which need the photographs
+SIZES = ("S", "B", "L")
+_LEAST = 8.0  # with fewer seconds left, no process is started
+_START = 15.0  # seconds in which a process may start, or a phase end its last row, before it is killed
+_ENDING = 3.0  # seconds at the end for the table
+_DRAWING = 20.0  # seconds to wait for the photographs, which are drawn while other phases run
+_POLL = 0.2
 
 
-class Book:
-    """Results so far, in a JSON file that is complete at any moment, and in a Markdown file beside it."""
+class Rows:
+    """Rows of a call, in a file with a line of JSON each, which grows as soon as something is known.
+
+    A line has a phase, a row ("" for the phase itself) and a state: begun, done, failed or not reached. The last line
+    of a row counts.
+    """
 
     def __init__(self, path: Path):
-        self.path, self.kept = path, {"about": {}, "sections": {}}
-        if path.exists():
-            try:
-                self.kept = json.loads(path.read_text("utf-8"))
-                self.kept["about"]["machine"], self.kept["sections"]  # KeyError if it is another file
-            except (ValueError, KeyError, TypeError) as problem:
-                raise PatchloomError(f"{path} was not written by this script: give another --out") from problem
+        self.path = path
 
-    def begin(self, about: dict[str, Any]) -> None:
-        """Store the machine and versions of all figures.
+    def note(self, phase: str, row: str = "", state: str = "done", **figures: Any) -> None:
+        """Append a line."""
+        with open(self.path, "a", encoding="utf-8") as file:
+            file.write(json.dumps({"phase": phase, "row": row, "state": state, **figures}) + "\n")
 
-        Raises:
-            PatchloomError: the file has figures of another machine.
-        """
-        there = self.kept["about"]
-        found, here = ([one["machine"][name] for name in ("name", "torch")] for one in (there or about, about))
-        if found != here or (there and there["tiny"] != about["tiny"]):
-            before = ", torch ".join(found)
-            raise PatchloomError(
-                f"{self.path} has other figures ({before}{', tiny' * there['tiny']}): give another --out"
-            )
-        self.kept["about"] = about | {"begun": there.get("begun", about["date"])}
-        self.write()
+    def lines(self) -> list[dict[str, Any]]:
+        """Return all lines so far."""
+        if not self.path.exists():
+            return []
+        with open(self.path, encoding="utf-8") as file:
+            return [json.loads(line) for line in file if line.endswith("\n")]
 
-    def entry(self, row: Row) -> dict[str, Any]:
-        return self.kept["sections"].get(row.section, {}).get(row.name, {})
+    def of(self, phase: str) -> dict[str, dict[str, Any]]:
+        """Return the last line of each row of a phase, by row."""
+        return {line["row"]: line for line in self.lines() if line["phase"] == phase and line["row"]}
 
-    def note(self, row: Row, outcome: dict[str, Any]) -> None:
-        """Store the outcome of a row."""
-        attempts = self.entry(row).get("attempts", 0) + ("seconds" in outcome)
-        self.kept["sections"].setdefault(row.section, {})[row.name] = outcome | {"attempts": attempts}
-        self.write()
-
-    def known(self) -> dict[str, dict[str, Any]]:
-        """Return the results by section and row."""
-        sections = self.kept["sections"].items()
-        return {
-            section: {name: one["result"] for name, one in rows.items() if one["state"] == "done"}
-            for section, rows in sections
-        }
-
-    def write(self) -> None:
-        write_whole(self.path, json.dumps(self.kept, indent=1) + "\n")
-        write_whole(self.path.with_suffix(".md"), markdown(self.kept))
+    def ended(self) -> set[str]:
+        """Return the phases that have ended."""
+        return {line["phase"] for line in self.lines() if not line["row"]}
 
 
-class Budget:
-    """Remaining seconds, shared among the sections with unfinished rows."""
+@dataclass(frozen=True)
+class Call:
+    """What is measured, and where, as a phase gets it."""
 
-    def __init__(self, seconds: float):
-        self.end = time.monotonic() + seconds
+    out: Path  # folder of the results
+    work: Path  # folder of caches, photographs and runs, which is removed at the end
+    tiny: bool  # everything in miniature on the CPU
+    tasks: Sequence[str] | None  # in this order; None for all, mae and droppos first
+    sizes: Sequence[str]  # of the encoder, in `SIZES`
+    batch: int  # images per step
+    select: str  # pytest's -k
+    until: float  # time at which the call or the phase ends, as `time.time` has it
+    phase: str = ""
 
-    def section_end(self, section: str, waiting: list[str]) -> float:
-        """Return the time at which a section must end, if the sections ``waiting``, itself included, share the rest."""
-        now = time.monotonic()
-        return now + (self.end - now) * SECTIONS[section] / sum(SECTIONS[name] for name in waiting)
+    @property
+    def device(self) -> str:
+        return "cpu" if self.tiny else "cuda"
 
+    @property
+    def rows(self) -> Rows:
+        return Rows(self.out / "rows.jsonl")
 
-def work_through(rows: list[Row], book: Book, budget: Budget, made: Any, logs: Path) -> None:
-    """Try all unfinished rows, as long as there is time."""
-    open_ones = [row for row in rows if book.entry(row).get("state") != "done"]
-    waiting = [section for section in SECTIONS if any(row.section == section for row in open_ones)]
-    while waiting:
-        section, ends = waiting[0], budget.section_end(waiting[0], waiting)
-        mine = [row for row in open_ones if row.section == section]
-        for row in sorted(mine, key=lambda row: book.entry(row).get("attempts", 0)):
-            left = min(ends, budget.end - gpu_attempt.GRACE) - time.monotonic()
-            if left < _LEAST:
-                if not book.entry(row):
-                    book.note(row, {"state": "not reached"})
+    def left(self) -> float:
+        """Return the seconds that are left."""
+        return self.until - time.time()
+
+    def open_rows(self, names: Iterable[str], least: float) -> Iterator[str]:
+        """Yield the rows without an outcome, as long as ``least`` seconds are left; the others are not reached."""
+        ended = {name for name, line in self.rows.of(self.phase).items() if line["state"] in ("done", "failed")}
+        for name in names:
+            if name in ended:
                 continue
-            told = one_row(row, book, left, made, logs)
-            book.note(row, told)
-            print(f"{row.section:<9} {row.name:<32} {outcome_line(row.section, told)}", flush=True)
-        waiting = waiting[1:]
+            if self.left() > (1.0 if self.tiny else least):
+                yield name
+            else:
+                self.rows.note(self.phase, name, "not reached")
+
+    @contextmanager
+    def row(self, name: str) -> Iterator[dict[str, Any]]:
+        """Store what the block puts into the dictionary as the figures of a row, or its error.
+
+        An error after which the GPU cannot be used any more ends the process: the other rows go on in a new one.
+        """
+        figures: dict[str, Any] = {}
+        self.rows.note(self.phase, name, "begun")
+        try:
+            yield figures
+        except Exception as problem:
+            traceback.print_exc()
+            error = f"{type(problem).__name__}: {problem}"[:400]
+            self.rows.note(self.phase, name, "begun", error=error)
+            if not self.tiny:
+                import torch  # the process of the tests does without
+
+                try:
+                    torch.cuda.synchronize()
+                except RuntimeError:
+                    sys.exit("the GPU cannot be used any more")
+            self.rows.note(self.phase, name, "failed", error=error)
+        else:
+            self.rows.note(self.phase, name, **figures)
 
 
-def one_row(row: Row, book: Book, left: float, made: Any, logs: Path) -> dict[str, Any]:
-    """Try one row in the remaining time."""
-    arguments = row.arguments | ({"known": book.known()} if "known" in row.arguments else {})
-    seconds, begin = min(row.limit, left), time.monotonic()
-    name = "".join(letter if letter.isalnum() else "-" for letter in f"{row.section} {row.name}")
-    told = gpu_attempt.attempt(made, row.call, arguments, seconds, logs / f"{name}.log")
-    if told["state"] == "late" and seconds == row.limit:
-        told["state"] = "failed"  # it had its whole time limit
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    return told | {"seconds": round(time.monotonic() - begin, 1), "date": now}
+def do_phases(call: Call, todo: dict[str, float]) -> None:
+    """Do phases in this process, each in its seconds."""
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    for name, seconds in todo.items():
+        begun = time.time()
+        module, _, function = PHASES[name][0].rpartition(".")
+        outcome: dict[str, Any] = {}
+        try:
+            present = replace(call, phase=name, until=min(call.until, begun + seconds))
+            getattr(importlib.import_module(module), function)(present)
+        except Exception as problem:
+            traceback.print_exc()
+            outcome = {"state": "failed", "error": f"{type(problem).__name__}: {problem}"[:400]}
+        call.rows.note(name, seconds=time.time() - begun, **outcome)
 
 
-def identified(device: str, logs: Path) -> tuple[dict[str, Any], Any]:
-    """Return the machine, and a context that starts processes on it.
-
-    Raises:
-        PatchloomError: no process can use the device.
-    """
-    for method in ("forkserver", "spawn"):
-        made = gpu_attempt.context(method)
-        told = gpu_attempt.attempt(made, "gpu_steps.identity", {"device": device}, 300, logs / "identity.log")
-        if told["state"] == "done":
-            return told["result"], made
-    reason = " ".join(told["error"][-2:])
-    raise PatchloomError(f"no process here can use the {device} device ({reason}); --tiny runs the script on a CPU")
+def end_with_parent() -> None:
+    """End this process and all that it has started when the supervisor ends, which holds the pipe to standard input."""
+    while os.read(0, 1024):
+        pass
+    os.killpg(0, signal.SIGKILL)
 
 
-def commit() -> str:
-    """Return the commit of the code, if git knows it."""
-    words = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+class Supervisor:
+    """Processes of the phases, one after another, until the end of a call."""
+
+    def __init__(self, call: Call):
+        self.call, self.printed = call, 0
+        caches = {"XDG_CACHE_HOME": str(call.work / "cache"), "TORCHINDUCTOR_CACHE_DIR": str(call.work / "inductor")}
+        self.environment = os.environ | caches | {"HF_HUB_OFFLINE": "1"}
+        if call.tiny:  # no GPU is used, and nothing compiled, which takes minutes on a CPU
+            self.environment |= {"CUDA_VISIBLE_DEVICES": "", "TORCHDYNAMO_DISABLE": "1"}
+
+    def run(self, phases: Iterable[str]) -> None:
+        """Do phases, by groups."""
+        wanted = set(phases)
+        drawing = self.start({"photographs": math.inf}) if wanted & READING else None  # while the tests run
+        try:
+            for group in GROUPS:
+                todo = {name: PHASES[name][1] for name in group if name in wanted}
+                if drawing and READING & todo.keys():
+                    with suppress(subprocess.TimeoutExpired):
+                        drawing.wait(_DRAWING)
+                while todo and self.call.left() > _LEAST:
+                    todo = self.attend(todo)
+                for name in todo:
+                    self.call.rows.note(name, state="not reached")
+        finally:
+            if drawing:
+                end_group(drawing)
+
+    def start(self, todo: dict[str, float]) -> subprocess.Popen[bytes]:
+        """Start phases in a process, and a process group, of their own."""
+        job = json.dumps({"call": asdict(self.call), "todo": todo}, default=str)
+        with open(self.call.out / "log.txt", "ab") as log:
+            return subprocess.Popen(
+                [sys.executable, str(SCRIPT), "--job", job],
+                env=self.environment,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def attend(self, todo: dict[str, float]) -> dict[str, float]:
+        """Do phases in one process, and return those that another one has to do, with their seconds.
+
+        A phase is killed when its seconds are over. If a row ends the process before, the phase goes on after it.
+        """
+        rows, rest, late = self.call.rows, todo, False
+        process, begun = self.start(todo), time.time()
+        try:
+            while rest and process.poll() is None and not late:
+                time.sleep(_POLL)
+                self.print_new()
+                before, rest = rest, {name: todo[name] for name in todo if name not in rows.ended()}
+                begun = begun if rest == before else time.time()
+                late = self.call.left() < -_ENDING or time.time() - begun > next(iter(rest.values()), 0.0) + _START
+        finally:
+            end_group(process)
+        rest = {name: todo[name] for name in todo if name not in rows.ended()}
+        if not rest:
+            self.print_new()
+            return {}
+        fault, took = next(iter(rest)), time.time() - begun
+        why = f"killed after {took:.0f} s" if late else f"its process ended with {process.returncode}"
+        cut = [line for line in rows.of(fault).values() if line["state"] == "begun"]
+        for line in cut:
+            rows.note(fault, line["row"], "failed", error=f"{line['error']}; {why}" if "error" in line else why)
+        self.print_new()
+        left = rest[fault] - took
+        if cut and not late and left > _LEAST:
+            return rest | {fault: left}
+        rows.note(fault, state="failed", error=why)
+        del rest[fault]
+        return rest
+
+    def print_new(self) -> None:
+        """Print the rows that have ended since the last time, without the tests that passed."""
+        lines = self.call.rows.lines()
+        for line in lines[self.printed :]:
+            if line["row"] and line["state"] != "begun" and line.get("outcome") not in ("passed", "skipped"):
+                rate = f"{line['images/s']:,.0f} images/s" if "images/s" in line else line["state"]
+                print(f"{line['phase']:<9} {line['row']:<28} {rate} {line.get('error', '')[:90]}".rstrip(), flush=True)
+        self.printed = len(lines)
+
+
+def end_group(process: subprocess.Popen[bytes]) -> None:
+    """End a process and all that it has started."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def unmet_requirements(requirements: Iterable[str]) -> list[str]:
+    """Return the requirements that this environment does not meet, and what it has instead."""
+    from packaging.requirements import Requirement  # only the supervisor needs it
+
+    found = []
+    for one in map(Requirement, requirements):
+        there = next((found.version for found in distributions(name=one.name)), "")
+        if not there or not one.specifier.contains(there, prereleases=True):
+            found.append(f"{one}, {there or 'missing'} here")
+    return found
+
+
+# The table.
+
+# by phases: columns, each the name of a figure and its format
+_WORK = "batch:d images/s:,.0f ms:.2f least:.2f most:.2f TFLOP/s:.3g of_peak:.0% GiB:.1f"
+TABLES = {
+    ("machine",): "TFLOP/s:.4g of_peak:.0% GB/s:,.4g",
+    ("eager", "compiled", "rest"): f"{_WORK} CPU_ms:.1f queued_ms:.1f H100_roofline:,d over_eager:.2f waits:d where:",
+    ("peers",): f"{_WORK} ours_over_it:.2f expected:",
+    ("loading", "runs"): "images/s:,.0f seconds:.1f waiting:.0%",
+    ("profile",): "kernel_ms:.2f",
+}
+
+
+def markdown(rows: Rows) -> str:
+    """Return the page with the tables of all rows."""
+    last = {(line["phase"], line["row"]): line for line in rows.lines()}
+    facts = [f"{name}: {value}" for name, value in rows.of("machine").get("versions", {}).get("about", {}).items()]
+    outcomes = Counter(line["outcome"] for line in rows.of("tests").values())
+    facts += [f"tests {outcome}: {count}" for outcome, count in outcomes.items()]
+    parts = [bullets(facts)]
+    for phases, columns in TABLES.items():
+        forms = dict(column.split(":") for column in columns.split())
+        cells = [["row", "phase", *(name.replace("_", " ") for name in forms)], ["---"] * (2 + len(forms))]
+        for (phase, row), line in last.items():
+            if row and phase in phases and line["state"] == "done" and forms.keys() & line.keys():
+                figures = ((line.get(name), form) for name, form in forms.items())
+                cells.append([row, phase, *("" if value is None else format(value, form) for value, form in figures)])
+        parts.append("\n".join(f"| {' | '.join(line)} |" for line in cells) if len(cells) > 2 else "")
+    for state in ("failed", "not reached"):
+        parts.append(
+            bullets(
+                f"{state}: {phase} {row} {line.get('error', '')}".rstrip()
+                for (phase, row), line in last.items()
+                if line["state"] == state
+            )
+        )
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def bullets(items: Iterable[str]) -> str:
+    return "\n".join(f"- {item}" for item in items)
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--out", type=Path, default=Path("gpu"), help="folder of the results, without earlier ones")
+    made.add_argument("--minutes", type=float, default=7.6, help="minutes in all")
+    made.add_argument("--phases", nargs="+", choices=WANTED, default=WANTED)
+    made.add_argument("--tasks", nargs="+", help="tasks of the steps; default: mae, droppos and then all others")
+    made.add_argument("--sizes", nargs="+", choices=SIZES, default=["S", "B"], help="sizes of the encoder")
+    made.add_argument("--batch", type=int, default=256, help="images per step")
+    made.add_argument("--select", default="", metavar="EXPRESSION", help="GPU tests by name, as pytest's -k")
+    made.add_argument("--tiny", action="store_true", help="everything in miniature on the CPU, to test the script")
+    made.add_argument("--count_gflop", action="store_true", help="count GFLOP per image anew, and write the file")
+    made.add_argument("--job", type=json.loads, help=argparse.SUPPRESS)  # of a process that does phases
+    return made
+
+
+def supervise(args: argparse.Namespace, work: Path) -> int:
+    """Measure everything, and write the table, also if this is stopped."""
+    sizes = args.sizes[:1] if args.tiny else args.sizes
+    chosen = args.tasks, sizes, args.batch, args.select, time.time() + 60 * args.minutes - _ENDING
+    call = Call(args.out.absolute(), work, args.tiny, *chosen)
+    if call.rows.path.exists():
+        raise PatchloomError(f"{args.out} has rows of an earlier call: give another --out")
+    if not call.tiny:
+        import torch  # the processes of the phases import it on their own
+
+        if not torch.cuda.is_available():
+            raise PatchloomError("there is no CUDA GPU here: use --tiny to try the script on a CPU")
+    call.out.mkdir(parents=True, exist_ok=True)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    for requirement in unmet_requirements(project["dependencies"]):
+        print(f"not met: {requirement}", flush=True)
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the processes and writes the table
     try:
-        return subprocess.run(words, capture_output=True, text=True).stdout.strip()
-    except OSError:
-        return ""
+        Supervisor(call).run(args.phases)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        page = markdown(call.rows)
+        (call.out / "table.md").write_text(page, "utf-8")
+        print(f"\n{page}", flush=True)
+    return int(any(line["state"] == "failed" for line in call.rows.lines()))
 
 
-def run(args: argparse.Namespace) -> None:
-    device = "cpu" if args.tiny else "cuda"
-    work, cifar = args.out.with_suffix(""), args.cifar or "shapes:20000"
-    book = Book(args.out)
-    budget = Budget(args.minutes * 60)
-    machine, made = identified(device, work / "logs")
-    now = datetime.now(UTC).isoformat(timespec="minutes")
-    book.begin({"machine": machine, "tiny": args.tiny, "device": device, "date": now, "commit": commit()})
-    rows = [row for row in plan(device, args.tiny, str(work), cifar) if row.section in args.only]
-    work_through(rows, book, budget, made, work / "logs")
-    entries = [book.entry(row) for row in rows]
-    done = sum(one.get("state") == "done" for one in entries)
-    print(f"{done} of {len(rows)} rows are done: {args.out} and {args.out.with_suffix('.md')}", end="")
-    print("" if done == len(rows) else "; the same command tries the others", flush=True)
+def main(words: list[str] | None = None) -> int:
+    args = parser().parse_args(words)
+    if args.count_gflop:
+        from gpu_steps import count_gflop  # imports torch
 
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--out", type=Path, default=Path("gpu.json"), help="file of results; finished rows are not repeated"
-    )
-    parser.add_argument("--minutes", type=float, default=25.0, help="minutes of this call, shared among the sections")
-    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="sections")
-    parser.add_argument("--cifar", help="folder with train/CLASS and test/CLASS")
-    parser.add_argument("--tiny", action="store_true", help="everything in miniature on the CPU, to test the script")
-    args = parser.parse_args()
-    args.out = args.out.absolute()
+        count_gflop()
+        return 0
+    if args.job:
+        fields = args.job["call"]
+        call = Call(**fields | {name: Path(fields[name]) for name in ("out", "work")})
+        do_phases(call, args.job["todo"])
+        return 0
     try:
-        run(args)
+        with tempfile.TemporaryDirectory(prefix="patchloom-gpu-", ignore_cleanup_errors=True) as work:
+            return supervise(args, Path(work))
     except PatchloomError as problem:
         print(f"gpu.py: {problem}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("gpu.py: stopped; the same command resumes", file=sys.stderr)
+        print("gpu.py: stopped", file=sys.stderr)
         return 130
-    return 0
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the running row is ended, too
     sys.exit(main())

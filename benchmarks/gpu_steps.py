@@ -1,121 +1,161 @@
-"""Measurements of `gpu.py` on single steps: peak rates of the machine, every task, and the peers."""
+"""Phases of `gpu.py` on single steps: the machine, every task, a peer, a profile; and the file of their GFLOP."""
 
 from __future__ import annotations
 
 import gc
+import json
 import platform
-import shutil
 import statistics
 import subprocess
 import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
-from peers import DEPTH, PEERS, Peer, installed, operations_of
+from gpu import ROOT, SIZES, Call
+from peers import DEPTH, Peer, installed, operations_of
 from step_time import settings_for
+from torch import profiler
+from torch._dynamo.utils import counters
 
-from patchloom.bench import flops_per_image
 from patchloom.data.augment import ColorPlan
 from patchloom.data.loader import Batch
-from patchloom.runs.settings import Settings
-from patchloom.system.hardware import cores, memory, peak_memory, processor, product, seconds_of, synchronize
-from patchloom.train import resolve
-from patchloom.train.estimate import Step
+from patchloom.runs.settings import ResolvedSettings
+from patchloom.system.files import write_whole
+from patchloom.system.hardware import (
+    choose_precision,
+    cores,
+    keep_freed_memory,
+    memory,
+    processor,
+    reset_peak,
+    seconds_of,
+)
+from patchloom.tasks import ready_tasks
+from patchloom.train import estimate
 
+FIRST = ("mae", "droppos")
+MODELS = {"S": "vit_small_patch16_224", "B": "vit_base_patch16_224", "L": "vit_large_patch16_224"}
+TINY: dict[str, Any] = {"model": {"name": "nano", "embed_dim": 32, "depth": 1, "num_heads": 2}}
+TINY |= {"img_size": 32, "patch_size": 8, "attention": "fused", "kernels": "torch", "threads": 1, "workers": 0}
+PEER = "hf mae (sdpa)"
+GFLOP = Path(__file__).with_name("gpu_gflop.json")
 # TFLOP/s of dense products by the makers' data sheets, in bfloat16 with sums in float32 (float16 where there is no
 # bfloat16); the first name that the GPU's contains
 DATA_SHEETS = {
     "H100 PCIe": 756, "H100 NVL": 835, "H100": 989, "H200 NVL": 835, "H200": 989, "A100": 312, "L40S": 362, "L4": 121,
     "A10": 125, "RTX 4090": 165, "T4": 65, "V100": 125,
 }  # fmt: skip
-_FULL = 0.92  # share of the memory that a batch may take
-_TIMED = 4.0  # seconds of timing
-_SYNC = "called a synchronizing CUDA operation"
-TINY = {"model": {"name": "nano", "embed_dim": 32, "depth": 1, "num_heads": 2}, "img_size": 32, "patch_size": 8}
-TINY |= {"attention": "fused", "kernels": "torch", "threads": 1, "workers": 0}  # so that kernels are not measured first
+# Images per second on an H100 by a roofline, eager and with compiled blocks: matrix products at 400 and 450 TFLOP/s for
+# the widths 384 and 512, 500 for 768 and 560 for 1024, all else at 2.6 TB/s, with 238 d bytes per token and block that
+# an eager block moves beside its products, and 174 d that a compiled one moves; batch 256, bfloat16. Estimated.
+ROOFLINE = {
+    "S mae": (5_400, 6_400),
+    "S droppos": (10_100, 12_000),
+    "B mae": (4_100, 4_700),
+    "B droppos": (4_300, 4_900),
+    "L mae": (2_300, 2_600),
+    "L droppos": (1_500, 1_700),
+}
+AHEAD = "1.05 to 1.10"  # our eager MAE over Hugging Face's, which computes all outputs of its last decoder block
+PACKAGES = ("torch", "torchvision", "timm", "transformers", "triton", "numpy", "pillow", "lightning-fabric", "pytest")
+_SECONDS = 1.3  # of timing a step
+_FEWEST, _MOST = 5, 40  # timed steps
+_QUEUED = 8  # steps without a wait between them
+_ROUNDS = 12  # of peers, in turns
 
-Result = dict[str, Any]
 
-
-def identity(device: str, seconds: float) -> Result:
-    """Return the machine; figures of two machines must not be in one file."""
-    named = torch.cuda.get_device_name() if device == "cuda" else processor("model name") or platform.machine()
-    found = {"name": named, "torch": torch.__version__, "cuda": torch.version.cuda if device == "cuda" else None}
-    found |= {"python": platform.python_version(), "cores": cores(), "memory": round(memory(device)[1], 1)}
-    if device == "cuda" and shutil.which("nvidia-smi"):
-        words = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        found["driver"] = subprocess.run(words, capture_output=True, text=True).stdout.split("\n")[0].strip()
-    return found
+# The machine.
 
 
 def data_sheet(name: str) -> float | None:
-    """Return the operations per second in a GPU's data sheet; None if we do not know it."""
+    """Return the TFLOP/s in a GPU's data sheet; None if we do not know it."""
     words = f" {name.replace('-', ' ')} "
     if "Laptop" in words:  # slower parts under the same numbers
         return None
-    return next((1e12 * rate for known, rate in DATA_SHEETS.items() if f" {known} " in words), None)
+    return next((rate for known, rate in DATA_SHEETS.items() if f" {known} " in words), None)
 
 
-def machine(device: str, tiny: bool, known: Result, seconds: float) -> Result:
-    """Measure the rates of large products, and of a copy in the device's memory."""
-    size = 256 if tiny else 8192
-    dtypes = ("float32", "bfloat16", "float16")[: 2 if device == "cpu" else 3]
-    times = seconds_of({dtype: product(device, dtype, size) for dtype in dtypes}, device, 10)
-    block = torch.empty(2**20 if tiny else 2**30, dtype=torch.uint8, device=device).random_()
-    copying = seconds_of({"": block.clone}, device, 10)[""]
-    return {
-        "products": {dtype: 2 * size**3 / statistics.median(values) for dtype, values in times.items()},
-        "data sheet": data_sheet(torch.cuda.get_device_name()) if device == "cuda" else None,
-        "copy": 2 * len(block) / statistics.median(copying),
-        "precision": precision_of(device),
-    }
+def share_of_peak(tflops: float, device: str) -> float | None:
+    """Return the fraction of the data sheet's rate; None if it is unknown."""
+    sheet = data_sheet(torch.cuda.get_device_name()) if device == "cuda" else None
+    return sheet and tflops / sheet
 
 
-@contextmanager
-def waits(device: str) -> Iterator[Counter[str]]:
-    """Count the points at which the CPU waits for the GPU inside this block, by line of code."""
-    places: Counter[str] = Counter()
-    if device != "cuda":
-        yield places
-        return
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
-            yield places
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-            count_waits(caught, places)
+def describe_machine(device: str) -> dict[str, Any]:
+    """Return the machine, the versions of what runs on it, and the commit of the code if git knows it."""
+    found: dict[str, Any] = {"device": processor("model name") or platform.machine(), "cores": cores()}
+    if device == "cuda":
+        found |= {"device": torch.cuda.get_device_name(), "CUDA": torch.version.cuda}
+    found |= {"GiB": round(memory(device)[1], 1), "python": platform.python_version()}
+    for name in PACKAGES:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    with suppress(OSError):
+        words = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
+        found["commit"] = subprocess.run(words, capture_output=True, text=True).stdout.strip()
+    return found
 
 
-def count_waits(caught: list[warnings.WarningMessage], places: Counter[str]) -> None:
-    """Count torch's warnings of synchronisation in ``places``."""
-    for one in caught:
-        if _SYNC in str(one.message):
-            path = Path(one.filename)
-            places[f"{path.parent.name}/{path.name}:{one.lineno}"] += 1
+def machine(call: Call) -> None:
+    """Measure the rates of large products and of those of a block, and of copies."""
+    device = call.device
+    with call.row("versions") as figures:
+        trial = {"trial": "in miniature on a CPU: the figures have no meaning"} if call.tiny else {}
+        figures["about"] = trial | describe_machine(device)
+    # a large one, then encoder and decoder of MAE at S and B: tokens of 256 images, width, and width of the MLP
+    blocks = (12800, 384, 1536), (50432, 512, 2048), (12800, 768, 3072), (50432, 768, 3072)
+    for sides in ((8192, 8192, 8192), *blocks):
+        with call.row(f"product {' x '.join(map(str, sides))}, bfloat16") as figures:
+            m, k, n = (64, 64, 64) if call.tiny else sides
+            one, two = (torch.randn(*size, device=device, dtype=torch.bfloat16) for size in ((m, k), (k, n)))
+            times = seconds_of({"": lambda one=one, two=two: [one @ two for _ in range(20)]}, device)[""]
+            tflops = 20 * 2e-12 * m * k * n / statistics.median(times)
+            figures |= {"TFLOP/s": tflops, "of_peak": share_of_peak(tflops, device)}
+    there = torch.empty(2**20 if call.tiny else 2**30, dtype=torch.uint8, device=device).random_()
+    pinned = torch.empty(len(there) // 4, dtype=torch.uint8, pin_memory=not call.tiny)
+    copies = {"copy within the memory, read and write": (there.clone, 2 * len(there))}
+    copies["copy from pinned memory"] = lambda: there[: len(pinned)].copy_(pinned, non_blocking=True), len(pinned)
+    for name, (copy, size) in copies.items():
+        with call.row(name) as figures:
+            figures["GB/s"] = size / statistics.median(seconds_of({"": copy}, device)[""]) / 1e9
 
 
-def forget() -> None:
-    """Free the memory that is left after a step ran out of memory."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+# Steps of every task.
 
 
-def repeated(batch: Batch, times: int, device: str) -> Batch:
-    """Return a batch, repeated, on the device: reading and copying are measured separately."""
+def settings_of(call: Call, task: str, size: str) -> ResolvedSettings:
+    """Return the settings of a task at the sizes of this benchmark."""
+    precision = choose_precision(call.device)[0]
+    if call.tiny:
+        return settings_for(task, call.device, 4, precision, **TINY)
+    return settings_for(task, call.device, call.batch, precision, model=MODELS[size], workers=8, threads=8)
+
+
+def build_step(settings: ResolvedSettings, compiled: bool = False) -> estimate.Step:
+    """Make a step whose images are on the device already: reading and copying are measured separately."""
+    keep_freed_memory()  # as training does
+    few = min(settings.batch_size, 32)  # drawing more takes seconds
+    step = estimate.Step(settings, compiled, batch=few)
+    step.batch = repeat_batch(step.batch, max(1, settings.batch_size // few), settings.device)
+    return step
+
+
+def repeat_batch(batch: Batch, times: int, device: str) -> Batch:
+    """Return a batch, repeated, on the device."""
     views = tuple(torch.cat([view.to(device)] * times) for view in batch.views)
-    colors = batch.colors and tuple(again(plan, times, len(batch.indices)) for plan in batch.colors)
+    colors = batch.colors and tuple(repeat_plan(plan, times, len(batch.indices)) for plan in batch.colors)
     return batch._replace(views=views, colors=colors, indices=torch.cat([batch.indices] * times))
 
 
-def again(plan: ColorPlan, times: int, images: int) -> ColorPlan:
+def repeat_plan(plan: ColorPlan, times: int, images: int) -> ColorPlan:
     """Return the colour changes of a batch, repeated as its images are."""
     counts = [count for _, count in plan.changes]
     rows = [torch.cat([part + i * images for i in range(times)]) for part in plan.rows.split(counts)]
@@ -124,178 +164,181 @@ def again(plan: ColorPlan, times: int, images: int) -> ColorPlan:
     return ColorPlan(torch.cat([plan.rows[:0], *rows]), torch.cat([plan.factors[:0], *factors]), changes)
 
 
-def largest(step: Step, most: int, device: str) -> tuple[int, Result]:
-    """Double the images of a step until the memory is full, or the next doubling would not fit.
+@contextmanager
+def waits(device: str) -> Iterator[Counter[str]]:
+    """Count the points at which the CPU waits for the GPU inside this block, by line of code."""
+    places: Counter[str] = Counter()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if device == "cuda":
+            torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield places
+        finally:
+            if device == "cuda":
+                torch.cuda.set_sync_debug_mode("default")
+    for one in caught:
+        if "called a synchronizing CUDA operation" in str(one.message):
+            path = Path(one.filename)
+            places[f"{path.parent.name}/{path.name}:{one.lineno}"] += 1
+
+
+def seconds_for(work: Callable[[], Any]) -> float:
+    begun = time.perf_counter()
+    work()
+    return time.perf_counter() - begun
+
+
+def measure(call: Call, size: str, task: str, compiled: bool) -> dict[str, Any]:
+    """Time a step with its images on the device.
 
     Returns:
-        The largest batch that fits, which the step keeps; and seconds and GiB of each batch that was tried.
+        Milliseconds of a step; those in which the CPU has asked for it; those of steps that are queued without waiting
+        for each other, which are the least that a loop without waits could take; peak memory; waits by line.
     """
-    first, (_, there) = step.batch, memory(device)
-    images, tried, fits = len(first.indices), {}, 0
-    while images <= most:
-        try:
-            step.batch = repeated(first, images // len(first.indices), device)
-            step.optimizer.zero_grad(set_to_none=True)
-            step()
-            needed = peak_memory(step, device) or 0.0
-            start = time.perf_counter()
-            step()
-            synchronize(device)
-        except torch.OutOfMemoryError:
-            tried[images] = {"state": "out of memory"}
-        if images in tried:  # here, since the exception held the step's tensors
-            break
-        tried[images] = {"seconds": time.perf_counter() - start, "memory": needed}
-        fits, before = images, tried.get(images // 2, {"memory": needed})["memory"]
-        if 2 * needed - (2 * before - needed if before < needed else 0) > _FULL * there:
-            break
-        images *= 2
-    if not fits:
-        raise torch.OutOfMemoryError(f"not even {images} images fit into the {there:.1f} GiB of the device")
-    step.batch = None
-    forget()
-    step.batch = repeated(first, fits // len(first.indices), device)
-    return fits, tried
-
-
-def timed(ways: dict[str, Callable[[], Any]], device: str, tiny: bool, seconds: float = _TIMED) -> dict[str, list]:
-    """Time several functions in turns, in as many rounds as fit into some seconds (3 to 20)."""
-    if tiny:
-        return seconds_of(ways, device, 1)
-    start = time.perf_counter()
-    for way in ways.values():
-        way()
-    synchronize(device)
-    return seconds_of(ways, device, max(3, min(20, round(seconds / (time.perf_counter() - start)))))
-
-
-def rates(seconds: list[float], batch: int, flops: float, precision: str, known: Result) -> Result:
-    """Return the rates that follow from a step's times."""
-    median, figures = statistics.median(seconds), known.get("machine", {}).get("figures", {})
-    done = batch * flops / median
-    peak, sheet = figures.get("products", {}).get(precision), figures.get("data sheet")
-    return {
-        "batch": batch,
-        "seconds": median,
-        "range": [min(seconds), max(seconds)],
-        "images/s": batch / median,
-        "operations an image": flops,
-        "operations a second": done,
-        "of products": peak and done / peak,
-        "of data sheet": sheet and precision != "float32" and done / sheet,
-        "precision": precision,
-    }
-
-
-def precision_of(device: str) -> str:
-    """Return the precision of `auto` on a GPU, and bfloat16 on a CPU, where only the script is tested."""
-    return resolve.default_precision(device)[0] if device == "cuda" else "bfloat16"
-
-
-def sized(task: str, device: str, batch: int, precision: str, model: str, tiny: bool) -> Settings:
-    """Return the settings of a task at the sizes of this benchmark."""
-    return settings_for(task, device, batch, precision, **(TINY if tiny else {"model": model}))
-
-
-def step(
-    device: str, tiny: bool, known: Result, seconds: float, model: str, task: str, compiled: bool, eager: str = ""
-) -> Result:
-    """Measure one task's step, with the largest batch that fits.
-
-    With compiled blocks it takes the batch of the row ``eager``: every other batch would have to be compiled, too.
-    """
-    precision, there = precision_of(device), known.get("steps", {}).get(eager)
-    if compiled and not there:
-        raise RuntimeError(f"the row {eager}, whose batch this row uses, has no result yet")
-    settings = sized(task, device, 2 if tiny else 32, precision, model, tiny)
-    one, tried = Step(settings, compiled), {}
-    start = time.perf_counter()
-    if there:
-        batch = as_large(one, there["batch"], device)
-    else:
-        batch, tried = largest(one, 4 if tiny else 4096, device)
-    before = time.perf_counter() - start
-    needed = peak_memory(one, device)
-    found = timed({"": one}, device, tiny)[""]
+    device, settings = call.device, settings_of(call, task, size)
+    counters.clear()
+    begun = time.perf_counter()
+    step = build_step(settings, compiled)
+    building = time.perf_counter() - begun
+    reset_peak(device)
+    warming = seconds_for(step) + seconds_for(step)  # which compiles
+    times: list[float] = []
+    fewest = 2 if call.tiny else _FEWEST
+    while len(times) < fewest or (sum(times) < _SECONDS and len(times) < _MOST and not call.tiny):
+        times.append(seconds_for(step))
     with waits(device) as places:
-        one()
-    flops = there["operations an image"] if there else flops_per_image(settings)
-    result = rates(found, batch, flops, precision, known) | {"memory": needed, "tried": tried, "where": places}
-    result |= {"waits": sum(places.values()) if device == "cuda" else None, "attention": settings.attention}
-    gain = {"over eager": result["images/s"] / there["images/s"]} if there else {}
-    return result | gain | {"compiled": compiled, "seconds before": before}
+        step()
+    synchronize, queued = estimate.synchronize, 2 if call.tiny else _QUEUED
+    with patch.object(estimate, "synchronize", lambda device: None):
+        asked = seconds_for(step)
+        synchronize(device)
+        ahead = seconds_for(lambda: ([step() for _ in range(queued)], synchronize(device))) / queued
+    name = f"{size} {task}"
+    found = rates(call, name, times, len(step.batch.indices)) | {"GiB": peak(device)}
+    found |= {"CPU_ms": 1e3 * asked, "queued_ms": 1e3 * ahead, "seconds before": building + warming}
+    found |= {"waits": sum(places.values())} | ({"where": dict(places.most_common(4))} if places else {})
+    if name in ROOFLINE:
+        found["H100_roofline"] = ROOFLINE[name][compiled]
+    if compiled:
+        found["graphs"] = counters["stats"]["unique_graphs"]
+        if eager := call.rows.of("eager").get(name, {}).get("images/s"):
+            found["over_eager"] = found["images/s"] / eager
+    return found
 
 
-def as_large(one: Step, batch: int, device: str) -> int:
-    """Do a step, halving the images as long as they do not fit, and return their number."""
-    first, done = one.batch, False
-    while True:
-        try:
-            one.batch = repeated(first, max(1, batch // len(first.indices)), device)
-            one()
-            done = True
-        except torch.OutOfMemoryError:
-            if batch <= len(first.indices):
-                raise
-        if done:  # here, since the exception held the step's tensors
-            return len(one.batch.indices)
-        one.batch = None
-        one.optimizer.zero_grad(set_to_none=True)
-        forget()
-        batch //= 2
+def peak(device: str) -> float | None:
+    """Return the most GiB that were in use since `reset_peak`; None on a CPU."""
+    return torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else None
 
 
-def peers(device: str, tiny: bool, known: Result, seconds: float, model: str) -> Result:
-    """Measure MAE of Hugging Face, of lightly, and ours, in turns, with a batch that fits all of them together."""
-    batch = 1 if tiny else 256
-    while True:
-        found = None
-        try:
-            found = _side_by_side(device, tiny, known, model, batch)
-        except torch.OutOfMemoryError:
-            if batch <= 8:
-                raise
-        if found is not None:
-            return found
-        forget()
-        batch //= 2
+def rates(call: Call, name: str, times: list[float], batch: int) -> dict[str, Any]:
+    """Return the figures that follow from the seconds of a step, and from the GFLOP of the file."""
+    median = statistics.median(times)
+    found = {"batch": batch, "images/s": batch / median, "ms": 1e3 * median}
+    found |= {"least": 1e3 * min(times), "most": 1e3 * max(times)}
+    if (gflop := read_gflop().get(name)) and not call.tiny:  # the file has no sizes of a trial
+        tflops = batch * gflop / median / 1e3
+        found |= {"GFLOP": gflop, "TFLOP/s": tflops, "of_peak": share_of_peak(tflops, call.device)}
+    return found
 
 
-def _side_by_side(device: str, tiny: bool, known: Result, model: str, batch: int) -> Result:
-    # on a CPU without bfloat16 instructions a step takes seconds
-    precision, depth = ("float32", 1) if tiny else (precision_of(device), DEPTH)
-    task, sizes = {"name": "mae", "decoder_depth": depth}, {"attention": "fused"} if tiny else {}
-    ours = settings_for(task, device, batch, precision, model=model, **sizes)
-    ways: dict[str, Any] = {}
-    memories: dict[str, float | None] = {}
+def steps(call: Call) -> None:
+    """Measure steps: eager ones, compiled ones of the first two tasks, or the rest of those.
 
-    def begin(name: str, make: Callable[[], Any]) -> None:
-        """Make a step and do it twice, to measure its memory as the increase."""
-        before = torch.cuda.memory_allocated() / 2**30 if device == "cuda" else 0.0
-
-        def work() -> None:
-            ways[name] = make()
-            ways[name]()
-            ways[name]()
-
-        peak = peak_memory(work, device)
-        memories[name] = peak and peak - before
-
-    begin("patchloom mae", lambda: _ours(ours, batch, device))
-    for kind in PEERS:
-        if installed(kind):
-            begin(kind, lambda kind=kind: Peer(kind, precision, device, batch, model, depth))
-    times = timed(ways, device, tiny, 2 * _TIMED)
-    rows = {}
-    for name, values in times.items():
-        flops = flops_per_image(ours) if name == "patchloom mae" else operations_of(name, model, depth)
-        form = ours.attention if name == "patchloom mae" else PEERS[name][1]
-        rows[name] = rates(values, batch, flops, precision, known) | {"memory": memories[name], "attention": form}
-    return {"rows": rows, "absent": [f"{kind}: {PEERS[kind][0]}" for kind in PEERS if not installed(kind)]}
+    The first two tasks come first at all sizes. A compiled step takes up to a minute before it can be timed.
+    """
+    compiled, before = call.phase != "eager", call.rows.of("compiled")
+    tasks = call.tasks or (*FIRST, *(name for name in ready_tasks() if name not in FIRST))
+    todo = [(size, task) for task in tasks[:2] for size in call.sizes]
+    if call.phase != "compiled":
+        todo += [(size, task) for size in call.sizes for task in tasks[2:]]
+    rows = {f"{size} {task}": (size, task) for size, task in todo}
+    if call.phase == "rest":
+        rows = {name: row for name, row in rows.items() if before.get(name, {}).get("state") not in ("done", "failed")}
+    for name in call.open_rows(rows, 25 if compiled else 6):
+        with call.row(name) as figures:
+            figures |= measure(call, *rows[name], compiled)
+        gc.collect()  # modules are in reference cycles
+        if call.device == "cuda":
+            torch.cuda.empty_cache()
+        if compiled:
+            torch._dynamo.reset()
 
 
-def _ours(settings: Settings, batch: int, device: str) -> Step:
-    few = min(batch, 32)
-    one = Step(settings, batch=few)
-    one.batch = repeated(one.batch, batch // few, device)
-    return one
+# A peer, and a profile.
+
+
+def peers(call: Call) -> None:
+    """Time Hugging Face's MAE and ours in turns, with the same images per step and the same decoder."""
+    for size in call.open_rows(call.sizes, 15):
+        ours = settings_of(call, "mae", size)
+        device, batch = ours.device, ours.batch_size
+        sizes = ("nano", 1) if call.tiny else (MODELS[size], DEPTH)
+        makes = {"mae": partial(build_step, ours)}
+        if installed(PEER):
+            makes[PEER] = partial(Peer, PEER, ours.precision, device, batch, *sizes)
+        ways: dict[str, Callable[[], None]] = {}
+        times: dict[str, list[float]] = {}
+        needed: dict[str, float | None] = {}
+        with call.row(size):
+            for name, make in makes.items():
+                reset_peak(device)
+                before = peak(device)
+                ways[name] = make()
+                seconds_of({"": ways[name]}, device, 1)  # two steps
+                needed[name] = peak(device) and peak(device) - before
+            times = seconds_of(ways, device, 1 if call.tiny else _ROUNDS)
+        for name, values in times.items():
+            found = rates(call, f"{size} {name}", values, batch) | {"GiB": needed[name]}
+            found["ours_over_it"] = statistics.median(values) / statistics.median(times["mae"])
+            call.rows.note(call.phase, f"{size} {name}", **found | ({"expected": AHEAD} if name == PEER else {}))
+        ways.clear()
+        gc.collect()
+
+
+def profile(call: Call) -> None:
+    """Write the kernels of three steps of the first two tasks, and note their time."""
+    kinds = [profiler.ProfilerActivity.CPU, *([profiler.ProfilerActivity.CUDA] if call.device == "cuda" else [])]
+    size = call.sizes[0]
+    rows = {f"{size} {task}": task for task in (call.tasks or FIRST)[: 1 if call.tiny else 2]}
+    for name in call.open_rows(rows, 7):
+        with call.row(name) as figures:
+            step = build_step(settings_of(call, rows[name], size))
+            step(), step()
+            with profiler.profile(activities=kinds) as found:
+                for _ in range(3):
+                    step()
+            kernels = found.key_averages()
+            on_gpu = (one for one in kernels if one.device_type.name == "CUDA" and not one.is_user_annotation)
+            figures["kernel_ms"] = sum(one.self_device_time_total for one in on_gpu) / 3e3
+            by = "self_cuda_time_total" if call.device == "cuda" else "self_cpu_time_total"
+            text = kernels.table(sort_by=by, row_limit=28, max_name_column_width=70)
+            with open(call.out / "profile.txt", "a", encoding="utf-8") as file:
+                file.write(f"{name}, batch {len(step.batch.indices)}, 3 steps\n{text}\n")
+
+
+# Operations per image, which take minutes to count on a CPU and are the same for each GPU.
+
+
+def read_gflop() -> dict[str, float]:
+    """Return the GFLOP per image of matrix products, forward and backward, by size and task or peer."""
+    return json.loads(GFLOP.read_text("utf-8"))
+
+
+def gflop_of(size: str, task: str) -> float:
+    """Count the GFLOP per image of a task's step, on fake tensors."""
+    sizes = {"attention": "explicit", "kernels": "torch", "workers": 0, "threads": 1}
+    sketch = estimate.sketch(settings_for(task, "cpu", 2, "float32", model=MODELS[size], **sizes), 2)
+    assert sketch.flops is not None  # every task here runs on fake tensors
+    return sketch.flops / 2e9
+
+
+def count_gflop() -> None:
+    """Write the file anew."""
+    found = {f"{size} {task}": gflop_of(size, task) for size in SIZES for task in ready_tasks()}
+    if installed(PEER):
+        found |= {f"{size} {PEER}": operations_of(PEER, MODELS[size]) / 1e9 for size in SIZES}
+    lines = ",\n".join(f" {json.dumps(name)}: {value:.3f}" for name, value in found.items())
+    write_whole(GFLOP, f"{{\n{lines}\n}}\n")
+    print(f"{len(found)} rows in {GFLOP}")

@@ -1,10 +1,15 @@
-"""Training steps of other libraries' models: Hugging Face's and lightly's MAE, and a plain ViT classifier."""
+"""Training steps of others' models: Hugging Face's and lightly's MAE, DropPos' own program, a plain ViT classifier."""
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
+from importlib import import_module
 from importlib.util import find_spec
+from types import ModuleType
 
+import numpy as np
 import timm
 import torch
 from torch import Tensor, nn
@@ -12,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from patchloom.nets.build import PRESETS
 from patchloom.nets.performance import fuse_attention
+from patchloom.patches.positions import smoothed_positions
 
 # by name: its package, and the form of its attention
 PEERS = {
@@ -19,6 +25,9 @@ PEERS = {
     "hf mae (eager)": ("transformers", "explicit softmax"),
     "lightly mae": ("lightly", "timm's, fused"),
 }
+# the authors' DropPos: its models, with the optimiser of its program or a fused one
+DROPPOS = ("authors' droppos", "authors' droppos, fused AdamW")
+PROGRAM = "DROPPOS_PROGRAM"  # environment variable with the folder of a checkout of Haochen-Wang409/DropPos
 SIDE, PATCHES = 224, 196
 SMALL, DEPTH = "vit_small_patch16_224", 8
 
@@ -34,7 +43,7 @@ class Peer:
     """Step of another library's model on random images of 224 px: forward, backward, fused AdamW.
 
     Args:
-        kind: name in `PEERS`, or "plain vit".
+        kind: name in `PEERS` or `DROPPOS`, or "plain vit".
         dtype: type of the products: float32, bfloat16 or float16 (timed without scaling of the loss).
         device: device of the step.
         batch: images per step.
@@ -46,14 +55,15 @@ class Peer:
         torch.manual_seed(0)
         self.dtype, self.device = dtype, device
         images = torch.randn(batch, 3, SIDE, SIDE, device=device)
-        make = {"plain vit": plain_vit, "lightly mae": lightly_mae}.get(kind, hugging_face)
+        own = {"plain vit": plain_vit, "lightly mae": lightly_mae, **dict.fromkeys(DROPPOS, authors_droppos)}
+        make = own.get(kind, hugging_face)
         name, sizes = PRESETS.get(model, (model, {}))
         self.net, self.loss = make(images, kind, timm.create_model(name, num_classes=0, **sizes), depth)
         if kind == "plain vit":
             fuse_attention(self.net, fused=not (device == "cpu" and dtype == "bfloat16"))
         self.net.to(device).train()
         weights = [weight for weight in self.net.parameters() if weight.requires_grad]
-        self.optimizer = torch.optim.AdamW(weights, lr=1e-5, fused=True)
+        self.optimizer = torch.optim.AdamW(weights, lr=1e-5, fused=None if kind == DROPPOS[0] else True)
 
     def __call__(self) -> None:
         with torch.autocast(self.device, getattr(torch, self.dtype), enabled=self.dtype != "float32"):
@@ -104,6 +114,19 @@ def lightly_mae(images: Tensor, kind: str, vit: nn.Module, depth: int) -> Parts:
         return nn.functional.mse_loss(answers, target)
 
     return net, loss
+
+
+def authors_droppos(images: Tensor, kind: str, vit: nn.Module, depth: int) -> Parts:
+    """Make the model of DropPos' program as its scripts do: guided, 3/4 masked, 3/4 without position, σ 1."""
+    sys.path.insert(0, os.environ[PROGRAM])
+    sys.modules.setdefault("einops", ModuleType("einops")).__dict__.setdefault("rearrange", None)  # it does not use it
+    np.float = float  # type: ignore[attr-defined]  # it was written for NumPy below 1.20, and timm below 0.4
+    program = import_module("models_DropPos_mae")
+    program.Block = lambda *sizes, qk_scale=None, **more: timm.models.vision_transformer.Block(*sizes, **more)
+    size = {384: "small", 768: "base", 1024: "large"}[vit.embed_dim]
+    net = getattr(program, f"DropPos_mae_vit_{size}_patch16_dec512d2b")(attn_guide=True)
+    labels = smoothed_positions((SIDE // 16, SIDE // 16), 1.0)
+    return net, lambda: net(images, 0.75, 0.75, labels)[1]
 
 
 def operations_of(kind: str, model: str = SMALL, depth: int = DEPTH) -> float:

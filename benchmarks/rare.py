@@ -37,11 +37,11 @@ from patchloom.dense.rare import rare_classes
 from patchloom.dense.recipes import SEGMENT
 from patchloom.dense.segment import SegmentTraining, confusion_per_image
 from patchloom.dense.segmenter import Segmenter
-from patchloom.display import TimeLeft
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.finetune import at_size
+from patchloom.pace import Pace
 from patchloom.runs.encoder import load_encoder
 
 SEEDS = (0, 1, 2)
@@ -153,7 +153,7 @@ def measured(name: str, arm: str, start: bool, seed: int, source: Path, out: Pat
     head = {"head": "upernet", "head_width": recipe.head_width, "auxiliary": recipe.auxiliary > 0}
     model = Segmenter(at_size(vit, card, (SIDE, SIDE)), len(data.train.classes), **head)
     training = SegmentTraining(model, data.train, None, recipe, card, settings, half=False, kernels="torch")
-    model = training.run(f"{name}, {arm}, seed {seed}", TimeLeft(recipe.steps)).model
+    model = training.run(f"{name}, {arm}, seed {seed}", Pace(recipe.steps)).model
     each, _ = confusion_per_image(model, data.test, card, settings, recipe.resized, half=False)
     ious = zip(data.train.classes, class_ious(each.sum(0)).tolist(), strict=True)
     found = {"mIoU": mean_iou(each.sum(0)).item()} | {called: iou for called, iou in ious if iou == iou}

@@ -119,7 +119,10 @@ def pace(data: Path) -> None:
     stats = statistics_of_recordings(source, sound, sample=256)
     assert stats.sound is not None
     heard = source.heard_as(stats.sound)
-    cached = cache_images(heard, "whole", 0)
+    cached = cache_images(heard, "whole")
+    for i in range(len(cached)):  # stores them
+        cached.read(i)
+    cached.close()
     waves = next(plain_batches(heard, sound.size, 256, channels=1)).views[0]
     raw = torch.randint(-(2**12), 2**12, (256, 1, 1, sound.samples), dtype=torch.int16)
     ways = {

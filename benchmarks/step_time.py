@@ -10,6 +10,8 @@
     python benchmarks/step_time.py memory          # with and without gradient checkpointing
     python benchmarks/step_time.py blocks --model vit_base_patch16_224 --batch 8   # parts of it are trained, anchor
     python benchmarks/step_time.py kernels         # every task on torch's kernels and on ours
+    python benchmarks/step_time.py versions --before /work/other    # every task, beside that of another checkout
+    python benchmarks/step_time.py droppos --program ../DropPos --dtype float32    # beside the authors' program
     python benchmarks/step_time.py peers --device cuda --batch 256
 
 ViT-S/16, 224 px, batch 32 unless a table says otherwise: 5 to 15 minutes per table on two cores. Each step is forward,
@@ -24,13 +26,18 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
 import statistics
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from functools import partial
 from operator import truediv
+from pathlib import Path
 
 import torch
-from peers import PEERS, Peer, operations_of
+from peers import DROPPOS, PEERS, PROGRAM, Peer, operations_of
 
 from patchloom.bench import flops_per_image
 from patchloom.data.stats import Stats
@@ -43,7 +50,7 @@ from patchloom.train.resolve import resolve
 STATS = Stats((0.5,) * 3, (0.25,) * 3, 224, 224, 1, [])
 IMAGES = 2**16  # of the training set; diet takes no more
 PRODUCTS = 5
-TABLES = ("peers", "tasks", "mp3", "growth", "memory", "blocks", "kernels")
+TABLES = ("peers", "droppos", "tasks", "versions", "mp3", "growth", "memory", "blocks", "kernels")
 BLOCKS = (None, 4, 2, 1)
 RATIOS = (0.0, 0.3, 0.5, 0.75, 0.9)
 
@@ -61,8 +68,10 @@ def rows(args: argparse.Namespace, dtype: str) -> dict[str, Settings | str]:
     if args.table == "peers":
         ours = {f"patchloom {name}": task(name, model=args.model) for name in ("mae", "droppos")}
         return {**{name: name for name in PEERS}, **ours}
-    if args.table == "tasks":
-        size = {"model": args.model, "img_size": args.img_size, "patch_size": args.patch_size}
+    if args.table == "droppos":
+        return {**{name: name for name in DROPPOS}, "patchloom droppos": task("droppos", model=args.model)}
+    size = {"model": args.model, "img_size": args.img_size, "patch_size": args.patch_size}
+    if args.table in ("tasks", "versions"):
         return {name: task(name, **size) for name in ("mae", *(name for name in ready_tasks() if name != "mae"))}
     if args.table == "mp3":
         mae = {f"mae, γ {ratio}": {"name": "mae", "mask_ratio": ratio} for ratio in RATIOS if ratio}
@@ -70,7 +79,8 @@ def rows(args: argparse.Namespace, dtype: str) -> dict[str, Settings | str]:
         steps = {name: task(options, model=args.model) for name, options in {**mae, **mp3}.items()}
         return {"plain vit": "plain vit", **steps}
     if args.table == "kernels":
-        return {f"{name}, {kind}": task(name, kernels=kind) for name in ready_tasks() for kind in ("torch", "native")}
+        kinds = "torch", "native"
+        return {f"{name}, {kind}": task(name, kernels=kind, **size) for name in ready_tasks() for kind in kinds}
     if args.table == "blocks":  # the values of the weights do not change the time, so none are read
         zeros = {"name": "droppos", "placeholder": "zeros"}
         named = {"mae": "mae", "simmim": "simmim", "droppos": "droppos", "droppos, zeros": zeros}
@@ -121,29 +131,100 @@ def count(row: Settings | str, model: str) -> float:
     return operations_of(row, model)
 
 
+class OtherProcess:
+    """The step of a task, and products, in a process of its own, with the patchloom of a checkout.
+
+    Args:
+        checkout: folder of the checkout; None: this one.
+        name: name of the task in the table.
+        args: arguments of this program, for the sizes.
+        dtype: type of the products.
+    """
+
+    def __init__(self, checkout: str | None, name: str, args: argparse.Namespace, dtype: str):
+        paths = [str(Path(checkout) / "src")] if checkout else []
+        path = os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")])
+        command = [sys.executable, __file__, "--timed", name, dtype, *sys.argv[1:]]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        self.process = subprocess.Popen(command, text=True, env=os.environ | {"PYTHONPATH": path}, **pipes)
+        self.operations = self()["operations"]
+
+    def __call__(self) -> dict[str, float]:
+        """Run a step and return its seconds, and those of a product."""
+        print(file=self.process.stdin, flush=True)
+        return json.loads(self.process.stdout.readline())
+
+
+def serve(name: str, args: argparse.Namespace, dtype: str) -> None:
+    """Run and time a step of a task for each line of the standard input, after some to warm up."""
+    row = rows(args, dtype)[name]
+    steps = {"step": Step(row), "product": product(args.device, dtype, 2048)}
+    seconds_of(steps, args.device, 1)
+    found: dict[str, float] = {"operations": count(row, args.model) * row.batch_size}
+    for _ in sys.stdin:
+        for key, way in steps.items():
+            start = time.perf_counter()
+            way()
+            found[key] = time.perf_counter() - start
+        print(json.dumps(found), flush=True)
+
+
+def versions(args: argparse.Namespace, dtype: str) -> None:
+    """Print the times of every task before and now, each version in a process of its own, in turns."""
+    for name in rows(args, dtype):
+        if args.only and not any(map(name.count, args.only)):
+            continue
+        both = {"before": OtherProcess(args.before, name, args, dtype), "now": OtherProcess(None, name, args, dtype)}
+        found = [{version: run() for version, run in both.items()} for _ in range(args.rounds)]
+        line: dict[str, object] = {"row": name, "dtype": dtype}
+        for version, run in both.items():
+            run.process.stdin.close()
+            run.process.wait()
+            seconds = [one[version]["step"] for one in found]
+            peak = 2 * 2048**3 / statistics.median(one[version]["product"] for one in found for version in one)
+            line |= {
+                f"{version}, s": round(statistics.median(seconds), 3),
+                f"{version}, range": [round(min(seconds), 3), round(max(seconds), 3)],
+                f"{version}, GFLOP/image": round(run.operations / args.batch / 1e9, 1),
+                f"{version}, of peak": round(run.operations / statistics.median(seconds) / peak, 3),
+            }
+        line["gain"] = round(statistics.median(one["before"]["step"] / one["now"]["step"] for one in found), 3)
+        print(json.dumps(line, ensure_ascii=False), flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("table", nargs="?", choices=TABLES, default="peers")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument(
-        "--model", default="vit_small_patch16_224", help="model of the tables peers, tasks, mp3 and blocks"
+        "--model", default="vit_small_patch16_224", help="model of the tables peers, tasks, mp3, blocks and kernels"
     )
-    parser.add_argument("--img_size", type=int, default=224, help="image size of the table tasks")
+    parser.add_argument("--img_size", type=int, default=224, help="image size of the tables tasks and kernels")
     parser.add_argument("--patch_size", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--dtype", nargs="*", default=["float32", "bfloat16"])
     parser.add_argument(
         "--no-memory", action="store_true", help="do not measure peak memory, which needs a process per row"
     )
-    parser.add_argument("--only", nargs="*", help="rows whose names contain one of these")
+    parser.add_argument("--only", nargs="*", help="rows whose names begin with one of these")
     parser.add_argument("--fresh", action="store_true", help="return freed memory to the system, as the peers do")
+    parser.add_argument("--before", help="folder of another checkout, for the table versions")
+    parser.add_argument("--program", help="folder of the authors' DropPos, for the table droppos")
+    parser.add_argument("--timed", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.program:
+        os.environ[PROGRAM] = args.program
     if not args.fresh:
         keep_freed_memory()
+    if args.timed:
+        return serve(args.timed[0], args, args.timed[1])
     for dtype in args.dtype:
+        if args.table == "versions":
+            versions(args, dtype)
+            continue
         table = {
-            name: row for name, row in rows(args, dtype).items() if not args.only or any(map(name.count, args.only))
+            name: row for name, row in rows(args, dtype).items() if not args.only or name.startswith(tuple(args.only))
         }
         steps = {name: step_of(row, args, dtype) for name, row in table.items()}
         size = 2048 if args.device == "cpu" else 8192

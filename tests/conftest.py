@@ -1,18 +1,17 @@
 import functools
 import gc
 import os
-import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import joblib
 import numpy as np
 import pytest
+from hypothesis import HealthCheck
 from PIL import Image
-
-from patchloom.system.files import cache_root
 
 # Tests run on all cores in parallel, so each process has one thread. Tests of threads set their number explicitly. This
 # must precede the import of torch, which reads it.
@@ -24,23 +23,33 @@ for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)
 
+# Hypothesis limits seconds by default, of examples and of draws, which a loaded machine exceeds.
+hypothesis.settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+hypothesis.settings.load_profile("any machine")
+
 _MAX_WORKERS = 4  # each needs 2 GB of memory and 10 seconds for imports
+
+
+def _files_by_name(config: pytest.Config) -> bool:
+    """Return whether all arguments are test files or single tests, not folders or the whole suite."""
+    return all(Path(str(argument).partition("::")[0]).suffix == ".py" for argument in config.args)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Return a worker per core for the suite and its folders, and none for files by name, which import less."""
-    asked = [Path(str(argument).partition("::")[0]) for argument in config.args]
-    if all(path.suffix == ".py" for path in asked):
-        return 0
     cores = joblib.cpu_count()
-    return min(cores, _MAX_WORKERS) if cores > 1 else 0
+    return min(cores, _MAX_WORKERS) if cores > 1 and not _files_by_name(config) else 0
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests marked ``gpu`` without a GPU; ``pytest -m gpu`` runs only them."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out slow tests of the suite and its folders unless ``-m`` decides, and skip tests of a GPU without one."""
     import torch  # not needed by the process that distributes tests
 
+    if not config.option.markexpr and not _files_by_name(config):
+        slow = [item for item in items if item.get_closest_marker("slow")]
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if not item.get_closest_marker("slow")]
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):
@@ -66,25 +75,19 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def cache_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
-    """Give a test its own cache in a folder, with the measurements of this machine, which take seconds."""
-
-    def begin(folder: Path) -> None:
-        known = cache_root() / "machine.json"
-        monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
-        if known.exists():
-            cache_root().mkdir(parents=True)
-            shutil.copy(known, cache_root())
-
-    return begin
-
-
 @pytest.fixture(autouse=True, scope="session")
 def no_plain_lines() -> Iterator[None]:
     """Disable status lines that depend on the load of the machine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("patchloom.display._FIRST", float("inf"))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def quiet_machine() -> Iterator[None]:
+    """Let the load by other programs be unknown: lines on a busy machine depend on it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("patchloom.system.load._ticks", lambda: None)
         yield
 
 

@@ -11,9 +11,8 @@ import pytest
 from patchloom.arguments import Option, command_line_hint, from_source, read_signature
 from patchloom.data.sources import builtin
 from patchloom.evaluate.protocols import PROTOCOLS
-from patchloom.options import SIGNATURES, protocols, task_spec
-from patchloom.tasks import TASKS, Entry
-from patchloom.tasks.mae import MAE
+from patchloom.options import SIGNATURES, protocols
+from patchloom.tasks import TASKS
 
 READ = [
     *(path for paths in SIGNATURES.values() for path in paths),
@@ -55,31 +54,14 @@ def test_options_of_a_signature():
         Option("model", str, "auto", "its name."),
         Option("plain", int, 5),
     )
-    assert [option.name for option in read_signature(some, skip={"data", "plain"}).options] == [
-        "share",
-        "sizes",
-        "model",
-    ]
+    assert read_signature(some, skip={"data", "plain"}).options == options[1:-1]
 
 
-@pytest.mark.parametrize(
-    "hint",
-    [
-        int | Literal["auto"],
-        str | None,
-        tuple[float, float] | None,
-        dict[str, float],
-        Sequence[int],
-        Literal["a", "b"] | Path,
-    ],
-)
-def test_hints_that_can_be_typed(hint):
-    assert command_line_hint(hint) == hint
-
-
-@pytest.mark.parametrize("hint", [np.ndarray, Callable[[], None] | None, dict[str, Any], Any, None | np.ndarray])
-def test_hints_that_cannot_be_typed(hint):
-    assert command_line_hint(hint) is None
+def test_hints_that_can_be_typed():
+    for hint in (int | Literal["auto"], str | None, tuple[float, float] | None, dict[str, float], Sequence[int]):
+        assert command_line_hint(hint) == hint
+    for hint in (np.ndarray, Callable[[], None] | None, dict[str, Any], Any, None | np.ndarray):
+        assert command_line_hint(hint) is None
 
 
 @pytest.mark.parametrize("path", READ)
@@ -97,23 +79,3 @@ def test_constants_are_read_from_source_files():
     assert list(protocols().items()) == list(PROTOCOLS.items())
     for name in ("BUILTIN", "FETCHED"):
         assert from_source(f"patchloom.data.sources.builtin.{name}") == getattr(builtin, name)
-
-
-class Mine(MAE):
-    """My own.
-
-    Args:
-        encoder: the ViT to train.
-        share: of the patches.
-    """
-
-    def __init__(self, encoder, share: float = 0.5):
-        super().__init__(encoder, share)
-
-
-def test_a_custom_task_is_read_from_its_signature(monkeypatch):
-    monkeypatch.setitem(TASKS, "mine", Entry(f"{__name__}.Mine"))
-    monkeypatch.setitem(TASKS, "mae", Entry(f"{__name__}.Mine"))  # in the place of ours
-    monkeypatch.setattr("patchloom.tasks.importlib.import_module", lambda _: type("module", (), {"Mine": Mine}))
-    for name in ("mine", "mae"):
-        assert task_spec(name) == ("My own.", (Option("share", float, 0.5, "of the patches."),))

@@ -1,6 +1,7 @@
 """Imports run one way: patches <- withhold <- nets <- questions <- tasks <- runs <- evaluate, train <- cli."""
 
 import ast
+import functools
 import re
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -50,13 +51,18 @@ WINGS = {"audio": "data"}
 # timm's insides; a decoder has blocks of its own
 KNOWING = [
     *(SOURCE / "nets" / f"{name}.py" for name in ("attention", "build", "encode", "swin", "performance", "finetune")),
-    *(SOURCE / "nets" / f"{name}.py" for name in ("sparse_attention", "decoders", "native/blocks")),
+    *(SOURCE / "nets" / f"{name}.py" for name in ("sparse_attention", "decoders", "native/blocks", "native/ops")),
     *(SOURCE / f"{name}.py" for name in ("nets/checkpoints/resize", "dense/backbone")),
 ]
-COMMON = {"arguments", "claims", "display", "errors", "estimate", "schedules", "sizes", "system", "version"}
+COMMON = {"arguments", "claims", "display", "errors", "estimate", "pace", "schedules", "sizes", "system", "version"}
 REGISTRY = SOURCE / "evaluate" / "protocols" / "__init__.py"  # names the protocols of the wings, which it loads by name
 FILES = sorted(SOURCE.rglob("*.py"))
 NAMING = re.compile(r"patchloom\.\w+[\w.]*")  # a string that names a module, or something in one
+
+
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
 
 
 def imported(path: Path) -> set[str]:
@@ -105,7 +111,7 @@ def test_no_two_files_import_each_other():
     graph = {}
     for path in FILES:
         name = ".".join(("patchloom", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__")
-        top = [part for node in ast.parse(path.read_text()).body for part in (node, *within(node))]
+        top = [part for node in parsed(path).body for part in (node, *within(node))]
         taken = [node for node in top if isinstance(node, ast.ImportFrom)]
         full = [(node.module, f"{node.module}.{alias.name}") for node in taken for alias in node.names]
         graph[name] = {one if one in known else module for module, one in full if module in known} - {name}
@@ -142,7 +148,7 @@ def test_only_modules_for_encoders_use_timms_internals():
         "qkv",
     }
     for path in FILES:
-        attributes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)]
+        attributes = [node for node in ast.walk(parsed(path)) if isinstance(node, ast.Attribute)]
         # the blocks of what a user asked for are numbers
         used = {node.attr for node in attributes if not (isinstance(node.value, ast.Name) and node.value.id == "asked")}
         if path not in KNOWING:

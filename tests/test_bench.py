@@ -1,18 +1,17 @@
 """``bench``: real steps, counted operations, and the bottleneck."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
-import torch
 
 from patchloom.bench import Bench, StepSpeed, bench, flops_per_image
 from patchloom.cli import main
 from patchloom.data.stats import Stats
 from patchloom.errors import PatchloomError
 from patchloom.runs.settings import request
-from patchloom.system.hardware import compile_gain
+from patchloom.system.load import Load
 from patchloom.tasks import ready_tasks
-from patchloom.train.estimate import Step
 from patchloom.train.resolve import resolve
 
 STATS = Stats((0.5,) * 3, (0.2,) * 3, 32, 32, 10, [])
@@ -37,16 +36,6 @@ def test_operations_count_matrix_products_forward_and_backward():
     assert flops_per_image(settings) == pytest.approx(products, rel=1e-6)
 
 
-def test_a_step_trains():
-    torch.manual_seed(0)
-    step = Step(settings_for("extrema", batch_size=4))
-    before = [weight.clone() for weight in step.task.encoder.parameters()]
-    for group in step.optimizer.param_groups:
-        group["lr"] = 1e-3
-    step()
-    assert any(not torch.equal(one, two) for one, two in zip(before, step.task.encoder.parameters(), strict=True))
-
-
 def pace(images=100, seconds=1.0, data=1000.0):
     return StepSpeed("mae", False, (seconds,), images, 2e9, None, data)
 
@@ -59,22 +48,31 @@ def test_the_slower_part_is_the_limit():
     assert together.limit(pace(data=300.0)) == "model (reading takes 25% of the time)"
     assert together.limit(pace(data=50.0)).startswith("data")
     assert apart.share(pace()) == pytest.approx(100 * 2e9 / 1e12)
+    assert len(apart.sentences()) == 2
+    busy = replace(apart, load=Load(cores=2, wanted=2, own=0.4, others=1.6))
+    assert busy.sentences()[2] == "Other programs use 1.6 of 2 cores: times are those of a busy machine."
 
 
-def test_bench_on_the_command_line(capsys, monkeypatch):
+@pytest.fixture
+def quick(monkeypatch):
+    """Neither start processes to measure memory nor multiply large matrices, and time reading for a moment."""
+    monkeypatch.setattr("patchloom.bench.memory_of", lambda settings, compiled, sound: 0.25)
+    monkeypatch.setattr("patchloom.bench.product_rates", lambda device, dtypes: dict.fromkeys(dtypes, 1e11))
+    monkeypatch.setattr("patchloom.train.estimate._READING_SECONDS", 0.1)
+    return {"model": "nano", "img_size": 16, "patch_size": 4, "batch_size": 8, "rounds": 1, "precision": "float32"}
+
+
+def test_bench_on_the_command_line(capsys, monkeypatch, quick):
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(
-        "patchloom.bench.memory_of", lambda settings, compiled, sound: 0.25
-    )  # a process of its own: seconds
-    words = ["bench", "shapes:64", "--tasks", "mae,droppos", "--rounds", "1", "--batch_size", "8"]
-    assert main(words) == 0
+    words = [f"--{name}={value}" for name, value in quick.items()]
+    assert main(["bench", "shapes:64", "--tasks", "mae,droppos", *words]) == 0
     peaks, sizes, _, heading, _, *rows = capsys.readouterr().out.splitlines()
-    assert "GFLOP/s in bfloat16" in peaks and "batches of 8" in sizes and heading.startswith("task")
+    assert "100 GFLOP/s in bfloat16" in peaks and "batches of 8" in sizes and heading.startswith("task")
     assert [row.split()[0] for row in rows] == ["mae", "droppos"]
     assert all("0.25" in row and "%" in row for row in rows)
 
 
-def test_tasks_without_required_options_are_the_default(monkeypatch):
+def test_tasks_without_required_options_are_the_default(monkeypatch, quick):
     class Enough(Exception):
         pass
 
@@ -83,16 +81,14 @@ def test_tasks_without_required_options_are_the_default(monkeypatch):
 
     monkeypatch.setattr("patchloom.bench.seconds_of", stopped)
     with pytest.raises(Enough) as built:
-        bench("shapes:64", model="nano", batch_size=8, precision="float32")
+        bench("shapes:64", **quick)
     assert built.value.args[0] == ready_tasks()
 
 
-def test_a_default_task_that_does_not_suit_the_images_is_left_out(monkeypatch, capsys):
+def test_a_default_task_that_does_not_suit_the_images_is_left_out(monkeypatch, capsys, quick):
     monkeypatch.setattr("patchloom.tasks.diet._MOST", 10)  # images
-    monkeypatch.setattr("patchloom.bench.memory_of", lambda settings, compiled, sound: None)
     monkeypatch.setattr("patchloom.bench.ready_tasks", lambda: ["mae", "diet"])
-    built = bench("shapes:64", model="nano", batch_size=8, rounds=1, precision="float32").paces
-    assert [one.task for one in built] == ["mae"]
+    assert [one.task for one in bench("shapes:64", **quick).paces] == ["mae"]
     assert "diet is left out: diet has one class per training image, up to 10" in capsys.readouterr().out
     with pytest.raises(PatchloomError, match="up to 10"):
         bench("shapes:64", tasks=["diet"], batch_size=8)
@@ -101,22 +97,17 @@ def test_a_default_task_that_does_not_suit_the_images_is_left_out(monkeypatch, c
         bench("shapes:64", batch_size=8)
 
 
-def test_the_gain_of_compiling_is_stored_and_used(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("patchloom.bench.memory_of", lambda settings, compiled, sound: None)
-    monkeypatch.setattr("patchloom.train.estimate.compile_blocks", lambda task: None)  # no compiler is needed here
+def test_the_gain_of_compiling_is_printed_and_changes_no_run(monkeypatch, quick):
+    monkeypatch.setattr("patchloom.train.estimate.compiling", lambda chosen: nullcontext())  # no compiler is needed
+    done = bench("shapes:64", tasks=["mae", "simmim"], compile=True, **quick)
+    assert [one.compiled for one in done.paces] == [False, True] * 2
     assert settings_for().compile is False
-    done = bench("shapes:64", tasks=["mae"], batch_size=8, rounds=1, precision="float32", compile=True)
-    assert [one.compiled for one in done.paces] == [False, True]
-    found = compile_gain("cpu", "float32", "nano", "torch", torch.get_num_threads())
-    assert found == pytest.approx(done.paces[1].rate / done.paces[0].rate, rel=1e-3)
-    compile_gain("cpu", "float32", "nano", "torch", torch.get_num_threads(), lambda: 1.3)
-    assert settings_for().compile is True
-    compile_gain("cpu", "float32", "nano", "torch", torch.get_num_threads(), lambda: 1.02)
-    assert settings_for().compile is False
-    # what counts is the number of threads that a run takes, and not the one that torch has before it
-    compile_gain("cpu", "float32", "nano", "torch", 7, lambda: 1.3)
-    assert settings_for(threads=7).compile is True and settings_for().compile is False
+    for gains, advice in (((1.2, 1.06), "×1.06 to ×1.20 as fast: give pretrain --compile true"), ((1.2, 1.0), "leave")):
+        paces = [
+            replace(pace, seconds=(1 / gains[i // 2] if pace.compiled else 1.0,)) for i, pace in enumerate(done.paces)
+        ]
+        assert advice in replace(done, paces=tuple(paces)).sentences()[-1]
+    assert "Compiled" not in str(replace(done, paces=done.paces[::2]).sentences())
 
 
 @pytest.mark.parametrize("wrong", [{"rounds": 0}, {"tasks": []}, {"tasks": "mea"}, {"data": "nowhere"}])

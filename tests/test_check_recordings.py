@@ -44,33 +44,28 @@ def test_survey_of_recordings(mixed):
         "rate": "16,000 Hz (16), 8,000 Hz (3), 44,100 Hz (1)",
         "channels": "1",
         "seconds": "0.10 to 2.00, 1.02 at the median; 18 s in all",
-        "unreadable": "1",
-        "copies": "2",
-        "silent": "1",
+        **{"unreadable": "1", "copies": "2", "silent": "1"},
     }
-    assert advice_on_lengths(found, Sound()) == [
-        "5 of 20 recordings are shorter than 1 s, and are padded with silence; 11 of 20 are longer, and are cut to 1 s "
-        "at a time: --seconds sets the length."
-    ]
+    (advice,) = advice_on_lengths(found, Sound())
+    assert "5 of 20 recordings are shorter than 1 s" in advice and "11 of 20 are longer" in advice
     assert advice_on_lengths(survey(open_data(mixed / "no").train.subset([0]), workers=0), Sound()) == []
-
-
-def test_lengths_do_not_depend_on_the_rate(mixed):
-    source = open_data(mixed).train
-    slow = survey(source.heard_as(replace(Sound(), rate=8_000)), workers=0)
-    assert column_of(slow)["seconds"] == column_of(survey(source, workers=0))["seconds"]
+    slow = survey(open_data(mixed).train.heard_as(replace(Sound(), rate=8_000)), workers=0)
+    assert column_of(slow)["seconds"] == column_of(found)["seconds"], "whatever the rate"
 
 
 @pytest.mark.usefixtures("quick_probe")
 def test_check_says_nothing_of_pixels_or_images(mixed):
     said = check(mixed, device="cpu", workers=0, estimate=False)
     assert said.table()[:3] == [("", "train"), ("recordings", "21"), ("classes", "no (12), yes (9)")]
-    lines = said.sentences()
-    assert not [line for line in lines if "image" in line or "pixel" in line or "colour" in line]
-    assert any(line.startswith("1 of 21 recordings are silent, so nothing can be learnt from them (") for line in lines)
-    assert any(line.startswith("2 of 21 recordings are copies of others (") for line in lines)
-    assert any(line.startswith("4 of 20 recordings have another rate, and are resampled (") for line in lines)
-    assert "18 different recordings are few to learn from." in lines
+    text = "\n".join(said.sentences())
+    assert not any(word in text for word in ("image", "pixel", "colour"))
+    for word in (
+        "1 of 21 recordings are silent",
+        "2 of 21 recordings are copies",
+        "4 of 20 recordings have another rate",
+    ):
+        assert word in text
+    assert "18 different recordings are few" in text
 
 
 def test_neighbours_in_name_are_not_compared(mixed, tmp_path):

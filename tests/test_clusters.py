@@ -52,23 +52,17 @@ def programs(tmp_path):
     return tmp_path / "bin"
 
 
-def when_ready(job: subprocess.Popen, folder: Path) -> subprocess.Popen:
-    """Wait until the stand-in for patchloom handles signals."""
-    while not (folder / "ready").exists():
-        assert job.poll() is None
-        time.sleep(0.02)
-    return job
+def blocks(page: str, fence: str) -> list[str]:
+    """Return the fenced blocks of a page that begin with this line."""
+    return re.findall(rf"^```{fence}\n(.*?)^```$", (PAGES / page).read_text(), re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture
 def submit(programs, tmp_path):
     """Function that starts the script, as SLURM does on the first node; it returns the process."""
-    (script,) = re.findall(
-        r"^```bash file photos.sbatch\n(.*?)^```$", (PAGES / "slurm.md").read_text(), re.MULTILINE | re.DOTALL
-    )
-    activate = tmp_path / "activate"
-    activate.write_text(f'export PATH="{programs}:$PATH"\n')
-    text = script.replace("/opt/patchloom/bin/activate", str(activate))
+    (script,) = blocks("slurm.md", "bash file photos.sbatch")
+    (tmp_path / "activate").write_text(f'export PATH="{programs}:$PATH"\n')
+    text = script.replace("/opt/patchloom/bin/activate", str(tmp_path / "activate"))
     assert text != script
     (tmp_path / "photos.sbatch").write_text(text)
 
@@ -80,52 +74,39 @@ def submit(programs, tmp_path):
     return start
 
 
+def stop(job: subprocess.Popen, folder: Path) -> None:
+    """Send SIGTERM once the stand-in for patchloom handles it."""
+    while not (folder / "ready").exists():
+        assert job.poll() is None
+        time.sleep(0.02)
+    job.send_signal(signal.SIGTERM)
+
+
 @pytest.mark.parametrize(
     ("code", "restarts", "again"),
-    [
-        (0, None, False),
-        (2, None, False),
-        (75, None, True),
-        (75, 19, True),
-        (75, 20, False),
-        (137, 1, True),
-        (130, 1, False),  # of scancel
-        (1, None, False),
-    ],
+    [(0, None, False), (2, None, False), (75, None, True), (75, 19, True), (75, 20, False), (137, 1, True)]
+    + [(130, 1, False), (1, None, False)],  # 130: of scancel
 )
 def test_the_code_decides_whether_the_job_is_queued_again(submit, tmp_path, code, restarts, again):
     (tmp_path / "code").write_text(str(code))
     assert submit(restarts).wait(60) == code
     assert (tmp_path / "scontrol").exists() == again
-    words = (tmp_path / "srun").read_text().split()
-    assert "--cpus-per-task=8" in words and words[words.index("patchloom") :][:3] == [
-        "patchloom",
-        "pretrain",
-        "/data/photos",
-    ]
+    words = (tmp_path / "srun").read_text()
+    assert "--cpus-per-task=8" in words and "patchloom pretrain /data/photos" in words
 
 
 @pytest.mark.parametrize(("restarts", "again"), [(3, True), (20, False)])
 def test_before_the_time_limit_the_run_is_saved_and_queued_again(submit, tmp_path, restarts, again):
-    job = when_ready(submit(restarts), tmp_path)
-    job.send_signal(signal.SIGTERM)
-    assert job.wait(60) == 130 and (tmp_path / "saved").exists()
+    stop(job := submit(restarts), tmp_path)
+    assert job.wait(60) == 130 and (tmp_path / "saved").exists() and (tmp_path / "scontrol").exists() == again
     if again:
         first, *seen = (tmp_path / "scontrol").read_text().split("\n")
         assert first == "requeue 7" and "saved" in seen, "it is queued once the tasks have ended"
-    else:
-        assert not (tmp_path / "scontrol").exists()
-
-
-def yaml_blocks(page: str) -> list:
-    """Return the parsed YAML blocks of a page."""
-    found = re.findall(r"^```yaml\n(.*?)^```$", (PAGES / page).read_text(), re.MULTILINE | re.DOTALL)
-    return [yaml.safe_load(text) for text in found]
 
 
 @pytest.mark.parametrize("page", ["kubernetes.md", "kubernetes-s3.md"])
 def test_the_jobs_start_commands_that_exist(page):
-    job = yaml_blocks(page)[0]
+    job = yaml.safe_load(blocks(page, "yaml")[0])
     (container,) = job["spec"]["template"]["spec"]["containers"]
     assert job["kind"] == "Job" and container["args"][0] == "pretrain"
     parse_pretrain(container["args"][1:])
@@ -135,14 +116,14 @@ def test_the_jobs_start_commands_that_exist(page):
 
 @pytest.mark.parametrize("code", [0, 75, None], ids=["done", "failed", "stopped"])
 def test_the_document_of_a_pod_is_written_to_a_file(programs, tmp_path, code):
-    (lines,) = [one for one in yaml_blocks("kubernetes.md") if "command" in one]
+    (lines,) = [one for one in map(yaml.safe_load, blocks("kubernetes.md", "yaml")) if "command" in one]
     script = lines["args"][0].replace("/work/", f"{tmp_path}/").replace("/dev/termination-log", f"{tmp_path}/message")
     if code is not None:
         (tmp_path / "code").write_text(str(code))
     path = f"{programs}{os.pathsep}{os.environ['PATH']}"
     job = subprocess.Popen([*lines["command"], script], cwd=tmp_path, env=os.environ | {"PATH": path})
     if code is None:
-        when_ready(job, tmp_path).send_signal(signal.SIGTERM)
+        stop(job, tmp_path)
     assert job.wait(60) == (130 if code is None else code)
     assert (tmp_path / "photos-mae.json").read_text() == "the document\n"
     assert (tmp_path / "message").exists() == (code != 0) and (tmp_path / "saved").exists() == (code is None)

@@ -1,4 +1,4 @@
-"""Container image: the Dockerfile keeps the rules and makes a working patchloom; it is built where docker exists."""
+"""Container image: the Dockerfile keeps the rules of small and safe images; it is built and run where docker exists."""
 
 import os
 import re
@@ -7,106 +7,62 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from dockerfile import Image, Instruction, context, faults, follow, parse
 
 ROOT = Path(__file__).parents[1]
-FOUND = parse((ROOT / "Dockerfile").read_text())
 VERSION = "7.8.9"
 SHORT = "digits --task mae --epochs 0.2 --model nano --model.embed_dim 32 --model.depth 1".split()
-# little is measured, which takes long on a busy machine; what is goes into the cache
 SHORT += "--device cpu --precision float32 --workers 0".split()
-# the packages are those of this environment, and nothing is downloaded; pip's "no isolation" is written as a 0
-OFFLINE = {"PIP_NO_INDEX": "1", "PIP_NO_DEPS": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_QUIET": "1"}
 
 
-@pytest.fixture(scope="module")
-def image(tmp_path_factory) -> Image:
-    """A folder made by the commands of the Dockerfile, without docker."""
-    return follow(FOUND, ROOT, tmp_path_factory.mktemp("image"), {"VERSION": VERSION, "EXTRAS": "dense"}, OFFLINE)
+def parse(text: str) -> list[tuple[str, str]]:
+    """Return name and rest of each instruction of a Dockerfile, with continued lines joined and comments removed."""
+    lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
+    whole = re.sub(r"\\\n\s*", "", "\n".join(lines))
+    return [(name, rest) for name, _, rest in (one.partition(" ") for one in whole.split("\n")) if name]
+
+
+FOUND = parse((ROOT / "Dockerfile").read_text())
+
+
+def run_lines(word: str) -> list[str]:
+    return [text for name, text in FOUND if name == "RUN" and word in text]
 
 
 def test_it_keeps_the_rules_of_small_and_safe_images():
-    assert faults(FOUND) == []
+    """No tag moves, ADD fetches nothing, no cache stays, signals arrive, and it does not run as root."""
+    last = dict(FOUND)
+    images = [text.split()[0] for name, text in FOUND if name == "FROM"]
+    assert images and all(re.search(r":\d", image) for image in images) and "ADD" not in last
+    assert all(
+        "--no-install-recommends" in text and "rm -rf /var/lib/apt/lists" in text for text in run_lines("apt-get")
+    )
+    assert any(name == "ENV" and "PIP_NO_CACHE_DIR=1" in text for name, text in FOUND)
+    assert last["ENTRYPOINT"] == '["patchloom"]' and last["USER"] == "patchloom"
 
 
-@pytest.mark.parametrize(
-    "old, new, said",
-    [
-        ("USER patchloom\n", "", "as root"),
-        ("USER patchloom\n", "USER 0:0\n", "as root"),
-        ("USER patchloom\n", "USER patchloom\nUSER root\n", "as root"),
-        ("FROM python:3.12-slim AS", "FROM python AS", "name a version"),
-        ("FROM python:3.12-slim\n", "FROM python:latest\n", "name a version"),
-        ("COPY src", "ADD src", "use COPY"),
-        (" && rm -rf /var/lib/apt/lists/*", "", "nobody asked"),
-        ("--no-install-recommends ", "", "nobody asked"),
-        ("PIP_NO_CACHE_DIR=1", "", "cache"),
-        ('ENTRYPOINT ["patchloom"]', "ENTRYPOINT patchloom", "signals"),
-    ],
-)
-def test_a_broken_rule_is_found(old, new, said):
-    text = (ROOT / "Dockerfile").read_text()
-    assert old in text
-    assert any(said in one for one in faults(parse(text.replace(old, new))))
-
-
-def test_lines_are_joined_and_comments_left_out():
-    text = "# a comment\nFROM a:1\nRUN one && \\\n    # within\n    two\n\nUSER me\n"
-    assert parse(text) == [Instruction("FROM", "a:1"), Instruction("RUN", "one && two"), Instruction("USER", "me")]
-
-
-def test_only_what_the_package_needs_is_given_to_the_builder(tmp_path):
-    shutil.copy(ROOT / ".dockerignore", tmp_path)
-    given = ["LICENSE", "README.md", "pyproject.toml", "src/patchloom/a.py"]
-    for name in (*given, "src/patchloom/__pycache__/a.pyc", "photos/a.jpg", ".git/config", ".env", "runs/x/log.txt"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
-    assert context(tmp_path) == given
-
-
-def test_torch_is_asked_for_as_in_pyproject():
+def test_only_what_the_package_needs_is_copied_and_torch_is_that_of_pyproject():
+    copied = [text.split()[:-1] for name, text in FOUND if name == "COPY" and "--from" not in text]
+    allowed = [line.removeprefix("!") for line in (ROOT / ".dockerignore").read_text().split() if line.startswith("!")]
+    assert (ROOT / ".dockerignore").read_text().split()[0] == "*"
+    assert sorted(sum(copied, [])) == sorted(allowed) and all((ROOT / name).exists() for name in allowed)
     wanted = re.findall(r'^    "(torch(?:vision)?>=[\d.]+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
-    (line,) = (text for name, text in FOUND if name == "RUN" and "--index-url" in text)
+    (line,) = run_lines("--index-url")
     assert len(wanted) == 2 and re.findall(r'"(torch[^"]+)"', line) == wanted
 
 
 @pytest.mark.parametrize("extras, asked", [("audio,dense", "/w.whl[audio,dense]"), ("", "/w.whl")])
 def test_any_extras_or_none_can_be_asked_for(extras, asked):
-    (line,) = (text for name, text in FOUND if name == "RUN" and "$EXTRAS" in text)
+    (line,) = run_lines("$EXTRAS")
     line = line.replace("/opt/patchloom/bin/pip install", "echo").replace("$(echo /wheel/*.whl)", "/w.whl")
     done = subprocess.run(["sh", "-ec", line], env={"EXTRAS": extras}, capture_output=True, text=True)
     assert done.stdout == f"{asked}\n"
 
 
-def test_a_version_that_is_given_is_the_image_s(image):
-    done = image.run("--version")
-    assert (done.stdout, done.stderr) == (f"{VERSION}\n", "")
-
-
-def test_nothing_but_a_user_is_left_to_docker(image):
-    assert image.passed == ["useradd --uid 1000 patchloom"] and image.said["USER"] == "patchloom"
-
-
-def test_the_main_job_runs_and_writes_into_the_mounted_folder_and_the_cache_alone(image):
-    done = image.run("pretrain", *SHORT)
-    assert done.returncode == 0, done.stderr
-    assert (image.root / "work" / "runs" / "digits-mae" / "encoder.safetensors").is_file()
-    assert {path.name for path in (image.root / "work").iterdir()} == {"runs"}
-    assert {"patchloom", "matplotlib"} <= {path.name for path in (image.root / "cache").iterdir()}
-    assert [(image.root / name).stat().st_mode & 0o7777 for name in ("work", "cache")] == [0o1777] * 2
-
-
-def _engine() -> str | None:
-    """Return docker or podman, if it responds."""
-    for name in ("docker", "podman"):
-        if shutil.which(name) and not subprocess.run([name, "info"], capture_output=True, timeout=60).returncode:
-            return name
-    return None
-
-
+@pytest.mark.slow
 @pytest.mark.skipif(not os.environ.get("CI"), reason="fetches gigabytes: set CI=1 to build the image, too")
 def test_it_is_built_and_run(tmp_path):
-    if (engine := _engine()) is None:
+    engine = next(filter(shutil.which, ("docker", "podman")), None)
+    if engine is None or subprocess.run([engine, "info"], capture_output=True, timeout=60).returncode:
         pytest.skip("neither docker nor podman works here")
     given = ["--build-arg", f"VERSION={VERSION}", "--build-arg", f"TORCH_INDEX={os.environ.get('TORCH_INDEX', '')}"]
     subprocess.run([engine, "build", *given, "--tag", "patchloom-test", "."], cwd=ROOT, check=True)

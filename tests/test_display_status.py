@@ -21,10 +21,11 @@ class Terminal(io.StringIO):
 
 
 @pytest.fixture
-def quick(monkeypatch):
-    """Show all messages twenty times as early."""
+def screen(monkeypatch):
+    """A terminal, to be put in place of stderr, and all messages twenty times as early."""
     for name, seconds in {"_SOON": 0.05, "_AGAIN": 0.025, "_FIRST": 0.5, "_EVERY": 1.5}.items():
         monkeypatch.setattr(display, name, seconds)
+    return Terminal()
 
 
 def until(done) -> None:
@@ -34,12 +35,11 @@ def until(done) -> None:
         time.sleep(0.01)
 
 
-def test_a_terminal_shows_a_line_that_is_replaced_and_removed(quick, monkeypatch):
-    screen = Terminal()
+def test_a_terminal_shows_a_line_that_is_replaced_and_removed(screen, monkeypatch):
     monkeypatch.setattr(sys, "stderr", screen)
     with StatusMessage("reading images", 1000) as outer:
         outer.advance(350)
-        until(lambda: "reading images: 350 of 1,000 (0 s)" in screen.getvalue())
+        until(lambda: " left · reading images: 350 of 1,000" in screen.getvalue())
         with StatusMessage("compiling"):
             until(lambda: "\r\x1b[2Kcompiling (0 s)" in screen.getvalue())
     assert screen.getvalue().endswith("\r\x1b[2K") and "\n" not in screen.getvalue()
@@ -48,8 +48,7 @@ def test_a_terminal_shows_a_line_that_is_replaced_and_removed(quick, monkeypatch
     assert screen.getvalue() == before
 
 
-def test_a_line_fits_the_terminal(quick, monkeypatch):
-    screen = Terminal()
+def test_a_line_fits_the_terminal(screen, monkeypatch):
     monkeypatch.setattr(sys, "stderr", screen)
     monkeypatch.setenv("COLUMNS", "30")
     with StatusMessage("reading " + "x" * 100):
@@ -57,53 +56,46 @@ def test_a_line_fits_the_terminal(quick, monkeypatch):
     assert all(len(line) < 30 for line in re.split(r"\r\x1b\[2K", screen.getvalue()))
 
 
-def test_fast_work_has_no_status_line(monkeypatch):
-    screen = Terminal()
-    monkeypatch.setattr(sys, "stderr", screen)
-    with StatusMessage("reading"):
-        pass
-    assert screen.getvalue() == ""
-
-
-def test_without_a_terminal_lines_are_printed_at_intervals(quick, monkeypatch):
-    log = io.StringIO()
-    monkeypatch.setattr(sys, "stderr", log)
+def test_without_a_terminal_lines_are_printed_at_intervals(screen, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", log := io.StringIO())
     with StatusMessage("reading images", 3) as waited:
         waited.advance(2)
         time.sleep(0.3)
         assert log.getvalue() == ""
         until(lambda: log.getvalue())
-    assert re.fullmatch(r"reading images: 2 of 3 \(\d s\)\n", log.getvalue())
+    assert re.fullmatch(r"\d s left · reading images: 2 of 3\n", log.getvalue())
 
 
-def test_a_notebook_shows_the_status_line_on_stdout(quick, monkeypatch):
-    log = io.StringIO()
+def test_until_an_item_is_done_a_line_tells_the_seconds_so_far():
+    with StatusMessage("reading images", 3) as waited:
+        assert waited.line() == "reading images: 0 of 3 (0 s)"
+    with StatusMessage("starting") as waited:
+        assert waited.line() == "starting (0 s)"
+
+
+def test_a_notebook_shows_the_status_line_on_stdout(screen, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setitem(sys.modules, "ipykernel", display)  # which a program may import and be no notebook
+    with StatusMessage("reading"):
+        until(lambda: "reading" in screen.getvalue())
     shell = SimpleNamespace(kernel=object())
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
-    monkeypatch.setattr(sys, "stdout", log)
+    monkeypatch.setattr(sys, "stdout", log := io.StringIO())
     with StatusMessage("reading"):
         until(lambda: "reading" in log.getvalue())
 
 
-def test_a_program_that_merely_imports_ipykernel_is_no_notebook(quick, monkeypatch):
-    screen = Terminal()
-    monkeypatch.setitem(sys.modules, "ipykernel", display)
+def test_only_the_first_process_prints_and_only_of_slow_work(screen, monkeypatch):
     monkeypatch.setattr(sys, "stderr", screen)
     with StatusMessage("reading"):
-        until(lambda: "reading" in screen.getvalue())
-
-
-def test_only_the_first_process_prints(quick, monkeypatch):
-    screen = Terminal()
-    monkeypatch.setattr(sys, "stderr", screen)
+        pass
     monkeypatch.setenv("RANK", "1")
     with StatusMessage("reading"):
         time.sleep(0.3)
     assert screen.getvalue() == ""
 
 
-def test_a_closed_stream_is_ignored(quick, monkeypatch):
-    screen = Terminal()
+def test_a_closed_stream_is_ignored(screen, monkeypatch):
     monkeypatch.setattr(sys, "stderr", screen)
     with StatusMessage("reading"):
         until(lambda: screen.getvalue())

@@ -33,6 +33,13 @@ def states(folder):
     return load_file(folder / "student.safetensors")
 
 
+def document(capsys):
+    """Return the result of the printed document, which is valid by the schema."""
+    found = json.loads(capsys.readouterr().out)
+    jsonschema.validate(found, json.loads(SCHEMA.read_text("utf-8")))
+    return found["result"]
+
+
 @pytest.mark.parametrize("name", ["convnext_atto", "mobilenetv3_small_050", "vit_tiny_patch16_224", "resnet10t"])
 def test_a_student_loads_in_timm_without_patchloom(name, tmp_path):
     found = patchloom.distill(teacher_file(), noise(8), student=name, epochs=1, out=tmp_path / "s", **QUICK)
@@ -93,23 +100,19 @@ def test_a_stopped_training_goes_on_to_the_same_weights(tmp_path, monkeypatch):
 
 
 def test_the_loss_falls(tmp_path, monkeypatch):
-    losses, real = [], Distillation.update
-    monkeypatch.setattr(
-        Distillation, "update", lambda self, step, batch: losses.append(real(self, step, batch)) or losses[-1]
-    )
-    patchloom.distill(
-        teacher_file(), noise(8), student="convnext_atto", epochs=20, lr=2e-3, out=tmp_path / "s", **QUICK
-    )
+    losses, update = [], Distillation.update
+    monkeypatch.setattr(Distillation, "update", lambda *given: losses.append(update(*given)) or losses[-1])
+    asked = {"student": "convnext_atto", "epochs": 20, "lr": 2e-3, **QUICK}
+    patchloom.distill(teacher_file(), noise(8), out=tmp_path / "s", **asked)
     assert sum(losses[-3:]) < 0.9 * sum(losses[:3])
 
 
+@pytest.mark.usefixtures("quick_probe")
 def test_the_controls_are_the_random_start_and_the_teacher_over_seeds(tmp_path, capsys):
     words = ["distill", teacher_file(), "shapes:60", "--student", "mobilenetv3_small_050", "--labels", "shapes:200"]
     words += ["--side", "32", "--epochs", "1", "--seeds", "2", "--out", str(tmp_path / "s"), "--workers", "0", "--json"]
     assert main(words) == 0
-    document = json.loads(capsys.readouterr().out)
-    jsonschema.validate(document, json.loads(SCHEMA.read_text("utf-8")))
-    result = document["result"]
+    result = document(capsys)
     assert result["student"]["model"] == "mobilenetv3_small_050"
     for report, protocol in ((result["report"], "knn"), (result["linear"], "linear")):
         names = {row["encoder"] for row in report["rows"] if row["protocol"] == protocol}
@@ -120,46 +123,22 @@ def test_the_controls_are_the_random_start_and_the_teacher_over_seeds(tmp_path, 
 
 
 def test_test_images_that_the_student_was_trained_on_are_counted(tmp_path):
-    for i, image in enumerate(noise(20)):
-        (folder := tmp_path / "data" / "ab"[i % 2]).mkdir(parents=True, exist_ok=True)
-        Image.fromarray(image).save(folder / f"{i}.png")
     data = tmp_path / "data"
-    found = patchloom.distill(
-        teacher_file(), data, student="resnet10t", epochs=1, labels=data, out=tmp_path / "s", **QUICK
-    )
-    assert "4 of 4 test images are among the student's training images, without their labels" in found.report.protocol
+    for i, image in enumerate(noise(20)):
+        (folder := data / "ab"[i % 2]).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(folder / f"{i}.png")
+    asked = {"student": "resnet10t", "epochs": 1, "labels": data, **QUICK}
+    found = patchloom.distill(teacher_file(), data, out=tmp_path / "s", **asked)
+    assert "4 of 4 test images are among the student's training images" in found.report.protocol
 
 
 def test_a_dry_run_times_the_training_and_writes_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    words = [
-        "distill",
-        teacher_file(),
-        "shapes:60",
-        "--student",
-        "mobilenetv3_small_050",
-        "--side",
-        "32",
-        "--epochs",
-        "5",
-    ]
-    assert main([*words, "--workers", "0", "--dry-run", "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
-    jsonschema.validate(document, json.loads(SCHEMA.read_text("utf-8")))
-    planned = document["result"]["planned"]
-    assert planned["steps"] == 5 and planned["seconds"] > 0 and not document["result"]["files"]
+    words = "shapes:60 --student mobilenetv3_small_050 --side 32 --epochs 5 --workers 0 --dry-run --json".split()
+    assert main(["distill", teacher_file(), *words]) == 0
+    result = document(capsys)
+    assert result["planned"]["steps"] == 5 and result["planned"]["seconds"] > 0 and not result["files"]
     assert not list(tmp_path.iterdir())
-
-
-def test_images_below_the_stride_are_refused_with_the_least_side(tmp_path):
-    with pytest.raises(PatchloomError, match="16x16 pixels are too small.*--side 32 or more"):
-        patchloom.distill(teacher_file(), noise(8), student="convnext_atto", out=tmp_path / "s", **QUICK | {"side": 16})
-
-
-def test_windows_that_do_not_fit_are_refused_in_a_sentence():
-    backbone = create_backbone("coat_lite_tiny", {"in_chans": 3, "img_size": 64})
-    with pytest.raises(PatchloomError, match="coat_lite_tiny .*--student"):
-        Student(backbone, (60, 60), 3, 16, "coat_lite_tiny")
 
 
 def test_a_student_is_refused_as_an_encoder_with_what_to_do(tmp_path):
@@ -173,22 +152,31 @@ def test_a_student_is_refused_as_an_encoder_with_what_to_do(tmp_path):
     ("asked", "word"),
     [
         ({"student": "convnext_ato"}, "convnext_atto"),
+        ({"student": "convnext_atto", "side": 16}, "16x16 pixels are too small.*--side 32 or more"),
         ({"epochs": 0.0}, "--epochs"),
         ({"batch_size": 1}, "--batch_size"),
         ({"decay": -1.0}, "--decay"),
         ({"dense": float("nan")}, "--dense"),
         ({"side": 4}, "--side"),
         ({"seeds": 2}, "--labels"),
+        ({"out": "taken"}, "another --out"),
     ],
 )
-def test_wrong_options_are_refused_in_a_sentence(asked, word, tmp_path):
+def test_wrong_options_are_refused_in_a_sentence(asked, word, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("taken").mkdir()
+    Path("taken/student.safetensors").touch()
     with pytest.raises(PatchloomError, match=word):
-        patchloom.distill(
-            teacher_file(), noise(8), **{"student": "convnext_atto", "out": tmp_path / "s"} | QUICK | asked
-        )
+        patchloom.distill(teacher_file(), noise(8), **{"student": "convnext_atto", "out": "s"} | QUICK | asked)
 
 
-def test_a_student_is_not_overwritten(tmp_path):
-    (tmp_path / "student.safetensors").touch()
-    with pytest.raises(PatchloomError, match="another --out"):
-        patchloom.distill(teacher_file(), noise(8), student="convnext_atto", out=tmp_path, **QUICK)
+def test_several_processes_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("patchloom.evaluate.settings.launched_processes", lambda: 2)
+    with pytest.raises(PatchloomError, match="one process"):
+        patchloom.distill(teacher_file(), noise(8), student="convnext_atto", out=tmp_path / "s", **QUICK)
+
+
+def test_windows_that_do_not_fit_are_refused_in_a_sentence():
+    backbone = create_backbone("coat_lite_tiny", {"in_chans": 3, "img_size": 64})
+    with pytest.raises(PatchloomError, match="coat_lite_tiny .*--student"):
+        Student(backbone, (60, 60), 3, 16, "coat_lite_tiny")

@@ -1,6 +1,5 @@
 """Documentation: marked blocks run, every command parses, and every option is documented and exists."""
 
-import inspect
 import multiprocessing
 import os
 import re
@@ -9,37 +8,31 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import MISSING, fields
 from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pytest
-import yaml
 from forked import server
 from PIL import Image
 from sklearn import datasets
 from sklearn.utils import Bunch
 
-from patchloom.bench import bench
-from patchloom.check import check
 from patchloom.cli import main
-from patchloom.compare.compare import compare
 from patchloom.data.source import Data
 from patchloom.data.sources import builtin
-from patchloom.dense.predict import predict
-from patchloom.distill import distill
-from patchloom.embed.embed import embed
-from patchloom.evaluate.protocols import PROTOCOLS, protocol_of
-from patchloom.evaluate.settings import EvalSettings
-from patchloom.export.export import export
-from patchloom.look.look import look
-from patchloom.look.run_curves import draw_run_curves
-from patchloom.options import MODEL_OPTIONS, VERBS, parse_call, parse_evaluate, parse_pretrain
-from patchloom.report.report import report
-from patchloom.runs.settings import Settings
-from patchloom.tasks import TASKS, task_class
+from patchloom.evaluate.protocols import PROTOCOLS
+from patchloom.options import (
+    VERBS,
+    evaluate_spec,
+    parse_call,
+    parse_evaluate,
+    parse_pretrain,
+    pretrain_spec,
+    verb_spec,
+)
+from patchloom.tasks import TASKS
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
 
@@ -48,17 +41,26 @@ PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 NAMES = [page.relative_to(ROOT).as_posix() for page in PAGES]
 REFERENCE = ROOT / "docs" / "reference"
 FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-CALLS = {
-    "look": look,
-    "look curves": draw_run_curves,
-    "embed": embed,
-    "predict": predict,
-    "report": report,
-    "compare": compare,
-    "export": export,
-    "distill": distill,
-    "bench": bench,
-    "check": check,
+SPECS = [
+    *(pretrain_spec(task) for task in TASKS),
+    *(evaluate_spec(protocol) for protocol in PROTOCOLS),
+    *(verb_spec(verb) for verb in (*VERBS, "look curves") if verb not in ("pretrain", "evaluate", "tasks", "recipes")),
+]
+KNOWN = {option.name for spec in SPECS for option in spec.options}
+KNOWN |= {*"debug help json version config out dry_run task model from task.NAME model.NAME".split()}
+OTHERS = {  # options of a task that the page defines, of other programs, and of older versions
+    **dict.fromkeys(("extend.md", "extend-parts.md", "extend-question.md"), {"task.share"}),
+    "compare-and-extend.md": {"task.side"},
+    "pretrain.md": {"lr"},
+    "slurm.md": {*"cpus_per_task kill_on_bad_exit rdzv_conf requeue shutdown_timeout signal".split()},
+    "kubernetes.md": {"shutdown_timeout"},
+    "exit-codes.md": {"kill_on_bad_exit"},
+    "install.md": {"no_index", "spec"},
+    "troubleshooting.md": {"shm_size"},
+    "CHANGELOG.md": {"batch", "lr", "nodes", "taks"},
+    "CONTRIBUTING.md": {"strict", "build_arg"},
+    "README.md": {"spec"},
+    "docker.md": {*"build_arg cpus gpus index_url shm_size time user userns volume".split()},
 }
 
 
@@ -101,17 +103,17 @@ def commands_of(text: str) -> list[list[str]]:
 def parse(words: list[str]) -> None:
     """Parse a command as the command line does."""
     assert words, "patchloom without a verb"
-    words = [word for word in words if word != "--json"]  # not among the options of a verb
-    if words[0] == "pretrain":
-        parse_pretrain(words[1:])
-    elif words[0] == "evaluate":
-        parse_evaluate(words[1:])
-    elif words[:2] == ["look", "curves"]:
-        parse_call("look curves", words[2:])
-    elif words[0] in CALLS:
-        parse_call(words[0], words[1:])
+    verb, *rest = [word for word in words if word != "--json"]  # not among the options of a verb
+    if verb == "pretrain":
+        parse_pretrain(rest)
+    elif verb == "evaluate":
+        parse_evaluate(rest)
+    elif (verb, *rest[:1]) == ("look", "curves"):
+        parse_call("look curves", rest[1:])
+    elif verb in VERBS and verb not in ("tasks", "recipes"):
+        parse_call(verb, rest)
     else:
-        assert words[0] in VERBS or words[0].startswith("-"), f"no verb {words[0]}"
+        assert verb in VERBS or verb.startswith("-"), f"no verb {verb}"
 
 
 def inline_commands(page: Path) -> list[list[str]]:
@@ -146,6 +148,7 @@ def readme_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_every_command_of_the_readme_works_as_written(readme_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     skipped = []
     for info, text, line in blocks_of(ROOT / "README.md"):
@@ -199,123 +202,43 @@ def test_blocks(page, quick_pages, tmp_path, monkeypatch):
         TASKS.update(tasks)
 
 
-def options_of_pretrain() -> dict[str, str]:
-    """Return the defaults by option, as the tables write them."""
-    found = {}
-    for field in fields(Settings):
-        if field.name not in ("data", "task", "model"):
-            assert field.default is not MISSING
-            found[field.name] = _written(field.default)
-    return found
-
-
-def options_of_task(name: str) -> dict[str, str]:
-    parameters = list(inspect.signature(task_class(name)).parameters.values())[1:]
-    return {f"task.{parameter.name}": _written(parameter.default) for parameter in parameters}
-
-
-def _written(default) -> str:
-    if isinstance(default, tuple):
-        return ",".join(map(str, default))
-    return str(default).lower() if isinstance(default, bool) else str(default)
-
-
-def section_of(title: str) -> str:
-    """Return a section of the page of all options."""
-    sections = re.split(r"^## ", (REFERENCE / "command-line.md").read_text(), flags=re.MULTILINE)
-    return next((text for text in sections if text.startswith(f"{title}\n")), "")
-
-
-def options_in(section: str) -> dict[str, str]:
-    """Return the default of each option that a section describes."""
-    item = re.compile(r"^- `--([\w.]+)` \([^);]*(?:; default ([^)]+))?\): \w", re.MULTILINE)
-    return {option: default or "None" for option, default in item.findall(section.replace("\n  ", " "))}
-
-
-def test_every_setting_is_explained_with_its_default():
-    table, wanted = options_in(section_of("pretrain")), options_of_pretrain()
-    wanted["from"] = wanted.pop("from_run")  # `from` is a keyword of Python
-    assert {name: table.get(name, "missing") for name in wanted} == wanted
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_every_option_of_a_task_is_explained_with_its_default(name):
-    assert options_in(section_of(f"Options of {name}")) == options_of_task(name)
-
-
-def test_the_page_of_options_matches_the_signatures():
-    renew = runpy.run_path(str(ROOT / "docs" / "make_options.py"))
-    assert (REFERENCE / "command-line.md").read_text() == renew["page"](), "renew it: python docs/make_options.py"
-
-
-def test_the_diagrams_match_their_script():
-    renew = runpy.run_path(str(ROOT / "docs" / "make_diagrams.py"))
-    for name, text in renew["diagrams"]().items():
+def test_pages_and_pictures_that_scripts_write_are_up_to_date():
+    options, recipes, diagrams = (
+        runpy.run_path(str(ROOT / "docs" / f"make_{name}.py")) for name in ("options", "recipes", "diagrams")
+    )
+    assert (REFERENCE / "command-line.md").read_text() == options["page"](), "renew it: python docs/make_options.py"
+    assert (REFERENCE / "recipes.md").read_text() == recipes["page"](), "renew it: python docs/make_recipes.py"
+    for name, text in diagrams["diagrams"]().items():
         assert (ROOT / "docs" / "_pictures" / name).read_text() == text, "renew it: python docs/make_diagrams.py"
 
 
-def test_the_papers_part_of_the_recipes_matches_their_files():
-    renew = runpy.run_path(str(ROOT / "docs" / "make_recipes.py"))
-    assert (REFERENCE / "recipes.md").read_text() == renew["page"](), "renew it: python docs/make_recipes.py"
-
-
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
-def test_options_links_and_lines(page):
+def test_options_and_links_exist(page):
     text = page.read_text()
-    known = {
-        "debug",
-        "help",
-        "json",
-        "version",
-        "config",
-        "out",
-        "dry_run",
-        "task",
-        "model",
-        "from",
-        *options_of_pretrain(),
-    }
-    known |= {f"model.{option}" for option in MODEL_OPTIONS} | {"task.NAME", "model.NAME"}
-    known |= {option for name in TASKS for option in options_of_task(name)}
-    protocols = [protocol_of(name)[0] for name in PROTOCOLS]
-    known |= {
-        option for call in (*CALLS.values(), EvalSettings, *protocols) for option in inspect.signature(call).parameters
-    }
-    # options of a task that the page defines, of other programs, and of older versions
-    others = {
-        "extend.md": {"task.share"},
-        "extend-parts.md": {"task.share"},
-        "extend-question.md": {"task.share"},
-        "compare-and-extend.md": {"task.side"},
-        "pretrain.md": {"lr"},
-        "slurm.md": {
-            *("cpus_per_task", "kill_on_bad_exit", "rdzv_conf", "requeue", "shutdown_timeout", "signal"),
-        },
-        "kubernetes.md": {"shutdown_timeout"},
-        "exit-codes.md": {"kill_on_bad_exit"},
-        "install.md": {"no_index", "spec"},
-        "troubleshooting.md": {"shm_size"},
-        "CHANGELOG.md": {"batch", "lr", "nodes", "taks"},
-        "CONTRIBUTING.md": {"strict", "build_arg"},
-        "README.md": {"spec"} if page.parent == ROOT else set(),
-        "docker.md": {
-            *("build_arg", "cpus", "gpus", "index_url", "shm_size", "time", "user", "userns", "volume"),
-        },
-    }
     named = re.findall(r"`[^`\n]*?--([A-Za-z][\w.-]*\w)", FENCE.sub("", text))
-    unknown = {name.replace("-", "_") for name in named} - known - others.get(page.name, set())
+    unknown = {name.replace("-", "_") for name in named} - KNOWN - OTHERS.get(page.name, set())
     assert not unknown, f"options that do not exist: {unknown}"
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
         assert (page.parent / target).exists(), f"broken link: {target}"
-    long = [number for number, line in enumerate(text.splitlines(), 1) if len(line) > 120]
-    assert not long, f"lines of more than 120 characters: {long}"
 
 
-def test_the_index_links_every_page():
+def test_the_index_links_every_page_and_pages_that_the_source_names_exist():
+    """Messages, comments and other pages name files of docs/ by their path from the root."""
     docs = ROOT / "docs"
     index = (docs / "README.md").read_text()
     pages = [page.relative_to(docs).as_posix() for page in PAGES if page.is_relative_to(docs)]
     assert not [page for page in pages if f"({page})" not in index and page != "README.md"]
+    sources = [path for folder in ("src", "tests", "benchmarks") for path in (ROOT / folder).rglob("*.[pm][yd]")]
+    named = {
+        (name, path.name)
+        for path in [*sources, *ROOT.glob("*.md"), ROOT / "Dockerfile"]
+        for name in re.findall(r"docs/[\w/-]+\.(?:md|json|py|png|jpg)", path.read_text("utf-8"))
+    }
+    assert named and not sorted(one for one in named if not (ROOT / one[0]).exists())
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    named = re.findall(r"`((?:src|tests|docs|benchmarks)/[^`]*)`", text)
+    named += [f"src/patchloom/{folder}" for folder in re.findall(r"^\| `(\w+/)`", text, re.MULTILINE)]
+    assert len(named) > 20 and not [name for name in named if "NAME" not in name and not (ROOT / name).exists()]
 
 
 def test_the_family_has_a_row_per_task_with_its_measured_cost():
@@ -325,43 +248,3 @@ def test_the_family_has_a_row_per_task_with_its_measured_cost():
         name: "not measured" if entry.cost is None else "{}, {}".format(*entry.cost) for name, entry in TASKS.items()
     }
     assert dict(rows) == costs | {"mixture": "depends"} and len(rows) == len(TASKS)
-
-
-def test_pages_that_the_source_names_exist():
-    """Messages, comments and other pages name files of docs/ by their path from the root."""
-    sources = [path for folder in ("src", "tests", "benchmarks") for path in (ROOT / folder).rglob("*.[pm][yd]")]
-    named = {
-        (name, path.name)
-        for path in [*sources, *ROOT.glob("*.md"), ROOT / "Dockerfile"]
-        for name in re.findall(r"docs/[\w/-]+\.(?:md|json|py|png|jpg)", path.read_text("utf-8"))
-    }
-    assert named and not sorted(one for one in named if not (ROOT / one[0]).exists())
-
-
-def test_contributing_names_existing_files():
-    """The map and the recipes name existing files and folders, except those with NAME in them."""
-    text = (ROOT / "CONTRIBUTING.md").read_text()
-    named = re.findall(r"`((?:src|tests|docs|benchmarks)/[^`]*)`", text)
-    named += [f"src/patchloom/{folder}" for folder in re.findall(r"^\| `(\w+/)`", text, re.MULTILINE)]
-    missing = [name for name in named if "NAME" not in name and not (ROOT / name).exists()]
-    assert len(named) > 20 and not missing
-
-
-def test_the_paper_of_every_task_can_be_cited():
-    references = yaml.safe_load((ROOT / "CITATION.cff").read_text())["references"]
-    first = {one["authors"][0]["family-names"] for one in references}
-    cited = {word for entry in TASKS.values() for word in re.findall(r"(\w+) et al", entry.paper)}
-    assert len(cited) > 8 and not cited - first
-    ids = {one["identifiers"][0]["value"].removeprefix("arXiv:") for one in references}
-    named = {  # those that a task's file names in its first sentence
-        found
-        for path in (ROOT / "src/patchloom/tasks").glob("*.py")
-        for found in re.findall(r"arXiv (\d{4}\.\d{5})\)", path.read_text().split('"""')[1].splitlines()[0])
-    }
-    assert len(named) > 4 and not named - ids - {"2509.06990"}  # DIET-CP, on public weights
-    assert len(ids) == len(references) >= len(TASKS) - 1  # all but `mixture`
-
-
-def test_forms_and_workflows_are_yaml():
-    pages = [ROOT / "CITATION.cff", *(ROOT / ".github").rglob("*.yml")]
-    assert len(pages) == 7 and all(isinstance(yaml.safe_load(page.read_text()), dict) for page in pages)

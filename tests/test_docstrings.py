@@ -8,23 +8,25 @@ SOURCE = Path(__file__).parents[1] / "src"
 FOREIGN = {"RelPosAttention", "save_to_disk", "sklearn.linear_model.LogisticRegression", "torch.amp.GradScaler"}
 FILES = sorted((SOURCE / "patchloom").rglob("*.py"))
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+FIELDS = {  # of the nodes that have a name
+    **{ast.Name: ("id",), ast.Attribute: ("attr",), ast.arg: ("arg",), ast.keyword: ("arg",)},
+    **{ast.alias: ("name", "asname"), ast.ImportFrom: ("module",)},
+    **dict.fromkeys((ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef, ast.ExceptHandler), ("name",)),
+}
 
 
-def names_of(path: Path, tree: ast.Module) -> set[str]:
-    """Return all names in a file: modules, classes, functions, attributes, arguments, and words in strings."""
+def read(path: Path) -> tuple[list[str], set[str]]:
+    """Return a file's docstrings, and its names, among them words of short strings."""
+    nodes = [*ast.walk(ast.parse(path.read_text()))]
+    documented = [node for node in nodes if isinstance(node, DOCUMENTED) and ast.get_docstring(node)]
+    docstrings = {id(node.body[0].value) for node in documented}
     found = {*path.relative_to(SOURCE).with_suffix("").parts}
-    docstrings = {id(node.body[0].value) for node in ast.walk(tree) if described(node)}
-    for node in ast.walk(tree):
-        for field in ("name", "id", "attr", "arg", "asname", "module"):
-            if isinstance(value := getattr(node, field, None), str):
-                found |= {*value.split(".")}
+    for node in nodes:
+        for field in FIELDS.get(type(node), ()):
+            found |= {*(getattr(node, field) or "").split(".")}
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
             found |= {*re.findall(r"\w+", node.value)} if len(node.value) < 40 else set()  # options, keys, paths
-    return found
-
-
-def described(node: ast.AST) -> str | None:
-    return ast.get_docstring(node) if isinstance(node, DOCUMENTED) else None
+    return [ast.get_docstring(node) for node in documented], found
 
 
 def missing(text: str, names: set[str]) -> list[str]:
@@ -34,13 +36,9 @@ def missing(text: str, names: set[str]) -> list[str]:
 
 
 def test_names_in_docstrings_exist():
-    trees = {path: ast.parse(path.read_text()) for path in FILES}
-    names = set().union(*(names_of(path, tree) for path, tree in trees.items()))
-    stale = [
-        f"{path.relative_to(SOURCE)}: {name}"
-        for path, tree in trees.items()
-        for node in ast.walk(tree)
-        for name in missing(described(node) or "", names)
+    files = {str(path.relative_to(SOURCE)): read(path) for path in FILES}
+    names = set().union(*(found for _, found in files.values()))
+    assert not [
+        f"{path}: {name}" for path, (texts, _) in files.items() for text in texts for name in missing(text, names)
     ]
-    assert not stale
     assert missing("As `OldName` and `encode` and ``anything``.", names) == ["OldName"]

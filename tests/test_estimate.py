@@ -1,5 +1,7 @@
 """Estimates of time and memory."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -8,53 +10,41 @@ from patchloom import estimate
 from patchloom.estimate import Estimate, count_step, scaled_seconds, time_steps, typical_seconds
 
 
-class Clock:
+@pytest.fixture
+def clock(monkeypatch):
     """Clock that only advances when work does."""
-
-    def __init__(self, monkeypatch):
-        self.now = 0.0
-        monkeypatch.setattr(estimate.time, "perf_counter", lambda: self.now)
-
-    def work(self, seconds: float) -> None:
-        self.now += seconds
+    clock = SimpleNamespace(now=0.0)
+    clock.work = lambda seconds: setattr(clock, "now", clock.now + seconds)
+    monkeypatch.setattr(estimate.time, "perf_counter", lambda: clock.now)
+    return clock
 
 
-def test_seconds_are_scaled_by_the_images(monkeypatch):
-    clock, done = Clock(monkeypatch), []
-    sizes = {"few": 32, "some": 320, "slow": 6.0}
+def test_seconds_are_scaled_by_the_images(clock):
+    done, sizes = [], {"few": 32, "some": 320, "slow": 6.0}
 
     def work(count: int) -> None:
         done.append(count)
         clock.work(1 + 0.01 * count)  # a second whatever the number
 
-    assert scaled_seconds(work, 10_000, **sizes) == pytest.approx(101) and done == [32, 32, 320]
-    done.clear()
-    assert scaled_seconds(work, 100, **sizes) == pytest.approx(2) and done == [32, 32, 100]
-    done.clear()
-    assert scaled_seconds(work, 20, **sizes) == pytest.approx(1.2) and done == [20]
+    for n, seconds, counts in ((10_000, 101, [32, 32, 320]), (100, 2, [32, 32, 100]), (20, 1.2, [20])):
+        done.clear()
+        assert scaled_seconds(work, n, **sizes) == pytest.approx(seconds) and done == counts
     done.clear()
     slow = scaled_seconds(lambda count: work(100 * count), 10_000, **sizes)  # twice as many are enough
     assert slow == pytest.approx(10_001) and done == [3200, 3200, 6400]
 
 
-def test_the_first_step_does_not_count(monkeypatch):
-    clock, lasting = Clock(monkeypatch), iter([9.0, 1.0, 2.0, 3.0, 4.0, 5.0])
-    assert time_steps(lambda: clock.work(next(lasting)), least=3) == [1, 2, 3]
-
-
-@pytest.mark.parametrize(
-    ("options", "count"),
-    [
+def test_more_steps_are_timed_while_there_is_time(clock):
+    lasting = iter([9.0, 1.0, 2.0, 3.0, 4.0, 5.0])
+    assert time_steps(lambda: clock.work(next(lasting)), least=3) == [1, 2, 3], "the first does not count"
+    for options, count in (
         ({"least": 2, "seconds": 1.0}, 4),
         ({"least": 2, "seconds": 1.0, "most": 3}, 3),
         ({"least": 2, "seconds": 1.0, "most": 1}, 2),  # as few as are needed
         ({"least": 9, "slow": 0.5}, 2),
         ({"least": 9, "slow": 0.1}, 1),
-    ],
-)
-def test_more_steps_are_timed_while_there_is_time(options, count, monkeypatch):
-    clock = Clock(monkeypatch)
-    assert len(time_steps(lambda: clock.work(0.25), **options)) == count
+    ):
+        assert len(time_steps(lambda: clock.work(0.25), **options)) == count
 
 
 def test_one_slow_step_does_not_count_and_a_quota_does():

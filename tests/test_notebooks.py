@@ -13,6 +13,7 @@ SMALL = {  # in place of the values in the cell of parameters
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_a_notebook_runs_and_shows_its_pictures(path, tmp_path):
     book = nbformat.read(path, as_version=4)

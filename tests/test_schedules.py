@@ -1,6 +1,6 @@
 import pytest
 
-from patchloom.schedules import cosine_rate, halving_rate
+from patchloom.schedules import cosine_rate, halving_rate, warmup_again
 
 
 def test_a_halving_rate_is_small_and_constant_first_then_halved_at_every_mark():
@@ -16,3 +16,7 @@ def test_learning_rate_rises_then_falls_as_a_cosine():
     assert all(a > b for a, b in zip(rates[10:], rates[11:], strict=False))
     assert 0 < rates[-1] < 0.01
     assert cosine_rate(0, 5, 0, 1.0) == 1.0
+
+
+def test_a_run_that_is_extended_warms_up_for_a_tenth_of_the_added_steps():
+    assert [warmup_again(*given) for given in ((0, 100, 40), (100, 300, 40), (100, 300, 10))] == [40, 20, 10]

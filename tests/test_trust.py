@@ -13,15 +13,16 @@ import math
 import os
 import re
 import shutil
+import socket
 import sys
 import tarfile
-import threading
 from collections.abc import Callable
-from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from dataclasses import asdict, replace
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -31,9 +32,12 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 from safetensors.torch import save_file
+from small import forget
+from timm.models.swin_transformer import SwinTransformer
+from timm.models.vision_transformer import VisionTransformer
 
 import patchloom
-from patchloom.audio.config import GREY, SIXTH, Sound, sound_from
+from patchloom.audio.config import Sound, sound_from
 from patchloom.cli import main
 from patchloom.compare import plan as comparing
 from patchloom.compare import runner
@@ -41,25 +45,20 @@ from patchloom.data.decode import Unreadable, decode_image, read_image
 from patchloom.data.sources.glob import absolute_pattern, may_search_disc
 from patchloom.data.sources.open import open_data, open_stored
 from patchloom.data.sources.urls import expand_braces, find_remote
-from patchloom.dense.checkpoint import DENSE_FORMAT as DENSE
 from patchloom.dense.checkpoint import load_dense
-from patchloom.errors import PatchloomError, TemporaryError, typed_fields
+from patchloom.errors import PatchloomError, TemporaryError
 from patchloom.export.export import export
 from patchloom.nets.build import OPTIONS, EncoderSpec, build_encoder, check_model_options
 from patchloom.nets.checkpoints import format
 from patchloom.nets.checkpoints.format import (
     EncoderCard,
-    card_from,
-    is_encoder_file,
     load_encoder_file,
     load_module_file,
     read_weights,
     save_encoder,
     save_extra_module,
-    save_net,
     stock_encoder,
 )
-from patchloom.nets.checkpoints.load import Weights, kind_of
 from patchloom.nets.heads import InstanceHead
 from patchloom.options import VERBS, parse_call, parse_evaluate, parse_pretrain
 from patchloom.report.load_run import load_run
@@ -67,13 +66,11 @@ from patchloom.report.pictures import collect_pictures, images_of
 from patchloom.runs.checksummed import read_checksummed, write_checksummed
 from patchloom.runs.encoder import named_extra_module
 from patchloom.runs.folder import RunFolder
-from patchloom.runs.settings import request
 from patchloom.runs.task import load_task
 from patchloom.system import network
 from patchloom.system.files import append
-from patchloom.tasks import custom, task_class
-
-WIDE = 2**40
+from patchloom.system.load import Load
+from patchloom.tasks import custom
 
 
 @pytest.fixture(scope="module")
@@ -103,38 +100,21 @@ def encoder(made, tmp_path) -> Path:
 
 @pytest.fixture(autouse=True)
 def met_nothing(monkeypatch):
-    """Reset the state to that of a process that has not loaded any class."""
     monkeypatch.setattr(custom, "_HERE", {})
-    if hasattr(custom, "_TYPED"):
-        monkeypatch.setattr(custom, "_TYPED", set())
+    monkeypatch.setattr(custom, "_TYPED", set())
     monkeypatch.setattr(sys, "path", [*sys.path])
     yield
-    for name in [name for name in sys.modules if name.startswith("patchloom_")]:
-        del sys.modules[name]
+    forget()
 
 
-@pytest.fixture(scope="module")
-def server():
-    """A web address on this machine, and the paths that were requested from it."""
-    asked: list[str] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(self.path)
-            self.send_error(404)
-
-        do_HEAD = do_GET
-
-        def log_message(self, *words: Any) -> None:
-            pass
-
-    serving = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=serving.serve_forever, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{serving.server_port}", asked
-    serving.shutdown()
-    thread.join()
-    serving.server_close()
+@pytest.fixture
+def home():
+    """A web address on this machine, which fails the test if anything connects to it."""
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        yield f"http://127.0.0.1:{door.getsockname()[1]}"
+        door.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            door.accept()
 
 
 def forged(run: Path, **values: Any) -> Path:
@@ -161,104 +141,76 @@ def look(capsys, run: Path) -> str:
 
 # ---- data: commands and addresses
 
-COMMANDS = {  # what touches {}, by how it is hidden
-    "plain": "pipe:touch {}",
-    "braces": "{{pipe:touch {} ;echo ,pipe:true ;#}}.tar",
-    "nested": "{{{{pipe:touch {},x}},y}}.tar",
-    "letters": "{{pi,po}}pe:touch {}.tar",
-    "colon": "pipe{{:touch {},x}}.tar",
-    "braces at the end": "pipe:touch {}{{,x}}",
-    "number": "pipe:touch {}{{0..1}}.tar",
-    "after a comma": "shapes:10,pipe:touch {}",
-    "after a comma and a blank": "a.tar, pipe:touch {}",
-    "upper case": "PIPE:touch {}",
-    "mixed case": "PiPe:touch {}.tar",
-    "blanks before": "  pipe:touch {}",
-    "braces within a list": "a.tar,{{b,pipe:touch {}}}.tar",
-    "behind an address": "file:///x::pipe:touch {}",
-    "a path": "x/../pipe:touch {}.tar",
-}
-
-
-@pytest.mark.parametrize("hidden", COMMANDS)
-@pytest.mark.parametrize("several", [False, True], ids=["one", "a list"])
-def test_no_command_of_a_run_is_run(hidden, several, run, tmp_path, capsys):
-    touched = tmp_path / "touched"
-    name = COMMANDS[hidden].format(touched)
-    forged(run, data=["shapes:10", name] if several else name)
-    assert find_remote(name) is not None
-    look(capsys, run)
-    images_of(load_run(run))
-    assert "Compared on noise" in export(run).notes[0]
-    assert not [*tmp_path.glob("touched*")]
-
-
-def test_a_command_that_is_typed_is_run(photos, tmp_path):
-    with pytest.raises(PatchloomError, match="not a tar file|truncated"):
-        open_data(f"{{pipe:touch {tmp_path}/touched;echo ,pipe:true ;#}}.tar")
-    assert (tmp_path / "touched").exists()
-
-
-ADDRESSES = (
+COMMANDS = (  # which touch {}
+    *("pipe:touch {}", "{{pipe:touch {} ;echo ,pipe:true ;#}}.tar", "{{{{pipe:touch {},x}},y}}.tar", "PIPE:touch {}"),
+    *("{{pi,po}}pe:touch {}.tar", "pipe{{:touch {},x}}.tar", "pipe:touch {}{{,x}}", "pipe:touch {}{{0..1}}.tar"),
+    *("shapes:10,pipe:touch {}", "a.tar, pipe:touch {}", "PiPe:touch {}.tar", "  pipe:touch {}"),
+    *("a.tar,{{b,pipe:touch {}}}.tar", "file:///x::pipe:touch {}", "x/../pipe:touch {}.tar"),
+)
+ADDRESSES = (  # of the server at {}
     *("{}/x.tar", "{}/x-{{0..2}}.tar", "simplecache::{}/x.tar", "filecache::{}/x.tar", "blockcache::{}/x.tar"),
     *("zip://x.tar::{}/x.zip", "{{{},a}}/x.tar", "a.tar,{}/x.tar", " {}/x.tar", "reference://::{}/x.json"),
     *("tar://x::{}/a.tar", "file:///a.tar::{}/a.tar", "file:///a/../{}/b.tar"),
 )
-
-
-@pytest.mark.parametrize("address", ADDRESSES)
-def test_no_address_of_a_run_is_opened(address, run, server, capsys):
-    home, asked = server
-    before = len(asked)
-    forged(run, data=address.format(home))
-    said = look(capsys, run)
-    assert "type" in said
-    images_of(load_run(run))
-    assert "Compared on noise" in export(run).notes[0]
-    assert len(asked) == before
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("s3://bucket/x.tar", "gs://b/x.tar", "hf://datasets/a/b.tar", "github://o:r@m/x", "ftp://h/x", "memory://x"),
-        *("hf:nobody/nothing", "hf:nobody/nothing@config", "cifar10", "food101@/nowhere", "HTTP://h/x.tar"),
-    ],
+REMOTE = (
+    *("s3://bucket/x.tar", "gs://b/x.tar", "hf://datasets/a/b.tar", "github://o:r@m/x", "ftp://h/x", "memory://x"),
+    *("hf:nobody/nothing", "hf:nobody/nothing@config", "cifar10", "food101@/nowhere", "HTTP://h/x.tar"),
 )
-def test_nothing_is_fetched_for_a_run(name, run, capsys, monkeypatch):
-    def download(*given: Any, **named: Any) -> None:
-        raise AssertionError("something is fetched")
-
-    monkeypatch.setattr("torchvision.datasets.utils.download_url", download)
-    monkeypatch.setattr("torchvision.datasets.utils.urllib.request.urlopen", download)
-    monkeypatch.setattr("torchvision.datasets.cifar.download_and_extract_archive", download)
-    monkeypatch.setattr("torchvision.datasets.food101.download_and_extract_archive", download)
-    monkeypatch.setattr("datasets.load_dataset", download)
-    monkeypatch.setattr("patchloom.data.sources.urls.url_to_fs", download)
-    assert "type" in look(capsys, forged(run, data=name))
 
 
-def test_what_is_here_is_still_found(run, photos, tmp_path):
-    measured = {"mean": [0.5] * 3, "std": [0.2] * 3, "height": 16, "width": 16, "sampled": 1, "fingerprint": "x"}
-    write_checksummed(run / "data.yaml", measured)
+def test_no_data_that_a_file_names_is_run_or_fetched(home, tmp_path, monkeypatch):
+    """Neither commands nor addresses nor data sets, however they are hidden, alone or in a list."""
+    touched = tmp_path / "touched"
+    for place in ("utils.download_url", "cifar.download_and_extract_archive", "food101.download_and_extract_archive"):
+        monkeypatch.setattr(f"torchvision.datasets.{place}", lambda *given: pytest.fail("something is fetched"))
+    monkeypatch.setattr("datasets.load_dataset", lambda *given, **named: pytest.fail("something is fetched"))
+    for name in (*(one.format(touched) for one in COMMANDS), *(one.format(home) for one in ADDRESSES), *REMOTE):
+        for data in (name, ["shapes:10", name]):
+            with pytest.raises(PatchloomError, match="type"):
+                open_stored(data, "a run", "")
+    assert not [*tmp_path.glob("touched*")]
+    with pytest.raises(PatchloomError, match="not a tar file|truncated"):
+        open_data(f"{{pipe:touch {touched};echo ,pipe:true ;#}}.tar")
+    assert touched.exists(), "it is run if it is typed"
+
+
+def test_no_verb_runs_or_fetches_the_data_of_a_run(run, home, tmp_path, capsys):
+    for name in (f"{{pipe:touch {tmp_path}/touched ;echo ,pipe:true ;#}}.tar", f"{home}/x.tar", "cifar10"):
+        forged(run, data=name)
+        assert "type" in look(capsys, run)
+        assert images_of(load_run(run)).shown is None
+        assert "Compared on noise" in export(run).notes[0]
+    assert not [*tmp_path.glob("touched*")]
+
+
+def test_what_is_here_is_still_found(run, photos, tmp_path, monkeypatch):
+    write_checksummed(run / "data.yaml", MEASURED)
     assert patchloom.look(run, what="features")  # its folder of images
     for name in (f"{photos}/*.png", f"{photos}/{{0,2}}.png", f"{photos}/0.png,{photos}/2.png", "shapes:10", "digits"):
         assert find_remote(name) is None and open_stored(name, "a run", "")
     assert find_remote("file:///data/x-{0..3}.tar") is None
+    (tmp_path / "short").symlink_to(run)  # a run may itself be a link
+    folder = RunFolder(tmp_path / "short")
+    folder.lock()
+    folder.unlock()
+    assert folder.read_config()
+    shutil.copytree(photos, tmp_path / "[a]" / "b")
+    monkeypatch.chdir(tmp_path / "[a]")
+    monkeypatch.setenv("HOME", str(tmp_path / "[a]"))
+    for name in ("b/*", absolute_pattern("b/**"), f"{photos.parent}/**/*.*", absolute_pattern("b/0*")):
+        assert not may_search_disc(name)
+        assert open_stored(name, "a run", "").train.name == open_data(name).train.name
+    assert may_search_disc(absolute_pattern("*/*")), "all of the user's home"
 
 
-BOMBS = ("{a,b}" * 60, "{0..999999999999}", "{1..1000}{1..1000}{1..1000}", "{" * 3000 + "a,b" + "}" * 3000)
-
-
-@pytest.mark.parametrize("bomb", BOMBS, ids=["pairs", "range", "ranges", "nested"])
-def test_braces_that_fill_memory_are_refused(bomb, run, capsys):
-    with pytest.raises(PatchloomError, match="names|nested"):
-        expand_braces(bomb)
-    look(capsys, forged(run, data=f"{bomb}.tar"))
+def test_braces_that_fill_memory_are_refused():
+    for bomb in ("{a,b}" * 60, "{0..999999999999}", "{1..1000}{1..1000}{1..1000}", "{" * 3000 + "a,b" + "}" * 3000):
+        with pytest.raises(PatchloomError, match="names|nested"):
+            open_stored(f"{bomb}.tar", "a run", "")
 
 
 @given(st.text(alphabet="{},.:pie/ x01", max_size=24))
-@examples(max_examples=300, deadline=None)
+@examples(max_examples=300)
 def test_names_that_expand_to_a_command_are_found(name):
     """This includes random names, and names made by brace expansion."""
     try:
@@ -272,96 +224,63 @@ def test_names_that_expand_to_a_command_are_found(name):
 # ---- cards
 
 # values that no encoder's card has, by the path to their place
-CARDS: dict[str, tuple[str, Any]] = {
-    "a checkpoint": ("spec.options.checkpoint_path", "/tmp/evil.pth"),
-    "pretrained": ("spec.options.pretrained", True),
-    "a configuration": ("spec.options.pretrained_cfg", {"file": "/tmp/evil.pth"}),
-    "an overlay": ("spec.options.pretrained_cfg_overlay", {"url": "http://127.0.0.1/x"}),
-    "a cache": ("spec.options.cache_dir", "/tmp"),
-    "another name": ("spec.options.model_name", "hf-hub:nobody/model"),
-    "code for a norm": ("spec.options.norm_layer", "os.system"),
-    "a keyword that is code": ("spec.options.x=print(1), depth", None),
-    "scriptable": ("spec.options.scriptable", True),
-    "a device": ("spec.options.device", "cuda:7"),
-    "a hub name": ("spec.model", "hf-hub:nobody/model"),
-    "another spelling of it": ("spec.model", "hf_hub:nobody/model"),
-    "a folder": ("spec.model", "local-dir:/tmp"),
-    "a path": ("spec.model", "../../vit_tiny_patch16_224"),
-    "no text": ("spec.model", ["vit_tiny_patch16_224"]),
-    "a dict for a depth": ("spec.options.depth", {"x": 1}),
-    "text for a depth": ("spec.options.depth", "2"),
-    "true for a width": ("spec.options.embed_dim", True),
-    "a negative depth": ("spec.options.depth", -1),
-    "a depth of 10^9": ("spec.options.depth", 10**9),
-    "a width of 10^9": ("spec.options.embed_dim", 10**9),
-    "a width that fills memory": ("spec.options.embed_dim", 65_536),
-    "nan": ("spec.options.drop_path_rate", math.nan),
-    "infinity": ("spec.options.mlp_ratio", math.inf),
-    "a side of 10^9": ("spec.img_size", [10**9, 10**9]),
-    "sides of text": ("spec.img_size", ["16", "16"]),
-    "three sides": ("spec.img_size", [16, 16, 16]),
-    "no side": ("spec.img_size", []),
-    "a patch of text": ("spec.patch_size", "4); import os"),
-    "no patch": ("spec.patch_size", 0),
-    "channels of text": ("spec.channels", "3"),
-    "channels without end": ("spec.channels", 2**40),
-    "positions of text": ("spec.positions", "__import__('os')"),
-    "a mean of text": ("mean", ["__import__('os').system('x')"] * 3),
-    "a mean of lists": ("mean", [[0.5]] * 3),
-    "a mean of nan": ("mean", [math.nan] * 3),
-    "a mean of one": ("mean", [0.5]),
-    "a negative deviation": ("std", [-1.0] * 3),
-    "a task that is no text": ("task", ["mae"]),
-    "a name that is no text": ("name", {"a": 1}),
-    "a module above": ("extra_modules", {"../../x": "pooling"}),
-    "an absolute module": ("extra_modules", {"/etc/x": "pooling"}),
-    "a module for nothing": ("extra_modules", {"instance_head": "exec"}),
-    "sound of text": ("sound", "print(1)"),
-    "no card": ("", []),
-    "no sizes": ("spec", None),
-    "sizes of text": ("spec", "vit"),
+CARDS: dict[str, list[Any]] = {
+    "spec": [None, "vit"],
+    "spec.model": ["hf-hub:nobody/model", "hf_hub:a/b", "local-dir:/tmp", "../../vit_tiny_patch16_224", ["nano"]],
+    "spec.options": [
+        *({"checkpoint_path": "/tmp/evil.pth"}, {"pretrained": True}, {"pretrained_cfg": {"file": "/tmp/evil.pth"}}),
+        *({"pretrained_cfg_overlay": {"url": "http://127.0.0.1/x"}}, {"cache_dir": "/tmp"}, {"device": "cuda:7"}),
+        *({"model_name": "hf-hub:a/b"}, {"norm_layer": "os.system"}, {"x=print(1), depth": None}, {"scriptable": True}),
+        *({"depth": {"x": 1}}, {"depth": "2"}, {"depth": -1}, {"depth": 10**9}, {"embed_dim": True}),
+        *({"embed_dim": 10**9}, {"embed_dim": 65_536}, {"drop_path_rate": math.nan}, {"mlp_ratio": math.inf}),
+    ],
+    "spec.img_size": [[10**9, 10**9], ["16", "16"], [16, 16, 16], []],
+    "spec.patch_size": ["4); import os", 0],
+    "spec.channels": ["3", 2**40],
+    "spec.positions": ["__import__('os')"],
+    "mean": [["__import__('os').system('x')"] * 3, [[0.5]] * 3, [math.nan] * 3, [0.5]],
+    "std": [[-1.0] * 3, [0.2, 0.0, 0.2]],
+    "task": [["mae"]],
+    "name": [{"a": 1}],
+    "extra_modules": [{"../../x": "pooling"}, {"/etc/x": "pooling"}, {"instance_head": "exec"}],
+    "sound": ["print(1)", {"low": "20), __import__('os').system('x')"}],
+    "": [[]],
 }
 
 
 def changed(about: dict[str, Any], place: str, value: Any) -> None:
-    """Set the value at the path ``a.b.c`` in nested dicts; empty the innermost dict if the path ends with a dot."""
+    """Set the value at the path ``a.b.c`` in nested dicts, or merge two dicts; empty the dict if the path is empty."""
     *above, last = place.split(".")
     for part in above:
         about = about[part]
-    if last:
-        about[last] = value
-    else:
+    if not last:
         about.clear()
+    elif isinstance(value, dict) and isinstance(about.get(last), dict):
+        about[last] |= value
+    else:
+        about[last] = value
 
 
-@pytest.mark.parametrize("forgery", CARDS)
-def test_a_card_is_checked(forgery, encoder, capsys, tmp_path):
-    path = with_card(encoder, lambda about: changed(about, *CARDS[forgery]))
-    with pytest.raises(PatchloomError):
-        load_encoder_file(path)
-    failed(capsys, "export", path)
-    failed(capsys, "look", path, "digits")
+@pytest.mark.parametrize("place", CARDS)
+def test_a_card_is_checked(place, encoder):
+    whole = encoder.read_bytes()
+    for value in CARDS[place]:
+        encoder.write_bytes(whole)
+        with_card(encoder, lambda about, value=value: changed(about, place, value))
+        with pytest.raises(PatchloomError):
+            load_encoder_file(encoder)
 
 
-def test_a_card_that_is_whole_is_read(encoder):
-    with_card(encoder, lambda about: about.update(of_a_later_version=1))
-    assert load_encoder_file(encoder)[1].spec.model == "nano"
+def test_every_verb_refuses_a_forged_card_in_a_sentence(encoder, capsys):
+    with_card(encoder, lambda about: changed(about, "spec.options", {"embed_dim": 65_536}))
+    for words in (["export", encoder], ["look", encoder, "digits"], ["evaluate", "knn", encoder, "digits"]):
+        failed(capsys, *words)
 
 
-def test_a_card_cannot_rule_the_terminal(encoder):
-    with_card(encoder, lambda about: about.update(name="\x1b[2J\rx" + "y" * 10_000))
-    name = load_encoder_file(encoder)[1].name
-    assert name.isprintable() and len(name) <= 500
-
-
-def test_a_pickle_named_by_a_card_is_not_read(encoder, tmp_path):
-    """A ``checkpoint_path`` among the options would have timm read a file that the card names."""
-    evil = tmp_path / "evil.pth"
-    torch.save(Evil(tmp_path / "touched"), evil)
-    with_card(encoder, lambda about: about["spec"]["options"].update(checkpoint_path=str(evil)))
-    with pytest.raises(PatchloomError, match="checkpoint_path"):
-        load_encoder_file(encoder)
-    assert not (tmp_path / "touched").exists()
+def test_a_card_that_is_whole_is_read_and_cannot_rule_the_terminal(encoder):
+    with_card(encoder, lambda about: about.update(of_a_later_version=1, name="\x1b[2J\rx" + "y" * 10_000))
+    card = load_encoder_file(encoder)[1]
+    assert card.spec.model == "nano" and card.name.isprintable() and len(card.name) <= 500
 
 
 class Evil:
@@ -372,38 +291,31 @@ class Evil:
         return Path.touch, (self.path,)
 
 
-def test_a_pickle_of_weights_runs_nothing(tmp_path, capsys):
+def test_a_pickle_of_weights_runs_nothing(encoder, tmp_path, capsys):
+    """Neither as weights, nor as a ``checkpoint_path`` among a card's options, which timm would read."""
     evil = tmp_path / "evil.pth"
     torch.save({"state_dict": Evil(tmp_path / "touched")}, evil)
     failed(capsys, "evaluate", "knn", evil, "digits", "--model", "vit_tiny_patch16_224")
+    with_card(encoder, lambda about: about["spec"]["options"].update(checkpoint_path=str(evil)))
+    with pytest.raises(PatchloomError, match="checkpoint_path"):
+        load_encoder_file(encoder)
     assert not (tmp_path / "touched").exists()
 
 
-UNSTORED = {
-    "repeated": lambda: torch.zeros(1, dtype=torch.float16).expand(2**24, 2**24),
-    "meta": lambda: torch.zeros(192, 3, 16, 16, device="meta"),
-    "sparse": lambda: torch.zeros(192, 768).to_sparse(),
-    "nested": lambda: torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]),
-}
-
-
-@pytest.mark.parametrize("kind", UNSTORED)
-@pytest.mark.parametrize("name", ["patch_embed.proj.weight", "blocks.0.norm1.weight"])
-def test_a_few_bytes_are_not_a_large_tensor(kind, name, tmp_path, capsys):
-    state = stock_encoder("vit_tiny_patch16_224").state_dict()
-    state = {key: torch.zeros(value.shape) for key, value in state.items()} | {name: UNSTORED[kind]()}
-    torch.save(state, path := tmp_path / "weights.pth")
-    assert f"does not store all numbers of '{name}'" in failed(
-        capsys, "evaluate", "knn", path, "digits", "--model", "vit_tiny_patch16_224"
-    )
-
-
-def test_a_projection_of_no_pixels_is_refused(tmp_path, capsys):
-    state = stock_encoder("vit_tiny_patch16_224").state_dict()
+def test_a_few_bytes_are_not_a_large_tensor(tmp_path):
+    name, state = "patch_embed.proj.weight", stock_encoder("vit_tiny_patch16_224").state_dict()
     state = {key: torch.zeros(value.shape) for key, value in state.items()}
-    torch.save(state | {"patch_embed.proj.weight": torch.zeros(192, 3, 0, 0)}, path := tmp_path / "weights.pth")
-    said = failed(capsys, "evaluate", "knn", path, "digits", "--model", "vit_tiny_patch16_224")
-    assert "patch_embed.proj.weight is 192x3x0x0 there" in said
+    for tensor, word in (
+        (torch.zeros(1, dtype=torch.float16).expand(2**24, 2**24), "does not store all numbers"),
+        (torch.zeros(192, 3, 16, 16, device="meta"), "does not store all numbers"),
+        (torch.zeros(192, 768).to_sparse(), "does not store all numbers"),
+        (torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]), "does not store all numbers"),
+        (torch.zeros(192, 3, 0, 0), "192x3x0x0"),
+    ):
+        torch.save(state | {name: tensor}, path := tmp_path / "weights.pth")
+        with pytest.raises(PatchloomError, match=word) as refused:
+            patchloom.load_encoder(path, model="vit_tiny_patch16_224")
+        assert name in str(refused.value)
 
 
 def test_metadata_that_nests_without_end_is_left_out(tmp_path):
@@ -420,40 +332,20 @@ def test_buffers_that_fill_memory_are_refused(tmp_path):
         load_encoder_file(path)
 
 
-def test_an_encoder_file_is_one_by_any_name(encoder, tmp_path):
-    path = tmp_path / "E.SAFETENSORS"
-    path.write_bytes(encoder.read_bytes())
-    assert is_encoder_file(path) and kind_of(path) == "patchloom" and Weights(path).license == ""
-
-
 SOUNDS: dict[str, Any] = {
-    "low": "20), __import__('pathlib').Path('{}').touch(",
-    "bands": "64); __import__('pathlib').Path('{}').touch(); (0",
-    "bins": [40],
-    "rate": 10**12,
-    "seconds": math.inf,
-    "window": math.nan,
-    "hop": -1.0,
-    "features": "exec",
-    "mean": ["__import__('pathlib').Path('{}').touch()"] * 40,
-    "std": {"a": 1},
-    "more": 1,
+    **{"low": "20), __import__('os').system('x')", "bands": "64); import os; (0", "bins": [40], "rate": 10**12},
+    **{"seconds": math.inf, "window": math.nan, "hop": -1.0, "features": "exec", "std": {"a": 1}, "more": 1},
+    "mean": ["__import__('os').system('x')"] * 40,
 }
 
 
-@pytest.mark.parametrize("name", SOUNDS)
-def test_the_sound_of_a_card_is_no_code(name, tmp_path):
-    touched = tmp_path / "touched"
-    sound = Sound(mean=(0.0,) * 40, std=(1.0,) * 40)
-    spec = EncoderSpec("nano", sound.size, (40, 1), 1, options=SMALL)
-    path = tmp_path / "e.safetensors"
-    save_encoder(build_encoder(spec), EncoderCard(spec, (GREY,), (SIXTH,), "mae", "e", sound=sound), path)
-    assert export(path).difference < 1e-4
-    value = json.loads(json.dumps(SOUNDS[name]).replace("{}", str(touched)))
-    with_card(path, lambda about: about["sound"].update({name: value}))
-    with pytest.raises(PatchloomError, match="not what patchloom wrote"):
-        export(path)
-    assert not touched.exists()
+def test_the_sound_of_a_card_is_no_code():
+    """Its values are written into the program that export makes."""
+    plain = json.loads(json.dumps(asdict(Sound(mean=(0.0,) * 40, std=(1.0,) * 40))))
+    assert sound_from(plain).size == (40, 98)
+    for name, value in SOUNDS.items():
+        with pytest.raises(ValueError):
+            sound_from(plain | {name: value})
 
 
 ANYTHING = st.recursive(
@@ -464,7 +356,7 @@ ANYTHING = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(sorted(OPTIONS)) | st.text(max_size=12), ANYTHING, max_size=4))
-@examples(max_examples=300, deadline=None)
+@examples(max_examples=300)
 def test_options_that_pass_are_plain(given_options):
     """Every accepted value is a number or a list of numbers within the range of its name."""
     try:
@@ -475,28 +367,6 @@ def test_options_that_pass_are_plain(given_options):
         _, low, high = OPTIONS[name]
         for one in value if isinstance(value, list | tuple) else [value]:
             assert one is None or (type(one) in (bool, int, float) and low <= one <= high)
-
-
-@given(st.fixed_dictionaries({}, optional={name: ANYTHING for name in (*Sound.__dataclass_fields__, "other")}))
-@examples(max_examples=300, deadline=None)
-def test_sounds_that_pass_are_plain(plain):
-    try:
-        sound = sound_from(plain)
-    except ValueError:
-        return
-    for value in (sound.rate, sound.seconds, sound.bins, sound.bands, sound.window, sound.hop, sound.low):
-        assert type(value) in (int, float) and math.isfinite(value)
-
-
-@given(st.sampled_from(["spec", "mean", "std", "task", "name", "extra_modules", "note", "sound"]), ANYTHING)
-@examples(max_examples=150, deadline=None)
-def test_any_value_in_a_card_is_read_or_refused(name, value):
-    spec = {"model": "nano", "img_size": [16, 16], "patch_size": 4, "channels": 3, "positions": "sincos", "options": {}}
-    card = {"spec": spec, "mean": [0.5] * 3, "std": [0.2] * 3, "task": "mae", "name": "e"}
-    try:
-        card_from(card | {name: value})
-    except ValueError:
-        pass
 
 
 @pytest.fixture(scope="module")
@@ -568,7 +438,7 @@ def test_changed_metadata_is_read_or_rejected(kind, self_describing):
     before = path.read_bytes()
 
     @given(st.data(), ANYTHING | EXTREMES)
-    @examples(max_examples=60, deadline=None)
+    @examples(max_examples=60)
     def any_value_anywhere(data: st.DataObject, value: Any) -> None:
         def forge(about: Any) -> Any:
             place = data.draw(st.sampled_from([one for one in places(about) if one and one != ("sha256",)]))
@@ -590,83 +460,49 @@ def test_changed_metadata_is_read_or_rejected(kind, self_describing):
         path.write_bytes(before)
 
 
-def test_what_typed_fields_takes():
-    plain = {"rate": 16_000, "mean": [0.0] * 40}
-    assert typed_fields(Sound, plain)["mean"] == (0.0,) * 40
-    for wrong in ({"rate": "1"}, {"rate": True}, {"rate": math.nan}, {"nothing": 1}, [1], None):
-        with pytest.raises(ValueError):
-            typed_fields(Sound, wrong)
-
-
 # ---- dense models, modules beside an encoder
 
-DENSES: dict[str, tuple[str, Any]] = {
-    "a checkpoint": ("encoder.spec.options.checkpoint_path", "/tmp/evil.pth"),
-    "a hub name": ("encoder", {"spec": None, "task": "timm:hf-hub:nobody/model"}),
-    "a folder": ("encoder", {"spec": None, "task": "timm:local-dir:/tmp"}),
-    "no net of ours": ("encoder", {"spec": None, "task": "timm:resnet18"}),
-    "an unknown tag": ("encoder", {"spec": None, "task": "timm:vit_tiny_patch16_224.nobodys"}),
-    "a large stock": ("encoder", {"spec": None, "task": "timm:vit_giant_patch14_224"}),
-    "another kind": ("kind", "exec"),
-    "an argument": ("arguments.encoder", "x"),
-    "a width": ("arguments.head_width", 10**9),
-    "a width of text": ("arguments.head_width", "512"),
-    "a size": ("size", [10**6, 10**6]),
-    "one side": ("size", [16]),
-    "positions": ("positions", ["keep"]),
-    "classes": ("classes", [1, 2]),
-    "a seed": ("seed", "0"),
-    "ids": ("ids", {"a": 1}),
-    "a negative id": ("ids", [0, -1]),
-    "an id of 10^9": ("ids", [0, 10**9]),
-    "too few ids": ("ids", [0]),
-    "an id twice": ("ids", [1, 1]),
+DENSES: dict[str, list[Any]] = {
+    "encoder.spec.options": [{"checkpoint_path": "/tmp/evil.pth"}],
+    "encoder": [
+        {"spec": None, "task": f"timm:{name}"}
+        for name in ("hf-hub:nobody/model", "local-dir:/tmp", "resnet18", "vit_tiny_patch16_224.nobodys")
+    ],
+    "kind": ["exec"],
+    "arguments": [{"encoder": "x"}, {"head_width": 10**9}, {"head_width": "512"}],
+    "size": [[10**6, 10**6], [16]],
+    "positions": [["keep"]],
+    "classes": [[1, 2]],
+    "seed": ["0"],
+    "ids": [{"a": 1}, [0, -1], [0, 10**9], [0], [1, 1]],
 }
 
 
-@pytest.mark.parametrize("forgery", DENSES)
-def test_a_dense_models_card_is_checked(forgery, encoder, tmp_path):
-    from patchloom.dense.checkpoint import DenseCard, save_dense
-    from patchloom.dense.segmenter import Segmenter
-    from patchloom.nets.finetune import at_size
-
-    vit, card = load_encoder_file(encoder)
-    arguments = {"head": "linear"}
-    model = Segmenter(at_size(vit, card, (16, 16), "keep"), 2, **arguments)
-    path = tmp_path / "model.safetensors"
-    save_dense(model, DenseCard("segment", card, "keep", (16, 16), 16, arguments, ("a", "b"), "d", "t", 0, {}), path)
-    assert (load_dense(path)[1].kind, load_dense(path)[1].ids) == ("segment", (0, 1))
+def test_a_dense_models_card_is_checked(self_describing):
+    path, read = self_describing["dense"]
+    whole, card = path.read_bytes(), read()[1]
+    assert (card.kind, card.ids) == ("segment", (0, 1))
     with_card(path, lambda about: about.update(classes=["a\x1b[2J", "b\nc"], data="\x1b[2J"))
-    assert all(map(str.isprintable, (*load_dense(path)[1].classes, load_dense(path)[1].data)))
-
-    def forge(about: dict[str, Any]) -> None:
-        place, value = DENSES[forgery]
-        changed(about, place, about["encoder"] | value if place == "encoder" else value)
-
-    with_card(path, forge)
-    with pytest.raises(PatchloomError):
-        load_dense(path)
+    assert all(map(str.isprintable, (*read()[1].classes, read()[1].data)))
+    for place, value in ((place, value) for place, values in DENSES.items() for value in values):
+        path.write_bytes(whole)
+        with_card(path, lambda about, place=place, value=value: changed(about, place, value))
+        with pytest.raises(PatchloomError):
+            read()
+    path.write_bytes(whole)
 
 
-@pytest.mark.parametrize(
-    "sizes", [{"width": "32"}, {"width": WIDE}, {"depth": 10**9}, {"heads": 0}, {"norm": 1}, {"width": True}]
-)
-def test_a_module_beside_an_encoder_is_checked(sizes, photos, tmp_path):
-    vit, card = load_encoder_file(an_encoder(tmp_path / "x", photos))
-    path = tmp_path / "encoder.safetensors"
-    save_encoder(vit, replace(card, extra_modules={"instance_head": "pooling"}), path)
-    save_extra_module(InstanceHead(32, 4, 1), tmp_path / "instance_head.safetensors")
-    assert load_module_file(path, "pooling") is not None
-    with_card(tmp_path / "instance_head.safetensors", lambda about: about["sizes"].update(sizes))
-    with pytest.raises(PatchloomError):
-        load_module_file(path, "pooling")
-
-
-def test_a_file_of_no_class_is_no_module(tmp_path):
-    path = tmp_path / "x.safetensors"
-    save_net(torch.nn.Linear(1, 1), DENSE, {"kind": "segment"}, path)
-    with pytest.raises(PatchloomError, match="not what patchloom wrote"):
-        load_dense(path)
+def test_a_module_beside_an_encoder_is_checked(self_describing):
+    encoder, read = self_describing["encoder"][0], self_describing["module"][1]
+    path = encoder.with_name("instance_head.safetensors")
+    whole = path.read_bytes()
+    assert read() is not None
+    for sizes in ({"width": "32"}, {"width": 2**40}, {"depth": 10**9}, {"heads": 0}, {"norm": 1}, {"width": True}):
+        path.write_bytes(whole)
+        with_card(path, lambda about, sizes=sizes: about["sizes"].update(sizes))
+        with pytest.raises(PatchloomError):
+            read()
+    path.write_bytes(whole)
 
 
 # ---- models by name and option
@@ -678,81 +514,61 @@ MODELS: tuple[dict[str, Any], ...] = (
 )
 
 
-@pytest.mark.parametrize("model", MODELS, ids=str)
-def test_a_model_has_sizes_alone_in_python_too(model):
-    with pytest.raises(PatchloomError, match=next(iter(model))):
-        patchloom.pretrain("digits", model={"name": "nano", **model}, epochs=1)
-    with pytest.raises(PatchloomError, match=next(iter(model))):
-        build_encoder(EncoderSpec("nano", (16, 16), 4, options=model))
-
-
-@pytest.mark.parametrize(
-    "name", ["hf-hub:a/b", "hf_hub:a/b", "local-dir:/tmp", "/tmp/x.pth", "vit_tiny_patch16_224\n", "timm/vit", "", "é"]
-)
-def test_a_model_is_a_name_alone(name, monkeypatch):
-    monkeypatch.setattr(timm, "create_model", lambda *given, **named: pytest.fail("timm was asked"))
-    for build in (
-        lambda: build_encoder(EncoderSpec(name, (16, 16), 4)),
-        lambda: format.stock_encoder(name),
-        lambda: format.load_encoder_file(f"timm:{name}"),
-    ):
-        with pytest.raises(PatchloomError):
-            build()
-
-
-def test_every_plain_option_is_one_of_timms():
-    from inspect import signature
-
-    from timm.models.swin_transformer import SwinTransformer
-    from timm.models.vision_transformer import VisionTransformer
-
+def test_a_model_has_sizes_alone_in_python_too():
+    for model in MODELS:
+        with pytest.raises(PatchloomError, match=next(iter(model))):
+            patchloom.pretrain("digits", model={"name": "nano", **model}, epochs=1)
+        with pytest.raises(PatchloomError, match=next(iter(model))):
+            build_encoder(EncoderSpec("nano", (16, 16), 4, options=model))
     known = {*signature(VisionTransformer).parameters, *signature(SwinTransformer).parameters}
-    assert {*OPTIONS} <= known
+    assert {*OPTIONS} <= known, "every plain option is one of timm's"
+
+
+def test_a_model_is_a_name_alone(monkeypatch):
+    monkeypatch.setattr(timm, "create_model", lambda *given, **named: pytest.fail("timm was asked"))
+    names = ("hf-hub:a/b", "hf_hub:a/b", "local-dir:/tmp", "/tmp/x.pth", "vit_tiny_patch16_224\n", "timm/vit", "", "é")
+    for name in names:
+        for build in (
+            lambda name=name: build_encoder(EncoderSpec(name, (16, 16), 4)),
+            lambda name=name: format.stock_encoder(name),
+            lambda name=name: format.load_encoder_file(f"timm:{name}"),
+        ):
+            with pytest.raises(PatchloomError):
+                build()
 
 
 # ---- settings of a run
 
 SETTINGS: dict[str, Any] = {
-    "img_size": "auto",
-    "patch_size": [1, 2, 3],
-    "channels": "3",
-    "epochs": "1",
-    "batch_size": -5,
-    "data": {"a": 1},
-    "task": "mae",
-    "model": {"name": "hf-hub:a/b"},
-    "seed": 1.5,
-    "workers": 10**9,
-    "precision": "exec",
-    "nothing": 1,
+    **{"img_size": "auto", "patch_size": [1, 2, 3], "channels": "3", "epochs": "1", "batch_size": -5, "seed": 1.5},
+    **{"data": {"a": 1}, "task": "mae", "workers": 10**9, "precision": "exec", "nothing": 1},
 }
+FORGED_MODELS = (
+    *({"name": "hf-hub:a/b"}, {"name": "nano", "checkpoint_path": "x"}, {"name": "nano", "depth": "1"}),
+    {"name": "nano", "model_name": "local-dir:x"},
+)
 
 
-@pytest.mark.parametrize("name", SETTINGS)
-def test_the_settings_of_a_run_are_checked(name, run, capsys):
-    forged(run, **{name: SETTINGS[name]})
-    with pytest.raises(PatchloomError, match="not a configuration"):
-        RunFolder(run).read_config()
+def test_the_settings_of_a_run_are_checked(run, capsys):
+    whole = (run / "config.yaml").read_bytes()
+    for values in (*({name: value} for name, value in SETTINGS.items()), *({"model": one} for one in FORGED_MODELS)):
+        (run / "config.yaml").write_bytes(whole)
+        forged(run, **values)
+        with pytest.raises(PatchloomError, match="not a configuration"):
+            RunFolder(run).read_config()
     look(capsys, run)
 
 
-@pytest.mark.parametrize("option", [{"checkpoint_path": "x"}, {"depth": "1"}, {"model_name": "local-dir:x"}])
-def test_the_model_of_a_run_is_checked(option, run):
-    forged(run, model={"name": "nano", **option})
-    with pytest.raises(PatchloomError, match="not a configuration"):
-        RunFolder(run).read_config()
+MEASURED = {"mean": [0.5] * 3, "std": [0.2] * 3, "height": 16, "width": 16, "sampled": 1, "fingerprint": "x"}
 
 
-@pytest.mark.parametrize(
-    "found", [{"mean": "0.5"}, {"std": [[1]]}, {"height": "x"}, {"held_out": ["0"]}, {"sound": {"low": "x"}}]
-)
-def test_what_was_measured_of_the_data_is_checked(found, run):
-    usual = {"mean": [0.5] * 3, "std": [0.2] * 3, "height": 16, "width": 16, "sampled": 1, "fingerprint": "x"}
-    write_checksummed(run / "data.yaml", usual)
+def test_what_was_measured_of_the_data_is_checked(run):
+    write_checksummed(run / "data.yaml", MEASURED)
     assert RunFolder(run).read_stats().height == 16
-    write_checksummed(run / "data.yaml", usual | found)
-    with pytest.raises(PatchloomError, match="not what patchloom wrote"):
-        RunFolder(run).read_stats()
+    for found in ({"mean": "0.5"}, {"std": [[1]]}, {"height": "x"}, {"held_out": ["0"]}, {"sound": {"low": "x"}}):
+        write_checksummed(run / "data.yaml", MEASURED | found)
+        with pytest.raises(PatchloomError, match="not what patchloom wrote"):
+            RunFolder(run).read_stats()
 
 
 def test_yaml_repeats_nothing(tmp_path, run, capsys):
@@ -772,57 +588,53 @@ def test_yaml_repeats_nothing(tmp_path, run, capsys):
     assert read_checksummed(twice) == {"a": [1, 2], "b": [1, 2]}
 
 
-REPEATED: tuple[tuple[Callable[..., Any], tuple[str, ...]], ...] = (
-    (parse_pretrain, ("digits", "--epochs", "1", "--epochs", "2")),
-    (parse_pretrain, ("digits", "--epochs=1", "--epochs", "1")),
-    (parse_pretrain, ("digits", "--batch-size", "8", "--batch_size", "8")),
-    (parse_pretrain, ("digits", "--task", "mae", "--task.name", "lut")),
-    (parse_pretrain, ("digits", "--flip", "--flip=false")),
-    (parse_pretrain, ("digits", "--task.mask_ratio", "0.5", "--task.mask_ratio", "0.6")),
-    (parse_evaluate, ("knn", "run", "digits", "--seed", "1", "--seed", "2")),
-    (lambda words: parse_call("look", words), ("run", "--seed", "1", "--seed=2")),
-    (lambda words: parse_call("export", words), ("run", "--to", "hf", "--to", "onnx")),
-)
-
-
-@pytest.mark.parametrize(("parse", "words"), REPEATED)
-def test_an_option_is_given_once(parse, words):
+def test_an_option_is_given_once():
+    for words in (
+        *("--epochs 1 --epochs 2", "--epochs=1 --epochs 1", "--batch-size 8 --batch_size 8", "--flip --flip=false"),
+        *("--task mae --task.name lut", "--task.mask_ratio 0.5 --task.mask_ratio 0.6"),
+    ):
+        with pytest.raises(PatchloomError, match="twice"):
+            parse_pretrain(["digits", *words.split()])
     with pytest.raises(PatchloomError, match="twice"):
-        parse([*words])
+        parse_evaluate("knn run digits --seed 1 --seed 2".split())
+    with pytest.raises(PatchloomError, match="twice"):
+        parse_call("look", "run --seed 1 --seed=2".split())
 
 
 # ---- configurations
 
-CONFIGS = (
+CONFIGS: tuple[dict[str, Any], ...] = (
     *({"data": "pipe:touch x"}, {"data": "{pi,x}pe:touch x"}, {"data": ["digits", "PIPE:x"]}, {"data": "http://h/x"}),
-    *({"data": "simplecache::http://h/x"}, {"data": "digits,pipe:x"}, {"data": "hf:a/b"}, {"data": "cifar10"}),
+    *({"data": "hf:a/b"}, {"data": "cifar10"}, {"data": "digits", "init": "timm:vit_tiny_patch16_224"}),
     *({"data": "digits", "task": "evil.py:Evil"}, {"data": "digits", "task": {"name": "evil:Evil"}}),
-    *({"data": "digits", "task.name": "evil.py"}, {"data": "digits", "init": "timm:vit_tiny_patch16_224"}),
+    *({"data": "digits", "task.name": "evil.py"},),
     *({"data": "digits", "task": {"name": "distill", "features_of": "timm:vit_tiny_patch16_224"}},),
 )
 
 
-@pytest.mark.parametrize("values", CONFIGS, ids=str)
-def test_a_configuration_runs_and_fetches_nothing(values, tmp_path, monkeypatch, capsys):
+def test_a_configuration_runs_and_fetches_nothing(tmp_path, monkeypatch, capsys):
+    """Nor if the attacker ships a folder of the name of a command or an address beside it."""
     monkeypatch.chdir(tmp_path)
     Path("evil.py").write_text("open('touched', 'w')")
-    Path("run.yaml").write_text(yaml.safe_dump(values))
-    assert "on the command line, too" in failed(capsys, "pretrain", "--config", "run.yaml")
+    folders = ("pipe:touch touched", "pipe:touch touched/x", "hf:nobody", "http:/127.0.0.1/x.tar", "a::b")
+    for name in folders:
+        Path(name).mkdir(parents=True)
+    for values in (*CONFIGS, *({"data": name.replace(":/", "://")} for name in folders)):
+        Path("run.yaml").write_text(yaml.safe_dump(values))
+        assert "on the command line, too" in failed(capsys, "pretrain", "--config", "run.yaml"), values
     assert not Path("touched").exists() and not Path("x").exists()
 
 
 def test_what_is_typed_wins_over_a_configuration(tmp_path):
-    config = tmp_path / "run.yaml"
-    config.write_text("data: pipe:touch x\ntask: evil.py:Evil\ninit: timm:vit_tiny_patch16_224\n")
+    (config := tmp_path / "run.yaml").write_text("data: pipe:touch x\ntask: evil.py:Evil\ninit: timm:vit_tiny\n")
     words = ["digits", "--task", "mae", "--init", "other.safetensors", "--config", str(config)]
     given, _ = parse_pretrain(words)
     assert (given["data"], given["task"]["name"], given["init"]) == ("digits", "mae", "other.safetensors")
-    config.write_text("data: shapes:20\nepochs: 1\n")
-    assert parse_pretrain(["--config", str(config)])[0]["data"] == "shapes:20"
 
 
 # ---- tasks of one's own
 
+SMALLEST = "--model nano --model.depth 1 --epochs 1 --batch_size 4 --img_size 16 --patch_size 4 --kernels torch".split()
 EVIL = """
 from pathlib import Path
 Path(__file__).with_name("touched").touch()
@@ -836,17 +648,11 @@ class Half(MAE):
 def own(photos, tmp_path_factory) -> tuple[Path, Path]:
     """A run of a custom task, finished or not, and its file, as from an archive; none of its code has run here."""
     folder = tmp_path_factory.mktemp("own")
-    file = folder / "half.py"
-    file.write_text(EVIL)
+    (file := folder / "half.py").write_text(EVIL)
     model = {"name": "nano", **SMALL, "depth": 1}
-    name = f"{file}:Half"
-    patchloom.pretrain(photos, name, out=folder / "run", model=model, epochs=1, batch_size=8)
+    patchloom.pretrain(photos, f"{file}:Half", out=folder / "run", model=model, epochs=1, batch_size=8)
     (folder / "touched").unlink()
-    custom._HERE.clear()
-    if hasattr(custom, "_TYPED"):
-        custom._TYPED.clear()
-    for one in [one for one in sys.modules if one.startswith("patchloom_")]:
-        del sys.modules[one]
+    forget()
     return folder / "run", file
 
 
@@ -857,13 +663,10 @@ def test_a_custom_task_of_a_run_is_run_only_if_it_is_typed(own, photos, tmp_path
         if state == "unfinished":
             (run / "encoder.safetensors").unlink()
             (run / "summary.txt").unlink()
-        said = failed(capsys, "look", run)
-        assert f"--task {file}:Half" in said
+        assert f"--task {file}:Half" in failed(capsys, "look", run)
         assert f"--task {file}:Half" in failed(capsys, "evaluate", "positions", run, photos)
         # what needs the encoder alone has it
-        assert main(["look", str(run), "--what", "features"]) == 0
         assert main(["evaluate", "knn", str(run), "digits", "--max_train", "50", "--ks", "1"]) == 0
-        assert main(["embed", str(run), str(photos), "--to", str(tmp_path / f"{state}.npz")]) == 0
         assert main(["export", str(run), "--out", str(tmp_path / f"{state}.safetensors")]) == 0
         assert main(["report", str(run)]) == 0
         assert named_extra_module(run, "pooling") is None
@@ -875,21 +678,21 @@ def test_a_custom_task_of_a_run_is_run_only_if_it_is_typed(own, photos, tmp_path
 NAMES = ("half.py:Half", "half.py", "{}/half.py:Half", "half:Half", "package.half:Half", "half.py:Half#", "./half.py:H")
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_task_that_a_run_names_by_hand_is_not_run(name, run, photos, tmp_path, monkeypatch, capsys):
+def test_a_task_that_a_run_names_by_hand_is_not_run(run, photos, tmp_path, monkeypatch, capsys):
     """An attacker may name it as a user would, without the digest that patchloom stores."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    Path("half.py").write_text(EVIL)
     Path("package").mkdir()
-    Path("package/__init__.py").write_text(EVIL)
-    Path("package/half.py").write_text(EVIL)
-    forged(run, task={"name": name.format(tmp_path)})
+    for file in ("half.py", "package/__init__.py", "package/half.py"):
+        Path(file).write_text(EVIL)
+    for name in NAMES:
+        for digest in ("", "#0123456789abcdef"):
+            forged(run, task={"name": name.format(tmp_path).rstrip("#") + digest})
+            with pytest.raises(PatchloomError):
+                load_task(run)
     for digest in ("", "#0123456789abcdef"):
-        forged(run, task={"name": name.format(tmp_path).rstrip("#") + digest})
-        failed(capsys, "look", run)
-        with pytest.raises(PatchloomError):
-            load_task(run)
+        forged(run, task={"name": f"half.py:Half{digest}"})
+        look(capsys, run)
         # patchloom writes no name without a digest, so the configuration is rejected; else only the encoder is read
         assert main(["export", str(run)]) == (0 if digest else 2)
         # kernels are named, since a choice among them is measured
@@ -897,23 +700,12 @@ def test_a_task_that_a_run_names_by_hand_is_not_run(name, run, photos, tmp_path,
     assert not [*tmp_path.rglob("touched")]
 
 
-def test_a_name_with_a_digest_is_not_typed(tmp_path):
-    file = tmp_path / "half.py"
-    file.write_text(EVIL)
-    name = custom.Code.of(f"{file}:Half").with_digest().name
-    with pytest.raises(PatchloomError, match="leave out #"):
-        task_class(name)
-    with pytest.raises(PatchloomError, match="leave out #"):
-        request("digits", {"name": name}, {})
-    assert not (tmp_path / "touched").exists()
-    assert task_class(f"{file}:Half") is task_class(name), "it was typed meanwhile"
-
-
 def test_a_task_is_no_part_of_a_stored_comparison(tmp_path):
     asked = comparing.ComparisonRequest(("digits",), ("mae", "lut"), 1, 1.0, None, {}, 1)
     pace = {"step": 1.0, "images": 8, "epoch": 10}
     stored = {"asked": asked.plain(), "epochs": {"mae": 1.0, "lut": 1.0}, "paces": {"mae": pace, "lut": pace}}
-    stored |= {"top": 1.0, "held_out": 1, "threads": 1, "after": {"scoring": 1.0, "page": 1.0}, "notes": []}
+    stored |= {"load": asdict(Load()), "top": 1.0, "held_out": 1, "threads": 1, "notes": []}
+    stored |= {"after": {"scoring": 1.0, "page": 1.0}}
     write_checksummed(tmp_path / "compare.yaml", stored)
     assert comparing.stored_plan(asked, tmp_path).epochs == {"mae": 1.0, "lut": 1.0}
     evil = {"epochs": {"mae": 1.0, "evil.py:Evil": 1.0}, "paces": {"mae": pace, "evil.py:Evil": pace}}
@@ -926,203 +718,114 @@ def test_a_task_is_no_part_of_a_stored_comparison(tmp_path):
 FAULTS = {  # a body of a task's class, and the line of its file that fails
     "built": ("    def __init__(self, encoder):\n        super().__init__(encoder)\n        {}['gone']", 5),
     "running": ("    def given(self, images, generator=None, **ratios):\n        return {}['gone']", 4),
-    "augmenting": (
-        "    def __init__(self, encoder):\n        super().__init__(encoder)\n        self.augment.size\n"
-        "        self.augment.__class__ = type('A', (type(self.augment),), {'__call__': lambda s, *a: {}['gone']})",
-        6,
-    ),
-    "imported": ("    {}['gone']", 3),
     "leaving": ("    raise SystemExit('gone')", 3),
 }
 
 
-@pytest.mark.parametrize("when", FAULTS)
-def test_an_error_in_a_custom_task_names_its_line(when, photos, tmp_path, capsys):
-    body, line = FAULTS[when]
-    file = tmp_path / "mine.py"
-    file.write_text(f"from patchloom.tasks.mae import MAE\nclass Mine(MAE):\n{body}\n")
-    words = ["pretrain", photos, "--task", f"{file}:Mine", "--out", tmp_path / "run", "--epochs", "1"]
-    words += ["--model", "nano", "--model.depth", "1", "--batch_size", "8", "--img_size", "16", "--patch_size", "4"]
-    said = failed(capsys, *words)
-    assert f"line {line}" in said and str(file) in said and "gone" in said
-
-
-# ---- weights alone (review 35)
-
-
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("plain") / "vit_tiny.safetensors"
-    torch.manual_seed(0)
-    save_file(timm.create_model("vit_tiny_patch16_224", num_classes=0).state_dict(), path)
-    return path
-
-
-def test_features_of_plain_weights(plain):
-    with pytest.raises(PatchloomError, match="--task.features_model"):
-        build("distill", features_of=str(plain))
-    teacher = build("distill", features_of=str(plain), features_model="vit_tiny_patch16_224").questions["features"]
-    own = teacher.teacher.encoder.state_dict()
-    assert torch.equal(own["blocks.3.mlp.fc1.weight"], format.read_weights(plain)["blocks.3.mlp.fc1.weight"])
-    with pytest.raises(PatchloomError, match="--task.features_model is for a file of weights alone"):
-        build("distill", features_of="timm:vit_tiny_patch16_224", features_model="vit_tiny_patch16_224")
-
-
-def build(name: str, **given: Any) -> Any:
-    from patchloom.tasks import build_task
-
-    vit = build_encoder(EncoderSpec("nano", (32, 32), 8, options=SMALL | {"num_heads": 2}))
-    return build_task({"name": name, **given}, vit)
-
-
-def test_plain_weights_are_exported_by_the_models_name(plain, tmp_path, photos):
-    with pytest.raises(PatchloomError, match="--model"):
-        export(plain)
-    done = export(plain, model="vit_tiny_patch16_224", data=str(photos), out=tmp_path / "e.safetensors")
-    assert done.difference < 1e-3 and "vit_tiny_patch16_224" in done.snippet
-    with pytest.raises(PatchloomError, match="--model is for a file of weights alone"):
-        export(tmp_path, model="vit_tiny_patch16_224")
+def test_an_error_in_a_custom_task_names_its_line(photos, tmp_path, capsys):
+    for when, (body, line) in FAULTS.items():
+        (file := tmp_path / f"{when}.py").write_text(f"from patchloom.tasks.mae import MAE\nclass Mine(MAE):\n{body}\n")
+        words = ["pretrain", photos, "--task", f"{file}:Mine", "--out", tmp_path / when, *SMALLEST]
+        said = failed(capsys, *words)
+        assert f"line {line}" in said and str(file) in said and "gone" in said
 
 
 def test_a_teacher_that_a_run_names_is_not_fetched(run, monkeypatch):
-    write_checksummed(
-        run / "data.yaml",
-        {"mean": [0.5] * 3, "std": [0.2] * 3, "height": 16, "width": 16, "sampled": 1, "fingerprint": "x"},
-    )
-    forged(
-        run, task={"name": "distill", "features_of": "timm:vit_tiny_patch16_224"}, channels=3, model={"name": "nano"}
-    )
-    monkeypatch.setattr("socket.create_connection", lambda *given, **named: pytest.fail("something is fetched"))
-    monkeypatch.setattr("patchloom.system.network.connection_fault", lambda *given: pytest.fail("something is fetched"))
+    write_checksummed(run / "data.yaml", MEASURED)
+    forged(run, task={"name": "distill", "features_of": "timm:vit_tiny_patch16_224"}, model={"name": "nano"})
+    for place in ("socket.create_connection", "patchloom.system.network.connection_fault"):
+        monkeypatch.setattr(place, lambda *given, **named: pytest.fail("something is fetched"))
     with pytest.raises(PatchloomError, match="does not download"):
         load_task(run)
 
 
-# ---- other contents of untrusted folders
-
-FOLDERS = ("pipe:touch touched", "pipe:touch touched/x", "hf:nobody", "http:/127.0.0.1/x.tar", "a::b")
-
-
-@pytest.mark.parametrize("name", FOLDERS)
-def test_a_folder_that_is_called_like_a_command_is_none_in_a_configuration(name, tmp_path, monkeypatch, capsys):
-    """The attacker ships a folder of that name beside the configuration."""
-    monkeypatch.chdir(tmp_path)
-    Path(name).mkdir(parents=True)
-    name = name.replace(":/", "://")  # the same path, and an address
-    Path("run.yaml").write_text(yaml.safe_dump({"data": name}))
-    assert "on the command line, too" in failed(capsys, "pretrain", "--config", "run.yaml")
-    assert not Path("touched").exists()
-
-
-@pytest.mark.parametrize("key", ["foo", "data ", "data+", "", "task.name ", "--data", "{a", "-data"])
-def test_an_unknown_setting_of_a_configuration_is_no_data(key, photos, tmp_path, monkeypatch, capsys):
+def test_an_unknown_setting_of_a_configuration_is_no_data(tmp_path, monkeypatch, capsys):
     """Argparse takes an unknown option with a space for a positional argument."""
     monkeypatch.chdir(tmp_path)
-    photographs(Path(f"--{key.replace('-', '_')}=a b"))
-    Path("run.yaml").write_text(yaml.safe_dump({key: "a b,pipe:touch touched"}))
-    assert "there is no option --" in failed(capsys, "pretrain", "--config", "run.yaml")
+    for key in ("foo", "data ", "data+", "", "task.name ", "--data", "{a", "-data"):
+        photographs(Path(f"--{key.replace('-', '_')}=a b"))
+        Path("run.yaml").write_text(yaml.safe_dump({key: "a b,pipe:touch touched"}))
+        assert "there is no option --" in failed(capsys, "pretrain", "--config", "run.yaml")
     assert "there is no option --foo" in failed(capsys, "look", "--foo=a b")
     assert not Path("touched").exists()
 
 
-def test_a_pattern_finds_folders_and_no_names(photos, tmp_path, monkeypatch):
+def test_a_pattern_finds_folders_and_no_names(tmp_path, monkeypatch):
     """All matches of a pattern are taken as folders, even if their names would mean something else when typed."""
-    monkeypatch.chdir(tmp_path)
     for name in ("hf:nobody", "cifar10", "shapes:10"):
-        photographs(Path("some", name))
-    monkeypatch.chdir("some")
-    monkeypatch.setattr("datasets.load_dataset", lambda *given, **named: pytest.fail("something is fetched"))
-    monkeypatch.setattr("torchvision.datasets.CIFAR10", lambda *given, **named: pytest.fail("something is fetched"))
+        photographs(tmp_path / name)
+    monkeypatch.chdir(tmp_path)
     for pattern, n in (("h*", 10), ("cif*", 10), ("shapes[:]*", 10), ("*", 30), ("{cifar10,hf:nobody}", 20)):
         assert len(open_data(pattern).train) == n
     assert len(open_stored("h*", "a run", "").train) == 10
 
 
-@pytest.mark.parametrize("file", ["README.md", ".huggingface.yaml", "stored.py"])
-def test_a_data_set_that_a_run_names_has_no_configuration_of_its_own(file, run, server, capsys, tmp_path):
+def test_a_data_set_that_a_run_names_has_no_configuration_of_its_own(run, home, capsys, tmp_path):
     """The library datasets downloads the files that the card of a local folder names."""
     import datasets
 
-    home, asked = server
-    stored = tmp_path / "stored"
-    pixels = [torch.zeros(16, 16, 3, dtype=torch.uint8).numpy()] * 4
+    (stored := tmp_path / "stored").mkdir()
+    pixels = [np.zeros((16, 16, 3), np.uint8)] * 4
     some = datasets.Dataset.from_dict({"image": pixels}, datasets.Features({"image": datasets.Image()}))
-    stored.mkdir()
     some.to_parquet(stored / "x.parquet")
     assert len(open_stored(f"hf:{stored}", "a run", "").train) == 4
-    configs = {"configs": [{"config_name": "default", "data_files": [{"split": "train", "path": f"{home}/x.parquet"}]}]}
-    text = yaml.safe_dump(configs)
-    (stored / file).write_text(f"---\n{text}---\n" if file == "README.md" else text)
-    before = len(asked)
-    assert "type" in look(capsys, forged(run, data=f"hf:{stored}"))
-    assert len(asked) == before
+    forged(run, data=f"hf:{stored}")
+    text = f"configs: [{{config_name: default, data_files: [{{split: train, path: '{home}/x.parquet'}}]}}]"
+    for file, content in (("README.md", f"---\n{text}\n---\n"), (".huggingface.yaml", text), ("stored.py", text)):
+        (stored / file).write_text(content)
+        assert "type" in look(capsys, run)
+        (stored / file).unlink()
 
 
 def test_a_teacher_from_an_address_is_not_fetched(monkeypatch):
     """timm has a URL instead of a repository on the Hub for some models, so the Hub's cache does not know them."""
-    name = "vit_huge_patch14_gap_224.in1k_ijepa"
+    name, create, asked = "vit_huge_patch14_gap_224.in1k_ijepa", timm.create_model, []
     assert not timm.models.get_pretrained_cfg(name).hf_hub_id
-    monkeypatch.setattr(timm, "create_model", only_sizes := sizes_alone(timm.create_model))
-    with network.from_cache_alone(True, "a run names it"), pytest.raises(PatchloomError, match="a run names it"):
-        load_encoder_file(f"timm:{name}")
-    assert only_sizes.asked == [False]
 
-
-def sizes_alone(create: Callable[..., Any]) -> Any:
-    """Replace ``timm.create_model`` by a function that records whether weights are requested, and loads none."""
-
-    def made(name: str, pretrained: bool = False, **named: Any) -> Any:
-        made.asked.append(pretrained)
+    def only_sizes(name: str, pretrained: bool = False, **named: Any) -> Any:
+        asked.append(pretrained)
         assert not pretrained, "something is fetched"
         return create(name, **named)
 
-    made.asked = []
-    return made
+    monkeypatch.setattr(timm, "create_model", only_sizes)
+    with network.from_cache_alone(True, "a run names it"), pytest.raises(PatchloomError, match="a run names it"):
+        load_encoder_file(f"timm:{name}")
+    assert asked == [False]
 
 
 EPS = "%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 16 16\n%%EndComments\nshowpage\n%%EOF\n"
 
 
-@pytest.mark.parametrize("suffix", [".png", ".jpg", ".tif", ".bmp", ".gif"])
-def test_postscript_is_no_image(suffix, tmp_path, monkeypatch, capsys, run):
+def test_postscript_is_no_image(tmp_path, monkeypatch, run):
     """Pillow detects formats by their content, and runs Ghostscript for PostScript files, which are programs."""
     monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", lambda *given, **named: pytest.fail("a program is run"))
-    file = tmp_path / f"x{suffix}"
-    file.write_text(EPS)
-    with pytest.raises(Unreadable):
-        read_image(file)
-    with pytest.raises(Unreadable):
-        decode_image(file.read_bytes(), "x")
-    if suffix == ".png":
-        (run / "pictures").mkdir(exist_ok=True)
-        (run / "pictures/x.png").write_text(EPS)
-        found, said = collect_pictures([load_run(run)])
-        assert "x.png" in said[0]
+    for suffix in (".png", ".jpg", ".tif", ".bmp", ".gif"):
+        file = tmp_path / f"x{suffix}"
+        file.write_text(EPS)
+        with pytest.raises(Unreadable):
+            read_image(file)
+        with pytest.raises(Unreadable):
+            decode_image(file.read_bytes(), "x")
+    (run / "pictures").mkdir(exist_ok=True)
+    (run / "pictures/x.png").write_text(EPS)
+    assert "x.png" in collect_pictures([load_run(run)])[1][0]
 
 
-@pytest.mark.parametrize("name", ["log.txt", ".lock", "skipped.txt"])
-def test_nothing_is_written_through_a_link_of_a_run(name, run, tmp_path):
+def test_nothing_is_written_through_a_link_of_a_run_or_a_comparison(run, tmp_path):
     """An archive may contain links, which would redirect writes to a file of the user."""
-    other = tmp_path / "bashrc"
-    other.write_text("theirs\n")
-    (run / name).unlink(missing_ok=True)
-    (run / name).symlink_to(other)
-    folder = RunFolder(run)
-    with pytest.raises(PatchloomError, match="link"):
-        folder.lock()
-        append(folder.log, "touch x\n")
-        folder.note_skipped("touch x")
-    folder.unlock()
-    assert other.read_text() == "theirs\n"
-
-
-def test_nothing_is_written_through_a_link_of_a_comparison(tmp_path):
-    other = tmp_path / "bashrc"
-    other.write_text("theirs\n")
-    log = tmp_path / "logs" / "mae.txt"
-    log.parent.mkdir()
-    log.symlink_to(other)
-    job = runner.Job("mae", 0, tmp_path / "run", ["--version"], log, 1.0)
+    (other := tmp_path / "bashrc").write_text("theirs\n")
+    for name in ("log.txt", ".lock", "skipped.txt"):
+        (run / name).unlink(missing_ok=True)
+        (run / name).symlink_to(other)
+        folder = RunFolder(run)
+        with pytest.raises(PatchloomError, match="link"):
+            folder.lock()
+            append(folder.log, "touch x\n")
+            folder.note_skipped("touch x")
+        folder.unlock()
+        (run / name).unlink()
+    (log := tmp_path / "mae.txt").symlink_to(other)
+    job = runner.Job("mae", 0, tmp_path / "run", ["--version"], log, 1.0, 0.0, 1.0)
     with pytest.raises(PatchloomError, match="link"):
         runner._start(job, 0, ())
     assert other.read_text() == "theirs\n"
@@ -1133,11 +836,9 @@ def test_nothing_is_written_through_a_link_of_a_comparison(tmp_path):
 
 def test_links_of_a_run_are_neither_followed_nor_copied(run, tmp_path, ends):
     """This is so when the run is trained longer, which copies its end."""
-    private = tmp_path / "ssh"
-    private.mkdir()
-    (private / "id").write_text("secret")
+    (secret := tmp_path / "id").write_text("secret")
     (run / "pictures").mkdir(exist_ok=True)
-    for name, to in (("id", private / "id"), ("big.safetensors", "/dev/zero"), ("pictures/id.png", private / "id")):
+    for name, to in (("id", secret), ("big.safetensors", "/dev/zero"), ("pictures/id.png", secret)):
         (run / name).symlink_to(to)
     os.mkfifo(run / "pipe")
     (run / "own.txt").write_text("kept")
@@ -1147,7 +848,7 @@ def test_links_of_a_run_are_neither_followed_nor_copied(run, tmp_path, ends):
     copied = {path.name for path in end.rglob("*") if not path.is_dir()}
     assert {"own.txt", "encoder.safetensors", "summary.txt"} <= copied
     assert not copied & {"id", "big.safetensors", "id.png", "pipe"}
-    assert (private / "id").read_text() == "secret" and not [path for path in end.rglob("*") if path.is_symlink()]
+    assert secret.read_text() == "secret" and not [path for path in end.rglob("*") if path.is_symlink()]
 
 
 def test_a_full_disc_while_a_run_is_extended_is_temporary_and_leaves_nothing(run, monkeypatch):
@@ -1156,66 +857,61 @@ def test_a_full_disc_while_a_run_is_extended_is_temporary_and_leaves_nothing(run
     def full(*given: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    (run / "sub").mkdir()
-    (run / "sub" / "own.txt").write_text("kept")
     before = sorted(run.rglob("*"))
     with monkeypatch.context() as patch, pytest.raises(TemporaryError, match="No space left") as caught:
         patch.setattr(shutil, "copyfileobj", full)
         RunFolder(run).keep_end(1)
-    assert caught.value.exit_code == 75 and len(str(caught.value)) < 300
+    assert caught.value.exit_code == 75
     assert sorted(path for path in run.rglob("*") if path != run / "earlier") == before
     RunFolder(run).keep_end(1)
-    assert (RunFolder(run).kept_end(1) / "sub" / "own.txt").exists()
+    assert (RunFolder(run).kept_end(1) / "summary.txt").exists()
 
 
-@pytest.mark.parametrize("name", ["checkpoints", "earlier", "pictures", "pictures/deeper"])
-def test_a_linked_folder_of_a_run_is_refused(name, run, photos, tmp_path, capsys):
-    theirs = tmp_path / "theirs"
-    theirs.mkdir()
+def test_a_linked_folder_of_a_run_is_refused(run, tmp_path, capsys):
+    (theirs := tmp_path / "theirs").mkdir()
     (theirs / ".bashrc.4711").touch()
-    (run / name).parent.mkdir(exist_ok=True)
-    (run / name).symlink_to(theirs)
-    forged(run)
-    for words in (["look", run], ["report", run], ["evaluate", "knn", run, "digits"]):
-        assert "link" in failed(capsys, *words)
-    with pytest.raises(PatchloomError, match="link"):
-        RunFolder(run).lock()
+    for name in ("pictures/deeper", "checkpoints", "earlier"):
+        (run / name).parent.mkdir(exist_ok=True)
+        (run / name).symlink_to(theirs)
+        for words in (["look", run], ["report", run], ["evaluate", "knn", run, "digits"]):
+            assert "link" in failed(capsys, *words)
+        with pytest.raises(PatchloomError, match="link"):
+            RunFolder(run).lock()
+        (run / name).unlink()
     assert [path.name for path in theirs.iterdir()] == [".bashrc.4711"]
 
 
-def test_a_run_may_itself_be_a_link(run, tmp_path):
-    (tmp_path / "short").symlink_to(run)
-    folder = RunFolder(tmp_path / "short")
-    folder.lock()
-    folder.unlock()
-    assert folder.read_config()
-
-
+# in groups: what a missing configuration hides is tried with it
 RUN_FILES = (
-    *("config.yaml", "requested.yaml", "reasons.yaml", "data.yaml", "verdict.yaml", "trained_on.bin", "metrics.csv"),
-    *("log.txt", "skipped.txt", "unreadable.txt", "summary.txt", "results.csv", "encoder.safetensors", ".lock"),
-    *("start.safetensors", "checkpoints/last.safetensors", "pictures/x.png", "pictures/segment/pairs.json"),
+    ("config.yaml",),
+    ("requested.yaml", "reasons.yaml", "data.yaml", "verdict.yaml", "trained_on.bin", "metrics.csv", "log.txt"),
+    ("skipped.txt", "unreadable.txt", "summary.txt", "results.csv", "pictures/x.png", "pictures/segment/pairs.json"),
+    ("encoder.safetensors", ".lock", "start.safetensors", "checkpoints/last.safetensors"),
 )
 
 
 @pytest.mark.parametrize("kind", ["pipe", "/dev/zero"])
-@pytest.mark.parametrize("name", RUN_FILES)
-def test_only_regular_files_of_a_run_are_opened(name, kind, run, photos, capsys, ends):
+@pytest.mark.parametrize("names", RUN_FILES, ids=lambda names: names[0])
+def test_only_regular_files_of_a_run_are_opened(names, kind, run, capsys, ends):
     forged(run)
-    path = run / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)
-    os.mkfifo(path) if kind == "pipe" else path.symlink_to(kind)
+    for name in names:
+        path = run / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        os.mkfifo(path) if kind == "pipe" else path.symlink_to(kind)
     evaluate = ["evaluate", "knn", run, "digits", "--max_train", "50", "--ks", "1"]
     for words in (["report", run], evaluate, ["look", "curves", run, run], ["export", run]):
         assert main([str(word) for word in words]) in (0, 2)
         assert "unexpected" not in capsys.readouterr().err
     folder = RunFolder(run)
-    with contextlib.suppress(PatchloomError):
-        folder.lock()
-        folder.note_skipped("a line")
-        folder.note_unreadable(["a name"])
-        append(folder.log, "a line")
+    for write in (
+        folder.lock,
+        lambda: folder.note_skipped("a line"),
+        lambda: folder.note_unreadable(["a name"]),
+        lambda: append(folder.log, "a line"),
+    ):
+        with contextlib.suppress(PatchloomError):
+            write()
     folder.unlock()
 
 
@@ -1224,37 +920,27 @@ def test_only_regular_files_configure_or_label(kind, tmp_path, encoder, photos, 
     path = tmp_path / "x.yaml"
     os.mkfifo(path) if kind == "pipe" else path.symlink_to(kind)
     assert "regular file" in failed(capsys, "pretrain", "--config", path)
-    data = tmp_path / "yolo"
-    shutil.copytree(photos, data / "images")
-    (data / "data.yaml").write_text(f"train: {path}\nval: images\nnames: [a]\n")
-    failed(capsys, "evaluate", "detect", encoder, data / "data.yaml")
-    maps = tmp_path / "maps"
-    shutil.copytree(photos, maps / "images")
-    (maps / "masks").mkdir()
-    for file in (maps / "images").iterdir():
-        (maps / "masks" / f"{file.stem}.png").symlink_to(path)
-    failed(capsys, "evaluate", "segment", encoder, maps)
+    shutil.copytree(photos, tmp_path / "yolo" / "images")
+    (tmp_path / "yolo" / "data.yaml").write_text(f"train: {path}\nval: images\nnames: [a]\n")
+    failed(capsys, "evaluate", "detect", encoder, tmp_path / "yolo" / "data.yaml")
+    shutil.copytree(photos, tmp_path / "maps" / "images")
+    (tmp_path / "maps" / "masks").mkdir()
+    for file in photos.iterdir():
+        (tmp_path / "maps" / "masks" / f"{file.stem}.png").symlink_to(path)
+    failed(capsys, "evaluate", "segment", encoder, tmp_path / "maps")
 
 
-WIDE_NAMES = (
-    "/**/*.png",
-    "/*/*/*/..//*/*",
-    "~/../**",
-    "/**",
-    "/",
-    "/proc/*/*",
-    "hf:/",
-    "file:///*/*/x.tar",
-    "{/**,x}/*",
-)
+WIDE_NAMES = ("/**/*.png", "/*/*/*/..//*/*", "~/../**", "/**", "/", "/proc/*/*", "hf:/", "file:///*/*/x.tar", "{/**,x}")
 
 
-@pytest.mark.parametrize("name", WIDE_NAMES)
-def test_a_disc_is_searched_only_if_that_is_typed(name, run, tmp_path, capsys, ends):
-    assert "type" in look(capsys, forged(run, data=name))
+def test_a_disc_is_searched_only_if_that_is_typed(run, tmp_path, capsys, ends):
+    for name in WIDE_NAMES:
+        with pytest.raises(PatchloomError, match="type"):
+            open_stored(name, "a run", "")
+        (tmp_path / "x.yaml").write_text(yaml.safe_dump({"data": name}))
+        assert "on the command line" in failed(capsys, "pretrain", "--config", tmp_path / "x.yaml")
+    assert "type" in look(capsys, forged(run, data="/**"))
     assert images_of(load_run(run)).shown is None
-    (tmp_path / "x.yaml").write_text(yaml.safe_dump({"data": name}))
-    assert "on the command line" in failed(capsys, "pretrain", "--config", tmp_path / "x.yaml")
 
 
 def test_links_do_not_widen_the_pattern_of_a_run(run, tmp_path, capsys, monkeypatch, ends):
@@ -1268,22 +954,6 @@ def test_links_do_not_widen_the_pattern_of_a_run(run, tmp_path, capsys, monkeypa
     assert "type" in look(capsys, forged(run, data=f"{tmp_path}/own/*/*/*/*/*/*/*/*.png"))
 
 
-def test_patterns_of_a_run_within_folders_are_opened(photos, tmp_path, monkeypatch):
-    shutil.copytree(photos, tmp_path / "[a]" / "b")
-    monkeypatch.chdir(tmp_path / "[a]")
-    monkeypatch.setenv("HOME", str(tmp_path / "[a]"))
-    for name in ("b/*", absolute_pattern("b/**"), f"{photos.parent}/**/*.*", absolute_pattern("b/0*")):
-        assert not may_search_disc(name)
-        assert open_stored(name, "a run", "").train.name == open_data(name).train.name
-    assert may_search_disc(absolute_pattern("*/*")), "all of the user's home"
-
-
-def test_a_card_whose_deviation_is_0_is_refused():
-    spec = {"model": "nano", "img_size": [16, 16], "patch_size": 4, "channels": 3, "positions": "sincos", "options": {}}
-    with pytest.raises(ValueError, match="a std is 0"):
-        card_from({"spec": spec, "mean": [0.5] * 3, "std": [0.2, 0.0, 0.2], "task": "mae", "name": "e"})
-
-
 # ---- names that would command the terminal
 
 HOSTILE = "a\x1b]0;owned\x07\x9b31m\u202e\nforged"  # a title, a colour, reversed text, and a line
@@ -1294,80 +964,57 @@ CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u206
 def evil(tmp_path_factory) -> Path:
     """A folder with data, lists, a run and an encoder whose names, classes and settings hold control characters."""
     home = tmp_path_factory.mktemp("evil") / HOSTILE
-    for part in ("train", "test"):
-        for name in ("x", "y"):
-            photographs(home / "data" / part / f"{HOSTILE}{name}")
-            for path in (home / "data" / part / f"{HOSTILE}{name}").iterdir():
-                path.rename(path.with_name(f"{HOSTILE}{path.name}"))
-            (home / "data" / part / f"{HOSTILE}{name}" / f"{HOSTILE}.png").write_bytes(b"broken")
-    a_run(home / HOSTILE, home / "data" / "train" / f"{HOSTILE}x")
-    (home / HOSTILE / "summary.txt").write_text(f"{HOSTILE}\n")
-    (home / HOSTILE / "reasons.yaml").write_text(yaml.safe_dump({HOSTILE: HOSTILE}))
-    an_encoder(home / "encoder", home / "data" / "train" / f"{HOSTILE}x")
-    with_card(home / "encoder" / "e.safetensors", lambda card: card | {"name": HOSTILE, "task": HOSTILE})
+    for folder in (home / "data" / part / f"{HOSTILE}{name}" for part in ("train", "test") for name in ("x", "y")):
+        for path in photographs(folder).iterdir():
+            path.rename(path.with_name(f"{HOSTILE}{path.name}"))
+        (folder / f"{HOSTILE}.png").write_bytes(b"broken")
+    images = home / "data" / "train" / f"{HOSTILE}x"
+    run = a_run(home / HOSTILE, images)
+    (run / "summary.txt").write_text(f"{HOSTILE}\n")
+    (run / "reasons.yaml").write_text(yaml.safe_dump({HOSTILE: HOSTILE}))
+    with_card(an_encoder(home / "encoder", images), lambda card: card | {"name": HOSTILE, "task": HOSTILE})
     save_file({HOSTILE: torch.zeros(2)}, home / "foreign.safetensors")
     with open(home / "table.csv", "w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["file", "label", HOSTILE])
-        writer.writerows(
-            [f"data/train/{HOSTILE}x/{HOSTILE}{i}.png", f"{HOSTILE}{i % 2}", HOSTILE] for i in (0, 2, 4, 6, 8)
-        )
+        rows = ([f"data/train/{HOSTILE}x/{HOSTILE}{i}.png", f"{HOSTILE}{i % 2}", HOSTILE] for i in (0, 2, 4, 6, 8))
+        csv.writer(file).writerows([["file", "label", HOSTILE], *rows])
     (home / "config.yaml").write_text(yaml.safe_dump({"data": str(home / "data"), "task.name": HOSTILE}))
     (home / "empty").mkdir()
     with tarfile.open(home / "shards.tar", "w") as tar:
-        tar.add(home / "data" / "train" / f"{HOSTILE}x" / f"{HOSTILE}0.png", f"{HOSTILE}.png")
+        tar.add(images / f"{HOSTILE}0.png", f"{HOSTILE}.png")
     return home
 
 
-SMALLEST = ["--model", "nano", "--model.depth", "1", "--epochs", "1", "--batch_size", "4", "--img_size", "16"]
-SMALLEST += ["--patch_size", "4"]
-PRINTING = {
-    "check": ["check", "data"],
-    "check a table": ["check", "table.csv"],
-    "check shards": ["check", "shards.tar"],
-    "check nothing": ["check", "empty"],
-    "pretrain": ["pretrain", "data", "--task", "mae", "--out", f"{HOSTILE}new", *SMALLEST],
-    "pretrain again": ["pretrain", "data", "--task", "mae", "--out", HOSTILE, *SMALLEST],
-    "pretrain --config": ["pretrain", "--config", "config.yaml"],
-    "pretrain --task": ["pretrain", "data", "--task", HOSTILE],
-    "evaluate": ["evaluate", "knn", HOSTILE, "data", "--ks", "1"],
-    "evaluate a card": ["evaluate", "linear", "encoder/e.safetensors", "data"],
-    "evaluate segment": ["evaluate", "segment", HOSTILE, "data"],
-    "compare": ["compare", "data", "--tasks", "mae,lut", "--minutes", "1", "--dry-run"],
-    "embed": ["embed", HOSTILE, "data", "--to", f"{HOSTILE}.npz", "--near", f"data/test/{HOSTILE}x/{HOSTILE}2.png"],
-    "predict": ["predict", HOSTILE, "data"],
-    "look": ["look", HOSTILE, "data", "--what", "features"],
-    "look curves": ["look", "curves", HOSTILE, HOSTILE],
-    "report": ["report", HOSTILE],
-    "export": ["export", HOSTILE, "--out", f"{HOSTILE}.safetensors"],
-    "export weights": ["export", "foreign.safetensors"],
-    "distill": ["distill", "encoder/e.safetensors", "data", "--student", HOSTILE],
-    "bench": ["bench", "data", "--tasks", HOSTILE],
-    "tasks": ["tasks", HOSTILE],
-    "recipes": ["recipes", HOSTILE],
-    "no verb": [HOSTILE],
-    "help": ["pretrain", "--task", HOSTILE, "--help"],
-}
+PRINTING = (  # with @ for the hostile name
+    *("check data", "check table.csv", "check shards.tar", "check empty", "pretrain --config config.yaml"),
+    f"pretrain data --task mae --out @new {' '.join(SMALLEST)}",
+    f"pretrain data --task mae --out @ {' '.join(SMALLEST)}",
+    *("pretrain data --task @", "evaluate knn @ data --ks 1", "evaluate linear encoder/e.safetensors data"),
+    *("evaluate segment @ data", "compare data --tasks mae,lut --minutes 1 --dry-run", "predict @ data"),
+    *("embed @ data --to @.npz --near data/test/@x/@2.png", "look @ data --what features", "look curves @ @"),
+    *("report @", "export @ --out @.safetensors", "export foreign.safetensors", "bench data --tasks @"),
+    *("distill encoder/e.safetensors data --student @", "tasks @", "recipes @", "@", "pretrain --task @ --help"),
+)
 
 
-@pytest.mark.parametrize("verb", PRINTING)
-def test_no_name_commands_the_terminal(verb, evil, monkeypatch, capfd):
+@pytest.mark.parametrize("command", PRINTING)
+def test_no_name_commands_the_terminal(command, evil, monkeypatch, capfd):
     """Neither the escape sequences nor the line breaks of names are printed, and JSON escapes them."""
     monkeypatch.chdir(evil)
-    assert main(PRINTING[verb]) in (0, 2)
+    monkeypatch.setattr("patchloom.check.memory_of", lambda *_: 0.25)  # a process of its own: seconds
+    monkeypatch.setattr("patchloom.train.estimate._READING_SECONDS", 0.1)
+    words = [word.replace("@", HOSTILE) for word in command.split()]
+    assert main(words) in (0, 2)
     printed = "".join(capfd.readouterr())
     assert not CONTROL.search(printed), CONTROL.search(printed)
     assert printed and not re.search("^forged", printed, re.MULTILINE), printed
-    main([*PRINTING[verb], "--json"])
-    assert not CONTROL.search(capfd.readouterr().out)
+    if command.partition(" ")[0] in ("check", "report", "look", "export", "@"):
+        main([*words, "--json"])
+        assert not CONTROL.search(capfd.readouterr().out)
 
 
-def test_every_verb_that_prints_is_tried():
-    assert {words[0] for words in PRINTING.values()} >= {*VERBS}
-
-
-def test_only_the_last_printers_print():
+def test_only_the_last_printers_print_and_every_verb_is_tried():
     """All others would need to escape names: see `patchloom.display.visible`."""
+    assert {command.partition(" ")[0] for command in PRINTING} >= {*VERBS}
     package = Path(patchloom.__file__).parent
     own = {"display.py", "cli.py", "train/metrics.py"}
     for path in package.rglob("*.py"):
@@ -1377,8 +1024,4 @@ def test_only_the_last_printers_print():
 
 def test_an_error_message_has_an_end(capsys):
     said = failed(capsys, "pretrain", "x" * 10**6 + "/y")
-    assert (
-        len(said) < 5000
-        and said.rstrip().endswith("y does not exist: give a folder, or a text file of paths")
-        or "…" in said
-    )
+    assert len(said) < 5000 and "y does not exist" in said or "…" in said

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from patchloom.errors import PatchloomError, TemporaryError
 from patchloom.tasks import TASKS
-from patchloom.version import __version__
 
 if TYPE_CHECKING:
     from patchloom.bench import bench
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from patchloom.report.report import report
     from patchloom.runs.encoder import load_encoder, load_extra_module
     from patchloom.train.loop import pretrain
+    from patchloom.version import __version__
 
 
 __all__ = [
@@ -56,6 +56,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "__version__": "patchloom.version",
     "bench": "patchloom.bench",
     "check": "patchloom.check",
     "compare": "patchloom.compare.compare",

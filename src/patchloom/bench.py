@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any, Literal
 
 import torch
@@ -21,12 +22,14 @@ from patchloom.errors import PatchloomError
 from patchloom.nets.performance import fuse_attention
 from patchloom.runs.settings import ResolvedSettings, Settings, request
 from patchloom.sizes import PatchSize, in_pixels
-from patchloom.system.hardware import compile_gain, keep_freed_memory, memory_shortage, product_rates, seconds_of
+from patchloom.system.hardware import float32_products, keep_freed_memory, memory_shortage, product_rates, seconds_of
+from patchloom.system.load import BackgroundLoad, Load
 from patchloom.tasks import ready_tasks
 from patchloom.tasks.custom import label
 from patchloom.train.estimate import Step, halvable, memory_of, reading_rate, refuse_too_large
 from patchloom.train.resolve import measure_data, resolve
 
+_WORTH = 1.05  # smaller gains of compiling are noise
 _COUNTED = 2  # images for counting operations, which are the same for each image
 
 
@@ -66,11 +69,13 @@ class Bench(Displayable):
         settings: settings of the first task; those of others hardly differ.
         peaks: operations per second of large matrix products, by dtype.
         paces: speeds of the tasks.
+        load: load by other programs while the steps were timed.
     """
 
     settings: ResolvedSettings
     peaks: dict[str, float]
     paces: tuple[StepSpeed, ...]
+    load: Load = Load()
 
     def parts(self, width: int) -> list[str | TextTable]:
         """See `Displayable`."""
@@ -83,6 +88,7 @@ class Bench(Displayable):
             "settings": self.settings.plain(),
             "torch": torch.__version__,
             "peak_flops_per_second": self.peaks,
+            "load": self.load.plain(),
             "tasks": [
                 {
                     "task": pace.task,
@@ -119,11 +125,17 @@ class Bench(Displayable):
         peaks = ", ".join(f"{rate / 1e9:,.0f} GFLOP/s in {dtype}" for dtype, rate in self.peaks.items())
         threads = f", {s.threads} threads" if s.device == "cpu" else ""
         sizes = f"images of {in_pixels(s.img_size)}, patches of {in_pixels(s.patch_size)}, batches of {s.batch_size}"
-        return [
+        busy = self.load.sentence()
+        said = [
             f"Large matrix products: {peaks} (torch {torch.__version__}, {s.device}{threads}).",
             f"{s.model['name']}, {sizes}, {s.precision}, {s.attention} attention, {s.kernels} kernels, "
             f"{s.workers} workers. Steps of the tasks are timed in turn; times are medians.",
+            *([f"{busy[0].upper()}{busy[1:]}."] if busy else []),
         ]
+        if gains := [two.rate / one.rate for one, two in pairwise(self.paces) if two.compiled]:
+            advice = "give pretrain --compile true" if min(gains) > _WORTH else "leave out --compile"
+            said.append(f"Compiled steps are ×{min(gains):.2f} to ×{max(gains):.2f} as fast: {advice}.")
+        return said
 
     def table(self) -> list[tuple[str, ...]]:
         """Return a heading, and a row for each of the paces."""
@@ -148,7 +160,7 @@ def bench(
     patch_size: PatchSize | Literal["auto"] = "auto",
     batch_size: int | Literal["auto"] = "auto",
     device: Literal["cpu", "cuda", "mps", "auto"] = "auto",
-    precision: Literal["float32", "bfloat16", "float16", "auto"] = "auto",
+    precision: Literal["float32", "tf32", "bfloat16", "float16", "auto"] = "auto",
     attention: Literal["fused", "explicit", "auto"] = "auto",
     kernels: Literal["torch", "native", "auto"] = "auto",
     workers: int | Literal["auto"] = "auto",
@@ -167,13 +179,13 @@ def bench(
         patch_size: side of a patch in pixels; 40x1 is rows x columns.
         batch_size: images per step.
         device: device for training; auto: a GPU if there is one.
-        precision: precision of matrix products: float32, bfloat16, or float16.
+        precision: precision of matrix products: float32, tf32, bfloat16, or float16.
         attention: form of attention: torch's fused kernel, or an explicit softmax.
         kernels: implementation of attention: torch, or native kernels for bfloat16 on a CPU.
         workers: processes that read images.
         threads: CPU threads of the training process.
         checkpointing: gradient checkpointing.
-        compile: torch.compile, timed in addition. The measured gain is stored, and decides pretrain's auto.
+        compile: torch.compile, timed in addition.
         rounds: number of timed steps per task.
 
     Raises:
@@ -198,9 +210,12 @@ def bench(
     try:
         with StatusMessage("building the tasks"):
             built = [Step(settings, compiled, sound=source.sound) for settings, compiled in forms]
+        others = BackgroundLoad()
         with StatusMessage("timing steps", (rounds + 1) * len(forms)) as waiting:
             ways = {i: partial(_counted, step, waiting) for i, step in enumerate(built)}
-            seconds = seconds_of(ways, each[0].device, rounds)
+            with float32_products(each[0].precision == "tf32"):
+                seconds = seconds_of(ways, each[0].device, rounds)
+        load = others.load()
         with StatusMessage("multiplying large matrices"):
             dtypes = dict.fromkeys(("float32", "bfloat16", each[0].precision))
             peaks = product_rates(
@@ -236,12 +251,7 @@ def bench(
             memory = None
         step = task, compiled, tuple(seconds[i]), settings.batch_size
         paces.append(StepSpeed(*step, flops, memory, data_rate))
-    done = Bench(each[0], peaks, tuple(paces))
-    if compile:
-        gains = [two.rate / one.rate for one, two in zip(paces[::2], paces[1::2], strict=True)]
-        s = done.settings
-        compile_gain(s.device, s.precision, s.model["name"], s.kernels, s.threads, lambda: min(gains))
-    return done
+    return Bench(each[0], peaks, tuple(paces), load)
 
 
 def _resolved(asked: Sequence[Settings], n: int, channels: int, stats: Stats, explicit: bool) -> list[ResolvedSettings]:

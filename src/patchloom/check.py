@@ -32,9 +32,18 @@ from patchloom.runs.settings import ResolvedSettings, TaskLike, request, why_tas
 from patchloom.sizes import PatchSize, compact, in_pixels
 from patchloom.system.files import write_whole
 from patchloom.system.hardware import keep_freed_memory, memory
+from patchloom.system.load import BackgroundLoad, Load
 from patchloom.tasks import AUTO, task_class
 from patchloom.tasks.custom import label
-from patchloom.train.estimate import Step, memory_of, reading_rate, refuse_too_large, smaller_steps
+from patchloom.train.estimate import (
+    Step,
+    memory_of,
+    reading_rate,
+    refuse_too_large,
+    seconds_of_reading,
+    smaller_steps,
+    with_cache,
+)
 from patchloom.train.resolve import LARGE, measure_data, resolve
 
 # Proposed settings for pre-training, and their cost on this machine, measured in a few steps.
@@ -51,11 +60,12 @@ class ProposalCost:
     Attributes:
         steps: number of steps of the run.
         seconds: seconds of each timed step, without reading.
-        reading: seconds for reading the images of a step.
+        reading: mean seconds for reading the images of a step.
         apart: whether other processes read while the device computes.
         memory: peak memory of two steps in GiB, without the imported libraries; None if unknown.
         room: GiB of memory that the device or this process may use.
         side: longer side of the task's crops in pixels.
+        load: load by other programs while the seconds were measured.
     """
 
     steps: int
@@ -65,6 +75,7 @@ class ProposalCost:
     memory: float | None
     room: float
     side: int
+    load: Load = Load()
 
     @property
     def step(self) -> float:
@@ -88,6 +99,7 @@ class ProposalCost:
             "seconds": self.total,
             "step_seconds": list(self.seconds),
             "reading_seconds": self.reading,
+            "load": self.load.plain(),
             "memory_bytes": None if self.memory is None else round(self.memory * 2**30),
             "available_bytes": round(self.room * 2**30),
         }
@@ -176,12 +188,15 @@ class Proposal(Displayable):
             f"It would take about {duration(max(1, e.total))}: {e.steps:,} steps in {s.epochs:,} epochs, each of "
             f"{span} {reading}. Estimated from {len(e.seconds)} steps, without measures and pictures."
         )
+        if busy := e.load.sentence():
+            said.append(f"{busy[0].upper()}{busy[1:]}.")
         if e.apart and s.device == "cpu" and e.worst > 1.1 * e.total:
             said.append(f"Reading and training share the cores here, so it may take up to {duration(e.worst)}.")
         if e.reading > e.step:
             remedy = "more --workers" if e.apart else "--workers 1"
             kept = "whole" if self.fixed_size or s.crop_scale == "native" else round(_KEPT * e.side)
-            said.append(f"Reading is the bottleneck: {remedy} or --cache {kept} can make it faster.")
+            remedy += f" or --cache {kept}" if s.cache == "none" else ""
+            said.append(f"Reading is the bottleneck: {remedy} can make it faster.")
         if e.memory is not None:
             need = f"It would need {e.memory:.2f} of {e.room:,.1f} GiB of memory"
             said.append(f"{need}, without the imported libraries.")
@@ -214,15 +229,19 @@ def _estimate(training: Source, settings: ResolvedSettings) -> ProposalCost:
     settings = replace(settings, batch_size=batch)
     refuse_too_large(settings, batch)
     with StatusMessage(f"timing {1 + _STEPS} steps of the run"):
-        step = Step(settings, settings.compile, sound=training.sound)
+        step, others = Step(settings, settings.compile, sound=training.sound), BackgroundLoad()
         seconds = tuple(time_steps(step, least=_STEPS))
     with StatusMessage(f"timing how fast {training.noun} are read"):
-        rate = reading_rate(training, step.task, settings)
+        reading = batch / reading_rate(training, step.task, settings)
+        if settings.cache != "none":
+            parts = seconds_of_reading(training, step.task.augment, settings.channels)
+            reading *= with_cache(settings, *parts) / sum(parts)
+    load = others.load()
     with StatusMessage("measuring its memory in a fresh process"):
         needed, (_, room) = memory_of(settings, settings.compile, training.sound), memory(settings.device)
     steps = steps_of(settings.epochs, len(training), batch)
     side = max(step.task.augment.size)
-    return ProposalCost(steps, seconds, batch / rate, settings.workers > 0, needed, room, side)
+    return ProposalCost(steps, seconds, reading, settings.workers > 0, needed, room, side, load)
 
 
 # Survey of recordings: a column of the table, and advice.

@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import stdtrit
 
 from patchloom.errors import conforms, listing
 
@@ -418,6 +417,8 @@ def is_wide(value: float, low: float, high: float) -> bool:
 
 def student(freedom: float) -> float:
     """Return Student's quantile of a 95 % interval."""
+    from scipy.special import stdtrit  # takes long to import, and only intervals need it
+
     return float(stdtrit(freedom, 0.975))
 
 

@@ -20,6 +20,7 @@ from itertools import zip_longest
 from typing import Any, TextIO, TypeVar
 
 from patchloom.errors import PatchloomError
+from patchloom.pace import Pace
 
 T = TypeVar("T")
 
@@ -270,10 +271,12 @@ class StatusMessage:
     Args:
         what: description of the work, such as "reading images".
         total: number of items, if known; `advance` counts those that are done.
+        pace: pace of the work, if it is part of a longer one.
     """
 
-    def __init__(self, what: str, total: int | None = None):
+    def __init__(self, what: str, total: int | None = None, pace: Pace | None = None):
         self.what, self.total, self.done = what, total, 0
+        self.pace = pace or Pace(total or 0)
         self.begun = self.spoken = 0.0
         self._silent = multiprocessing.parent_process() is not None or not is_first()
 
@@ -291,11 +294,26 @@ class StatusMessage:
     def advance(self, by: int = 1) -> None:
         """Count ``by`` more items as done."""
         self.done += by
+        self.pace.advance(by)
+
+    def left(self) -> float | None:
+        """Return the seconds left; None if unknown."""
+        return self.pace.left()
+
+    def position(self) -> str:
+        """Return what is done, such as "350 of 1,000"; "" if it is unknown."""
+        return f"{self.done:,} of {self.total:,}" if self.total else ""
 
     def line(self) -> str:
-        """Return the status line: the work, the items done, and the seconds since it began."""
-        count = "" if not self.total else f": {self.done:,} of {self.total:,}"
-        return f"{self.what}{count} ({time.monotonic() - self.begun:.0f} s)"
+        """Return the status line, with the time left first, since a narrow terminal cuts the end.
+
+        While that is unknown, the seconds since the beginning are at its end.
+        """
+        work = ": ".join(filter(None, (self.what, self.position())))
+        left = self.left()
+        if left is None:
+            return f"{work} ({time.monotonic() - self.begun:.0f} s)"
+        return f"{time_left(left)} · {work}"
 
 
 @contextlib.contextmanager
@@ -383,44 +401,9 @@ def duration(seconds: float) -> str:
     return f"{whole / 86400:,.0f} days"
 
 
-class TimeLeft:
-    """Estimate of the time left in a loop.
-
-    Args:
-        steps: number of steps.
-        seconds: seconds per step, as far as measured before.
-    """
-
-    def __init__(self, steps: int, seconds: float = 0.0):
-        self.steps, self.seconds, self.done = steps, seconds, 0
-        self.begin()
-
-    def begin(self) -> None:
-        """Start timing again from now."""
-        self._timed, self._begun = 0, time.perf_counter()
-
-    def step(self) -> None:
-        """Count one step, and update the seconds per step."""
-        self.done, self._timed = self.done + 1, self._timed + 1
-        self.seconds = (time.perf_counter() - self._begun) / self._timed
-
-    def skip(self, steps: int) -> None:
-        """Count steps that need not be run."""
-        self.done += steps
-
-    def __str__(self) -> str:
-        return f"{duration(self.seconds * max(0, self.steps - self.done))} left"
-
-
-class Counted(StatusMessage):
-    """Status message with the time left."""
-
-    def line(self) -> str:
-        """Return the status line, with the time left first, since a narrow terminal cuts the end."""
-        if not self.done or self.total is None:
-            return f"{self.what} ..."
-        left = (time.monotonic() - self.begun) / self.done * max(0, self.total - self.done)
-        return f"{duration(left)} left · {self.what}: {self.done / self.total:.0%}"
+def time_left(seconds: float | None) -> str:
+    """Format seconds as '3 min 20 s left'; None is unknown."""
+    return "time left unknown" if seconds is None else f"{duration(seconds)} left"
 
 
 def track_progress(items: Iterable[T], total: int, what: str) -> Iterator[T]:
@@ -428,7 +411,7 @@ def track_progress(items: Iterable[T], total: int, what: str) -> Iterator[T]:
     if not what:
         yield from items
         return
-    with Counted(what, total) as waiting:
+    with StatusMessage(what, total) as waiting:
         for item in items:
             yield item
             waiting.advance()

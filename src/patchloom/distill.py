@@ -29,7 +29,7 @@ from patchloom.data.loader import Batch, plain_batches, steps_of, steps_per_epoc
 from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.data.stats import normalize
-from patchloom.display import Displayable, TextTable, TimeLeft, Verbatim, duration, print_line, track_progress
+from patchloom.display import Displayable, TextTable, Verbatim, duration, print_line, track_progress
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.features import ImageFeatures, groups_of, labels_of, only_labelled
 from patchloom.evaluate.frozen import FeatureExtractor, encoder_extractor, evaluate_extractor, frozen_report
@@ -44,9 +44,12 @@ from patchloom.nets.encode import grid_size, input_size
 from patchloom.nets.student import Student, create_backbone, pooled_features, student_options
 from patchloom.nets.swin import refuse_hierarchical
 from patchloom.nets.teacher import FrozenTeacher
+from patchloom.pace import Pace
 from patchloom.runs.encoder import STUDENT_CARD, STUDENT_WEIGHTS, load_encoder
 from patchloom.sizes import in_pixels
 from patchloom.system.files import write_whole
+from patchloom.system.hardware import float32_products
+from patchloom.system.load import BackgroundLoad, Load
 from patchloom.train.step import parameter_groups
 
 _LARGEST = 2**14  # pixels of a side
@@ -88,6 +91,7 @@ class Distilled(Displayable):
         report: kNN of the student, of its random start and of the teacher; None without labels.
         linear: the same by a linear probe.
         planned: steps and seconds of all trainings of a dry run; else None.
+        load: load by other programs while a dry run timed its steps.
     """
 
     folder: Path
@@ -95,6 +99,7 @@ class Distilled(Displayable):
     report: Report | None
     linear: Report | None
     planned: Mapping[str, float] | None = None
+    load: Load = Load()
 
     def parts(self, width: int) -> list[str | TextTable]:
         """See `Displayable`."""
@@ -102,6 +107,7 @@ class Distilled(Displayable):
             steps, takes = self.planned["steps"], duration(self.planned["seconds"])
             return [
                 f"{steps:,} steps take about {takes}, measured on a few of them; without the comparison by labels",
+                *filter(None, [self.load.sentence()]),
                 Verbatim(f"Everything would go to {self.folder}"),
                 "This was a dry run: nothing was trained or written.",
             ]
@@ -114,13 +120,15 @@ class Distilled(Displayable):
 
     def plain(self) -> dict[str, Any]:
         """See `Displayable`."""
+        planned = None if self.planned is None else {**self.planned, "load": self.load.plain()}
         files = [] if self.planned else [str(self.folder / name) for name in (STUDENT_WEIGHTS, STUDENT_CARD)]
         reports = {"report": self.report, "linear": self.linear}
         plain = {name: None if one is None else one.plain() for name, one in reports.items()}
-        return {"files": files, "student": vars(self.card), **plain, "planned": self.planned}
+        return {"files": files, "student": vars(self.card), **plain, "planned": planned}
 
 
 @validate_arguments
+@float32_products()
 def distill(
     run: PathLike,
     data: DataLike,
@@ -219,9 +227,10 @@ def distill(
             teacher = FrozenTeacher(deepcopy(plain), card.mean, card.std, grid_size(plain))
             loop = Distillation(net, teacher, source, size, settings=one, **recipe)
             if dry_run:
+                others = BackgroundLoad()
                 planned = {"steps": seeds * loop.steps, "seconds": seeds * loop.steps * loop.seconds_of_step()}
-                return Distilled(folder, about, None, None, planned)
-            loop.run(student if seeds == 1 else f"{student}, seed {one.seed}", TimeLeft(loop.steps))
+                return Distilled(folder, about, None, None, planned, others.load())
+            loop.run(student if seeds == 1 else f"{student}, seed {one.seed}", Pace(loop.steps))
             if one.seed == seed:
                 first = net.backbone
             if parts is not None:

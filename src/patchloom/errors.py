@@ -7,7 +7,6 @@ import re
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from importlib.metadata import PackageNotFoundError, requires
 from inspect import Parameter, signature
 from math import inf
 from pathlib import Path
@@ -204,6 +203,9 @@ def pip_install(*extras: str) -> str:
 
     It names the packages, not patchloom, which is not in a registry before its first release.
     """
+    # a quarter of the time of --help, and only this message needs it
+    from importlib.metadata import PackageNotFoundError, requires
+
     try:
         listed = requires("patchloom") or []
     except PackageNotFoundError:  # a source tree that is not installed

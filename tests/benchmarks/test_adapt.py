@@ -61,33 +61,8 @@ def test_results_are_stored_with_those_of_single_images(answers, tmp_path):
     before = answers("mae", right)
     again = [adapt.scored(tmp_path / f"mae-{seed}", tmp_path, "knn", seed=seed) for seed in range(2)]  # evaluates none
     assert again == before and [one.row.right.tolist() for one in again] == right.tolist()
-
-
-def test_a_control_of_the_run_has_its_own_file(monkeypatch, tmp_path):
-    own, control = (
-        Row.of_images(name, "mean", "knn", {"k": 20}, torch.tensor(right))
-        for name, right in (("run", [True, True]), ("untrained", [True, False]))
-    )
-    both = Report([own, control], "", "", (own, control), "cells", "f" * 16, 0, 2)
-    monkeypatch.setattr(adapt, "evaluate", lambda *_, **__: both)
-    found = [adapt.scored(tmp_path, tmp_path, "knn", name, seed=0).row.value for name in ("", "untrained")]
-    assert found == [1.0, 0.5] and len(list(tmp_path.glob("row-*.json"))) == 2
-    with pytest.raises(SystemExit, match="no row raw pixels"):
-        adapt.scored(tmp_path, tmp_path, "knn", "raw pixels", seed=0)
-
-
-def test_options_reach_the_evaluation(monkeypatch, tmp_path):
-    given = {}
-    monkeypatch.setattr(adapt, "evaluate", lambda *_, **options: given.update(options) or report(torch.ones(2) > 0))
-    adapt.scored(tmp_path, tmp_path, "segment", seed=1, control=False, steps=3)
-    assert given == {"seed": 1, "control": False, "steps": 3} and (tmp_path / "row-segment-1.json").exists()
-
-
-def test_seeds_of_different_test_images_are_refused(answers):
-    right = np.ones((2, 50), bool)
-    start, arm = answers("start", right), answers("mae", right, fingerprint="0" * 16)
     with pytest.raises(SystemExit, match="different images"):
-        adapt.gain_over(start, arm)
+        adapt.gain_over(before, answers("other", right, fingerprint="0" * 16))
 
 
 def test_options_of_the_evaluations_are_known():

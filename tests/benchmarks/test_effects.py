@@ -13,16 +13,10 @@ def wrong(two, *given, times: int) -> np.ndarray:
     return np.sum([two(*given, rng) for _ in range(times)], 0)
 
 
-@pytest.mark.parametrize(("two", "times"), [(effects.two_of_segmentation, 300), (effects.two_of_detection, 150)])
+@pytest.mark.parametrize(("two", "times"), [(effects.two_of_segmentation, 300), (effects.two_of_detection, 80)])
 def test_over_ten_test_images(two, times):
     now, before = wrong(two, 10, times=times)
     assert now <= 0.08 * times < before
-
-
-def test_below_ten_test_images_nothing_is_claimed():
-    now, before = wrong(effects.two_of_segmentation, 5, times=60)
-    assert now == 0 and before > 0.08 * 60
-    assert not wrong(effects.two_of_accuracy, 9, times=60).any()
 
 
 def test_over_trainings_whose_spreads_differ():

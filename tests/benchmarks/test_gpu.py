@@ -1,6 +1,5 @@
-"""Script of the GPU measurements, in miniature on a CPU."""
+"""Script of the GPU measurements: in miniature on a CPU, and with phases that crash or hang."""
 
-import json
 import os
 import signal
 import subprocess
@@ -9,164 +8,182 @@ import time
 from pathlib import Path
 
 import gpu
-import gpu_attempt
-import gpu_nccl
+import gpu_runs
+import gpu_steps
+import peers
 import pytest
+import timm
 import torch
-from gpu_tables import markdown
 
-from patchloom.errors import PatchloomError
 from patchloom.tasks import ready_tasks
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
 
 
-def call(out, *words):
-    command = [sys.executable, str(SCRIPT), "--tiny", "--out", str(out), *words]
-    return subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+@pytest.mark.slow
+def test_the_whole_script_in_miniature(tmp_path):
+    out = tmp_path / "gpu"
+    command = [sys.executable, str(SCRIPT), "--tiny", "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stdout + done.stderr + (out / "log.txt").read_text()[-3000:]
 
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    """The results of the whole script: minutes on a GPU, about one here."""
-    out = tmp_path_factory.mktemp("tiny") / "figures.json"
-    done = call(out)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return out, done.stdout
-
-
-@pytest.fixture(scope="module")
-def sections(tiny):
-    return json.loads(tiny[0].read_text())["sections"]
-
-
-def test_every_row_of_every_section_is_done(tiny, sections):
-    assert list(sections) == list(gpu.SECTIONS)
-    failed = {name: one for rows in sections.values() for name, one in rows.items() if one["state"] != "done"}
-    assert not failed, failed
-    count = sum(map(len, sections.values()))
-    assert f"{count} of {count} rows are done" in tiny[1]
-
-
-def test_every_task_has_a_step_with_its_rate_work_and_memory(sections):
-    results = {name: one["result"] for name, one in sections["steps"].items()}
-    machine = sections["machine"]["figures"]["result"]
-    peak = machine["products"][machine["precision"]]
-    assert set(results) == {f"nano {task}" for task in ready_tasks()}
-    for one in results.values():
-        assert one["batch"] == 4 and one["images/s"] == pytest.approx(4 / one["seconds"])
-        assert one["operations a second"] == pytest.approx(one["operations an image"] * one["images/s"])
-        assert one["of products"] == pytest.approx(one["operations a second"] / peak)
-        assert list(one["tried"]) == ["2", "4"]
-
-
-def test_peers_are_measured_where_they_are_installed(sections):
-    (one,) = (one["result"] for one in sections["peers"].values())
-    assert len(one["rows"]) + len(one["absent"]) == 4 and "patchloom mae" in one["rows"]
-
-
-def test_a_group_of_one_makes_its_collectives_and_changes_nothing(sections):
-    (one,) = (one["result"] for one in sections["group"].values())
-    assert one["backend"] == "gloo" and one["difference"] == 0
-    assert one["collectives"]["all_reduce"] > 10 and one["collectives"]["all_gather"] == 1
-
-
-def test_runs_report_their_measurements(sections):
-    loading = {name: one["result"]["images/s"] for name, one in sections["loading"].items()}
-    assert len(loading) == 3 and loading["256-px cache"] > 0 and loading["JPEG files"] > 0
-    (cifar,) = (one["result"] for one in sections["cifar"].values())
-    assert set(cifar["learnt"]["knn"]) == {"trained", "untrained", "raw pixels"} and cifar["epochs"] >= 1
-    tests = sections["tests"]["pytest -m gpu"]["result"]
-    if not torch.cuda.is_available():
-        assert tests["counts"]["SKIPPED"] >= 8 * 4 and not tests["failed"]
-
-
-def test_the_page_has_a_table_of_each_section(tiny):
-    page = tiny[0].with_suffix(".md").read_text()
-    headings = [line for line in page.splitlines() if line.startswith("## ")]
-    assert len(headings) == len(gpu.SECTIONS) and "figures have no meaning" in page
-    for task in ready_tasks():
-        assert f"| nano {task} |" in page
-
-
-def test_what_is_done_is_not_repeated_and_what_failed_is_tried_again(tiny, monkeypatch, capsys):
-    out = tiny[0]
-    before = out.read_text()
-    kept = json.loads(before)
-    kept["sections"]["machine"]["figures"] = {"state": "failed", "error": ["no luck"], "attempts": 1}
-    out.write_text(json.dumps(kept))
-    capsys.readouterr()
-    monkeypatch.setattr(sys, "argv", ["gpu.py", "--tiny", "--out", str(out)])
-    assert gpu.main() == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 2 and lines[0].startswith("machine")  # the row that had failed, and the end
-    after = json.loads(out.read_text())
-    one = after["sections"]["machine"].pop("figures")
-    assert one["state"] == "done" and one["attempts"] == 2
-    kept["sections"]["machine"] = {}
-    assert after["sections"] == kept["sections"]
-    out.write_text(before)
-
-
-def test_figures_of_two_machines_are_not_mixed(tmp_path):
-    book = gpu.Book(tmp_path / "a.json")
-    about = {"machine": {"name": "one", "cuda": None, "memory": 1, "cores": 1, "torch": "2", "python": "3"}}
-    about |= {"tiny": True, "device": "cpu", "date": "2026-11-21", "commit": ""}
-    book.begin(about)
-    gpu.Book(tmp_path / "a.json").begin(about | {"date": "2026-11-22"})
-    with pytest.raises(PatchloomError, match="give another --out"):
-        gpu.Book(tmp_path / "a.json").begin(about | {"machine": about["machine"] | {"name": "two"}})
-    (tmp_path / "b.json").write_text("[]")
-    with pytest.raises(PatchloomError, match="not written by this script"):
-        gpu.Book(tmp_path / "b.json")
-
-
-def test_rows_share_the_time_and_go_on_after_failures(made, tmp_path):
-    book = gpu.Book(tmp_path / "figures.json")
-    book.kept["about"] = {}
-    rows = [gpu.Row("machine", "figures", "rows_that_fail.good", {"known": {}}, 60)]
-    rows += [gpu.Row("steps", name, f"rows_that_fail.{name}", {}, 60) for name in ("bad", "dies", "good")]
-    gpu.work_through(rows, book, gpu.Budget(600), made, tmp_path / "logs")
-    states = {name: book.entry(row)["state"] for row in rows for name in [row.name]}
-    assert states == {"figures": "done", "bad": "failed", "dies": "failed", "good": "done"}
-    more = [gpu.Row("steps", "new", "rows_that_fail.good", {"known": {}}, 60), *rows]
-    gpu.work_through(more, book, gpu.Budget(5), made, tmp_path / "logs")
-    assert book.entry(more[0])["state"] == "not reached" and book.entry(rows[1])["state"] == "failed"
-    gpu.work_through(more, book, gpu.Budget(600), made, tmp_path / "logs")
-    assert book.entry(more[0])["result"]["known"]["machine"]["figures"]["seconds"] > 0  # results of other rows
-    assert [book.entry(row)["attempts"] for row in more] == [1, 1, 2, 2, 1]
-    assert json.loads((tmp_path / "figures.json").read_text()) == book.kept
-
-
-def test_time_that_is_left_goes_to_the_sections_after():
-    budget = gpu.Budget(100.0)
-    assert budget.section_end("cifar", ["cifar"]) == pytest.approx(budget.end, abs=0.1)
-    first = budget.section_end("machine", list(gpu.SECTIONS))
-    assert first - time.monotonic() == pytest.approx(
-        100 * gpu.SECTIONS["machine"] / sum(gpu.SECTIONS.values()), abs=0.1
+    # every phase and row is done, and on the page
+    rows, page = gpu.Rows(out / "rows.jsonl"), (out / "table.md").read_text()
+    lines = rows.lines()
+    assert [line["phase"] for line in lines if not line["row"] and line["phase"] != "photographs"] == list(gpu.WANTED)
+    begun, ended = (
+        {(line["phase"], line["row"]) for line in lines if line["state"] == state} for state in ("begun", "done")
     )
+    assert len(begun) > 40 and begun <= ended and {line["state"] for line in lines} == {"begun", "done"}
+    assert page in done.stdout and f"- tests skipped: {len(rows.of('tests'))}" in page
+    for phase in ("machine", "eager", "compiled", "rest", "loading", "runs", "profile"):
+        assert all(row == "versions" or f"| {row} | {phase} |" in page for row in rows.of(phase))
+
+    # every task has a step, mae and droppos first
+    eager, compiled, rest = (rows.of(phase) for phase in ("eager", "compiled", "rest"))
+    names = [name.removeprefix("S ") for name in eager]
+    assert names[:2] == ["mae", "droppos"] and sorted(names) == sorted(ready_tasks())
+    assert list(compiled) == ["S mae", "S droppos"] and [*compiled, *rest] == list(eager)
+    for line in (*eager.values(), *compiled.values(), *rest.values()):
+        assert line["images/s"] == pytest.approx(4 / line["ms"] * 1e3)
+        assert line["least"] <= line["ms"] <= line["most"] and line["CPU_ms"] > 0 and line["queued_ms"] > 0
+    assert compiled["S mae"]["over_eager"] == pytest.approx(compiled["S mae"]["images/s"] / eager["S mae"]["images/s"])
+    timed = [line for line in rows.of("peers").values() if "ms" in line]
+    assert len(timed) == 1 + peers.installed(gpu_steps.PEER)
+    assert all(line["ours_over_it"] == pytest.approx(line["ms"] / timed[0]["ms"]) for line in timed)
+    assert len(rows.of("loading")) == 4 and all(line["images/s"] > 0 for line in rows.of("loading").values())
+    assert len(rows.of("runs")) == 3 and all(0 <= line["waiting"] <= 1 for line in rows.of("runs").values())
+
+    # all tests of a GPU are collected, and skipped, as the GPU is hidden
+    found = rows.of("tests")
+    files = {name.partition("::")[0] for name in found}
+    assert files == set(gpu_runs.gpu_tests()) and files >= {"tests/gpu/test_runs.py", "tests/gpu/test_steps.py"}
+    assert len(found) > 80 and {line["outcome"] for line in found.values()} == {"skipped"}
 
 
-def test_one_process_that_uses_its_group():
-    one = gpu_nccl.One(1)
-    assert one > 1 and not one == 1 and one / 2 == 0.5 and list(range(one)) == [0] and 8 // one == 8
+# Processes.
+
+PHASES = """
+import os, subprocess, sys, time
+from dataclasses import replace
+from types import SimpleNamespace
+import gpu
+
+def broken():
+    raise RuntimeError("CUDA error")
+
+def rows(call):
+    sys.modules["torch"] = SimpleNamespace(cuda=SimpleNamespace(synchronize=broken))
+    for name in call.open_rows(("good", "wrong", "illegal", "dies", "last"), 1.0):
+        with replace(call, tiny=name != "illegal").row(name) as figures:
+            if name in ("wrong", "illegal"):
+                raise ValueError(f"the row is {name}")
+            if name == "dies":
+                os.abort()
+            figures["images/s"] = 5.0
+
+def hangs(call):
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    (call.out / "child").write_text(str(child.pid))
+    with call.row("endless"):
+        time.sleep(60)
+
+def late(call):
+    for name in call.open_rows(("never",), 8.0):
+        raise AssertionError(name)
+
+gpu.SCRIPT = __file__
+def after(call):
+    pass
+
+seconds = {"rows": 30.0, "hangs": 2.0, "late": 0.5, "after": 60.0}
+gpu.PHASES = {name: (f"{__name__}.{name}", each) for name, each in seconds.items()}
+gpu.GROUPS, gpu.WANTED, gpu._START, gpu._LEAST = (("rows",), ("hangs", "late", "after")), tuple(seconds), 2.5, 0.5
+if __name__ == "__main__":
+    sys.exit(gpu.main())
+"""
 
 
-def test_without_a_gpu_it_says_so(tmp_path, monkeypatch, capsys):
-    methods = []
-    monkeypatch.setattr(gpu_attempt, "context", methods.append)
-    monkeypatch.setattr(gpu_attempt, "attempt", lambda *given: {"state": "failed", "error": ["no CUDA GPUs"]})
-    monkeypatch.setattr(sys, "argv", ["gpu.py", "--out", str(tmp_path / "figures.json")])
-    before = signal.getsignal(signal.SIGTERM)
-    assert gpu.main() == 2 and signal.getsignal(signal.SIGTERM) is before
-    told = capsys.readouterr().err
-    assert "no process here can use" in told and "--tiny" in told and methods == ["forkserver", "spawn"]
-    assert not (tmp_path / "figures.json").exists()
+@pytest.fixture
+def script(tmp_path):
+    """A script with phases that fail."""
+    path = tmp_path / "phases.py"
+    path.write_text(PHASES)
+    return [sys.executable, str(path), "--tiny", "--out", str(tmp_path / "out")]
 
 
-def test_rows_without_results_are_listed_on_the_page():
-    about = {"machine": {"name": "one", "cuda": "13", "memory": 1, "cores": 1, "torch": "2", "python": "3"}}
-    about |= {"tiny": False, "date": "2026-11-21", "begun": "2026-11-21", "commit": "abc"}
-    rows = {"a": {"state": "failed", "error": ["E1", "E2", "E3"], "attempts": 2}}
-    page = markdown({"about": about, "sections": {"steps": rows | {"b": {"state": "not reached", "attempts": 0}}}})
-    assert "- a: failed (attempt 2). E2 E3" in page and "- b: not reached." in page
+@pytest.fixture
+def environment():
+    return os.environ | {"PYTHONPATH": os.pathsep.join([str(SCRIPT.parent), *sys.path])}
+
+
+@pytest.mark.slow
+def test_a_crash_costs_its_row_and_a_hang_its_phase(script, environment, tmp_path):
+    done = subprocess.run(script, capture_output=True, text=True, env=environment, timeout=40)  # not 60 of the last
+    assert done.returncode == 1
+    rows = gpu.Rows(tmp_path / "out" / "rows.jsonl")
+    states = {row: line["state"] for row, line in rows.of("rows").items()}
+    failed = dict.fromkeys(("wrong", "illegal", "dies"), "failed")
+    assert states == {"good": "done", **failed, "last": "done"}, done.stdout + done.stderr
+    errors = {row: line.get("error", "") for row, line in rows.of("rows").items()}
+    assert errors["illegal"].endswith("its process ended with 1") and "-6" in errors["dies"]
+    assert errors["wrong"] == "ValueError: the row is wrong"
+    assert sum(line["state"] == "begun" and "error" not in line for line in rows.lines()) == 6  # none twice; one hangs
+    assert "killed" in rows.of("hangs")["endless"]["error"] and gone(tmp_path / "out" / "child")
+    assert rows.of("late")["never"]["state"] == "not reached" and "after" in rows.ended()
+    page = (tmp_path / "out" / "table.md").read_text()
+    assert "- failed: rows wrong ValueError" in page and "- not reached: late never" in page
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_stopped_call_leaves_no_process(script, environment, tmp_path, number):
+    asking = subprocess.Popen([*script, "--phases", "hangs"], env=environment, stdout=subprocess.DEVNULL)
+    try:
+        child = tmp_path / "out" / "child"
+        assert within(30, lambda: child.exists() and child.read_text())
+    finally:
+        asking.send_signal(number)
+        asking.wait()
+    assert gone(child) and gpu.Rows(tmp_path / "out" / "rows.jsonl").of("hangs")
+    assert (tmp_path / "out" / "table.md").exists() == (number == signal.SIGTERM)
+
+
+def within(seconds, true):
+    """Wait until a condition holds, and return whether it does."""
+    end = time.monotonic() + seconds
+    while not true() and time.monotonic() < end:
+        time.sleep(0.05)
+    return bool(true())
+
+
+def gone(file):
+    """Whether the process whose number a file holds ends soon."""
+    stat = Path("/proc", file.read_text(), "stat")
+
+    def has_ended():
+        try:
+            return stat.read_text().rpartition(")")[2].split()[0] == "Z"
+        except OSError:
+            return True
+
+    return within(5, has_ended)
+
+
+def test_what_cannot_be_measured_is_refused_in_a_sentence(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert gpu.main(["--out", str(tmp_path / "new")]) == 2 and "--tiny" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "rows.jsonl").write_text("")
+    assert gpu.main(["--tiny", "--out", str(tmp_path)]) == 2 and "another --out" in capsys.readouterr().err
+    have = f"torch>={torch.__version__.partition('+')[0]}"
+    unmet = [f"timm>=99, {timm.__version__} here", "no-such-package, missing here"]
+    assert gpu.unmet_requirements([have, "timm>=99", "no-such-package"]) == unmet
+
+
+def test_the_file_of_gflop_agrees_with_counting_afresh():
+    """A step costs what its tokens cost: operations on tokens that are thrown away would be counted."""
+    kept = gpu_steps.read_gflop()
+    assert kept.keys() >= {f"{size} {task}" for size in gpu.SIZES for task in ready_tasks()} | gpu_steps.ROOFLINE.keys()
+    for row in ("S mae", "S mp3", "S nepa", "S latent"):
+        assert kept[row] == pytest.approx(gpu_steps.gflop_of(*row.split()), abs=1e-3)

@@ -49,9 +49,10 @@ def test_the_table(results: Path, capsys: pytest.CaptureFixture, monkeypatch: py
 
 def test_the_effect_is_by_the_last_validation_and_the_best_baseline_to_beat(tmp_path: Path) -> None:
     metrics = tmp_path / "metrics.csv"
-    metrics.write_text("step,held_out,baseline:mean colour,baseline:blurred copy\n0,2,,\n9,0.6,0.5,0.8\n10,,,\n")
-    assert label_free.own_effect(tmp_path) == pytest.approx(0.25)
-    metrics.write_text("step,held_out,baseline:flat patches,baseline:what was given\n9,0.6,1.2,0.8\n")
-    assert label_free.own_effect(tmp_path) == pytest.approx(0.25)
-    metrics.write_text("step,held_out,baseline:chance\n9,0.4,0.2\n")
-    assert label_free.own_effect(tmp_path) == pytest.approx(0.25)
+    for table in (
+        "step,held_out,baseline:mean colour,baseline:blurred copy\n0,2,,\n9,0.6,0.5,0.8\n10,,,\n",
+        "step,held_out,baseline:flat patches,baseline:what was given\n9,0.6,1.2,0.8\n",
+        "step,held_out,baseline:chance\n9,0.4,0.2\n",
+    ):
+        metrics.write_text(table)
+        assert label_free.own_effect(tmp_path) == pytest.approx(0.25)

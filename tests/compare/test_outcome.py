@@ -1,4 +1,4 @@
-"""Ranking of encoders, its error rate, and the budget that would separate them."""
+"""Ranking of encoders: its error rate, the budget that would separate them, its sentences, and none without labels."""
 
 import re
 from dataclasses import replace
@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from patchloom.claims import Claim, Difference, difference
-from patchloom.compare.outcome import rank_encoders, sufficient_budget
+from patchloom.compare.outcome import HEADING, Comparison, describe_ranking, rank_encoders, sufficient_budget
+from patchloom.compare.unlabelled import _by_rankme, _csv, _table
+from patchloom.evaluate.results import Row
 
 
 def drawn(
@@ -21,25 +23,6 @@ def drawn(
     """
     chance = share + moved * torch.randn(seeds, 1, generator=rng) + (torch.zeros(n) if hard is None else hard)
     return torch.rand(seeds, n, generator=rng) < chance.clamp(0, 1)
-
-
-def winners(tasks: dict[str, tuple[float, float]], seeds: int, n: int, times: int, rng: torch.Generator) -> int:
-    """Count the comparisons with a winner; tasks by accuracy and spread, well above the controls."""
-    named = 0
-    for _ in range(times):
-        found = {name: drawn(share, seeds, n, rng, moved=moved) for name, (share, moved) in tasks.items()}
-        pixels, untrained = drawn(0.2, 1, n, rng), drawn(0.2, seeds, n, rng)
-        named += bool(rank_encoders(found, {"raw pixels": pixels, "untrained": untrained}).winner)
-    return named
-
-
-def test_variance_over_seeds_widens_the_interval():
-    same = torch.tensor([[1] * 60 + [0] * 40] * 2).bool()
-    moved = torch.stack([same[0], torch.cat([torch.ones(30), torch.zeros(70)]).bool()])
-    low = torch.zeros(2, 100).bool()
-    tight, wide = difference(same, low), difference(moved, low)
-    assert tight.over_seeds == 0 < wide.over_seeds
-    assert wide.high - wide.low > tight.high - tight.low
 
 
 @pytest.mark.parametrize("seeds", [2, 3])
@@ -57,26 +40,15 @@ def test_the_interval_covers_the_true_difference(seeds):
     assert alone < 270, "the interval over images alone must cover too rarely, or the test would not depend on seeds"
 
 
-def test_winners_are_rare_if_nothing_is_learnt():
-    rng, named = torch.Generator().manual_seed(2), 0
-    for _ in range(400):
-        tasks = {name: drawn(0.1, 2, 300, rng) for name in ("mae", "droppos", "mp3")}
-        controls = {"untrained": drawn(0.1, 2, 300, rng), "raw pixels": drawn(0.1, 1, 300, rng)}
-        named += bool(rank_encoders(tasks, controls).winner)
-    assert named <= 2
-
-
-@pytest.mark.parametrize("stable", [0, 4])
-def test_winners_are_rare_among_equal_tasks(stable):
+def test_winners_are_rare_among_equal_tasks():
     # also beside tasks at chance level, whose seeds hardly vary and tell nothing about the others
-    tasks = {f"moving {i}": (0.5, 0.03) for i in range(2)} | {f"still {i}": (0.35, 0.0) for i in range(stable)}
-    assert winners(tasks, 2, 1000, 300, torch.Generator().manual_seed(5)) <= 15  # 5 %
-
-
-def test_one_seed_names_no_winner():
-    tasks = {"mae": (0.9, 0.0), "droppos": (0.5, 0.0)}
-    assert winners(tasks, 1, 500, 5, torch.Generator().manual_seed(6)) == 0
-    assert winners(tasks, 2, 500, 5, torch.Generator().manual_seed(6)) == 5
+    tasks = {f"moving {i}": (0.5, 0.03) for i in range(2)} | {f"still {i}": (0.35, 0.0) for i in range(4)}
+    rng, named = torch.Generator().manual_seed(5), 0
+    for _ in range(300):
+        found = {name: drawn(share, 2, 1000, rng, moved=moved) for name, (share, moved) in tasks.items()}
+        controls = {"raw pixels": drawn(0.2, 1, 1000, rng), "untrained": drawn(0.2, 2, 1000, rng)}
+        named += bool(rank_encoders(found, controls).winner)
+    assert named <= 15  # 5 %
 
 
 def test_a_control_without_seeds_adds_no_variance():
@@ -87,25 +59,15 @@ def test_a_control_without_seeds_adds_no_variance():
     assert found["raw pixels"].over_seeds == found["untrained"].over_seeds > 0
 
 
-def test_a_clear_winner_is_named():
+def test_a_winner_beats_all_tasks_and_all_controls():
     rng = torch.Generator().manual_seed(3)
     tasks = {"mae": drawn(0.4, 2, 4000, rng), "droppos": drawn(0.6, 2, 4000, rng)}
     controls = {"untrained": drawn(0.2, 2, 4000, rng), "raw pixels": drawn(0.2, 1, 4000, rng)}
     found = rank_encoders(tasks, controls)
     assert found.winner == "droppos" and found.order == ("droppos", "mae")
     assert not found.level_with and not found.unbeaten
-
-
-def test_a_task_that_does_not_beat_its_controls_is_no_winner():
-    rng = torch.Generator().manual_seed(4)
-    tasks = {"mae": drawn(0.3, 2, 400, rng), "droppos": drawn(0.5, 2, 400, rng)}
-    found = rank_encoders(tasks, {"raw pixels": drawn(0.9, 1, 400, rng)})
+    found = rank_encoders(tasks, controls | {"raw pixels": drawn(0.9, 1, 4000, rng)})
     assert not found.winner and found.unbeaten == ("raw pixels",)
-
-
-def test_two_images_make_no_winner():
-    right, wrong = torch.ones(1, 2).bool(), torch.zeros(1, 2).bool()
-    assert not rank_encoders({"mae": right, "droppos": wrong}, {"raw pixels": wrong}).winner
 
 
 def test_the_sufficient_number_of_seeds():
@@ -147,3 +109,86 @@ def test_images_in_few_groups_name_a_winner_less_easily():
     alone, over = (rank_encoders(tasks, controls, groups=groups) for groups in (None, torch.arange(400) % 2))
     assert alone.winner == "mae" and not over.winner  # Student's quantile of two groups is 12.7
     assert all(over.against[name].over_images > 4 * alone.against[name].over_images for name in over.against)
+
+
+# Sentences of the verdict.
+
+
+def rows(share: float, seeds: int = 2, seed: int = 0) -> torch.Tensor:
+    """Draw correctness [seeds 2000] with an accuracy of ``share`` from a seed."""
+    return torch.rand(seeds, 2000, generator=torch.Generator().manual_seed(seed)) < share
+
+
+def said(tasks: dict[str, float], untrained: float, pixels: float, seeds: int = 2, **others: float) -> str:
+    found = rank_encoders(
+        {name: rows(share, seeds, seed) for seed, (name, share) in enumerate(tasks.items())},
+        {"untrained": rows(untrained, seeds, 10), "raw pixels": rows(pixels, 1, 11)},
+        {name: rows(share, 1, 12) for name, share in others.items()},
+    )
+    return " ".join(describe_ranking(found, "linear", 2000))
+
+
+NO_WINNER = ("No winner", "separat", "mae is better than mp3.")
+CASES = {
+    "winner": ((0.7, 0.5, 0.3, 0.3), ("mae suits these images best", "by linear probe mae 7", "ahead of mp3"), "But"),
+    "open control": ((0.7, 0.5, 0.69, 0.3), (*NO_WINNER, "remains open whether"), "did learn"),
+    "open pixels": ((0.7, 0.5, 0.3, 0.69), (*NO_WINNER, "mae did learn features"), "remains open"),
+    "better control": ((0.5, 0.4, 0.2, 0.8), ("worse than controls", "raw pixels (", "mae did learn"), "distinguished"),
+    "too easy": ((0.99, 0.99, 0.99, 0.99), ("too easy to compare encoders by",), "remains open"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_verdict_in_words(case):
+    (mae, mp3, untrained, pixels), words, without = CASES[case]
+    text = said({"mae": mae, "mp3": mp3}, untrained, pixels)
+    assert all(one in text for one in words) and without not in text
+
+
+def test_an_encoder_of_beside_may_beat_the_winner():
+    text = said({"mae": 0.7, "mp3": 0.5}, 0.3, 0.3, dino=0.95)
+    assert "dino, given by --beside, is better: mae minus dino is -2" in text
+
+
+def test_one_seed_claims_nothing():
+    for (mae, mp3, pixels), words in (
+        ((0.7, 0.5, 0.3), "leads"), ((0.5, 0.3, 0.8), "is behind raw pixels ("), ((0.7, 0.7, 0.3), "indistinguishable"),
+    ):  # fmt: skip
+        text = said({"mae": mae, "mp3": mp3}, 0.3, pixels, seeds=1)
+        assert text.startswith("No winner") and "--seeds 3" in text and words in text
+        assert words == "indistinguishable" or "better" not in text
+
+
+def test_few_test_images_claim_nothing():
+    right = torch.ones(2, 8).bool()
+    found = rank_encoders({"mae": right, "mp3": ~right}, {"raw pixels": ~right[:1]})
+    assert not found.winner and "8 test images are too few" in describe_ranking(found, "linear", 8)[0]
+
+
+# Without labels.
+
+
+def row(value: float, low: float, high: float) -> list[Row]:
+    return [Row("mae", "-", "label-free", {"measure": "own crop 90 %"}, value, low, high)]
+
+
+def test_several_seeds_have_a_range_instead_of_an_interval(tmp_path):
+    found = {"mae": [row(0.2, 0.1, 0.3), row(0.4, 0.3, 0.5)], "mp3": [row(0.3, 0.2, 0.4)]}
+    mae, mp3 = (dict(zip(HEADING, cells, strict=True)) for cells in _csv(found))
+    assert (mae["mean"], mae["lowest"], mae["highest"]) == (pytest.approx(0.3), 0.2, 0.4)
+    assert (mae["low"], mae["high"], mae["seeds"]) == (None, None, 2)
+    assert (mp3["mean"], mp3["low"], mp3["high"], mp3["seeds"]) == (0.3, 0.2, 0.4, 1)
+    Comparison(tmp_path, [], [], None, rows=_csv(found)).write()
+    written = [line.split(",") for line in (tmp_path / "comparison.csv").read_text().splitlines()]
+    assert written[1][3:9] == ["2", "0.300000", "0.200000", "0.400000", "", ""]
+    assert written[2][3:9] == ["1", "0.300000", "0.300000", "0.300000", "0.200000", "0.400000"]
+    assert _table(found).rows == (("own crop 90 %", "30.0 %\n(20.0-40.0)", "30.0 %"),)
+
+
+def test_the_hint_has_the_order_by_rankme():
+    def rank(value: float) -> list[Row]:
+        return [Row("", "-", "label-free", {"measure": "RankMe"}, value, value, value)]
+
+    (said,) = _by_rankme({"mae": [rank(3.0), rank(4.0)], "mp3": [rank(9.0), rank(10.0)], "lut": [row(0.2, 0.1, 0.3)]})
+    assert "by RankMe the order is mp3 (9.5) and mae (3.5)" in said
+    assert _by_rankme({"mae": [rank(3.0)]}) == _by_rankme({"mae": [row(0.2, 0.1, 0.3)]}) == []

@@ -15,7 +15,7 @@ from holding import hold
 
 from patchloom import PatchloomError
 from patchloom.compare import runner
-from patchloom.compare.runner import Job, StopMessages, run_all
+from patchloom.compare.runner import Job, StopMessages, is_locked, lock_folder, run_all
 from patchloom.errors import Stopped
 
 CHILD = """
@@ -54,7 +54,7 @@ def begun(monkeypatch) -> list[runner._Process]:
 
 def job_of(place: Path, task: str, how: str = "works") -> Job:
     folder = place / f"{task}-seed0"
-    return Job(task, 0, folder, [how, str(folder)], place / "logs" / f"{task}.txt", 1.0)
+    return Job(task, 0, folder, [how, str(folder)], place / "logs" / f"{task}.txt", 1.0, 0.0, 1.0)
 
 
 def wait_for(path: Path) -> None:
@@ -75,13 +75,14 @@ def interrupt() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_a_failed_run_does_not_stop_the_others(tmp_path):
+def test_a_failed_run_does_not_stop_the_others(tmp_path, begun):
     jobs = [job_of(tmp_path, "one", "fails"), job_of(tmp_path, "two")]
     told = []
     taken = run_all(jobs, 1, [], lambda job, seconds: told.append(job.name))
     assert jobs[0].failure == "the images are gone: restore them" and not jobs[0].finished
     assert jobs[1].finished and not jobs[1].failure and told == ["one, seed 0", "two, seed 0"]
     assert taken.keys() == {*told} and taken["two, seed 0"] >= 0.4
+    assert all(one.log.closed and one.process.stdin.closed for one in begun)
     assert run_all(jobs[1:], 1, [], lambda *_: None) == {}  # it has finished already
 
 
@@ -133,11 +134,6 @@ def test_no_process_is_left_after_a_second_interruption(tmp_path, monkeypatch, b
     assert one.process.returncode == -signal.SIGKILL and one.log.closed and one.process.stdin.closed
 
 
-def test_a_process_that_has_ended_is_closed(tmp_path, begun):
-    run_all([job_of(tmp_path, "one")], 1, [], lambda *_: None)
-    assert begun[0].process.returncode == 0 and begun[0].log.closed and begun[0].process.stdin.closed
-
-
 def test_no_process_is_left_after_an_error(tmp_path, begun):
     jobs = [job_of(tmp_path, "one", "fails"), job_of(tmp_path, "two", "sleeps")]
 
@@ -147,3 +143,34 @@ def test_no_process_is_left_after_an_error(tmp_path, begun):
     with pytest.raises(PatchloomError, match="told"):
         run_all(jobs, 2, [], told)
     assert [one.process.returncode for one in begun] == [2, -signal.SIGTERM]
+
+
+# One comparison at a time in a folder.
+
+
+@pytest.fixture
+def held(tmp_path):
+    """Return a folder that another process has locked."""
+    process = hold(tmp_path / ".lock")
+    yield tmp_path
+    process.communicate()
+
+
+def test_a_folder_is_locked_while_another_process_works_there(held, tmp_path_factory):
+    assert is_locked(held)
+    assert not is_locked(tmp_path_factory.mktemp("free")) and not is_locked(held / "none")
+    with pytest.raises(PatchloomError, match="another comparison is running in"):
+        with lock_folder(held):
+            raise AssertionError
+
+
+def test_a_folder_that_stays_empty_is_removed(tmp_path):
+    with pytest.raises(ZeroDivisionError), lock_folder(tmp_path / "a" / "b"):
+        assert (tmp_path / "a" / "b").is_dir()
+        1 / 0  # noqa: B018
+    assert not (tmp_path / "a" / "b").exists()
+    with lock_folder(tmp_path / "new"):
+        (tmp_path / "new" / "plan").touch()
+    assert (tmp_path / "new" / "plan").exists()
+    with lock_folder(tmp_path / "new"):  # again, since the first lock was released
+        pass

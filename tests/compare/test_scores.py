@@ -6,10 +6,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-import pytest
 import torch
 
-from patchloom.compare import scores, unlabelled
+from patchloom.compare import scores
 from patchloom.compare.scores import (
     Contender,
     LabelledData,
@@ -26,7 +25,6 @@ from patchloom.evaluate.frozen import evaluate_extractor, extractors
 from patchloom.evaluate.protocols.fewshot import subsample_training
 from patchloom.evaluate.protocols.knn import KNN
 from patchloom.evaluate.protocols.linear import LINEAR
-from patchloom.evaluate.results import Row
 from patchloom.evaluate.settings import EvalSettings, Parts
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.format import EncoderCard, save_encoder
@@ -51,23 +49,32 @@ def pictured(n: int, seed: int = 0) -> Source:
     return source
 
 
-def test_scores_are_cached_and_damaged_ones_computed_again(tmp_path):
+def kept(path: Path, key: str, made: list[int], **more) -> Scores:
+    """Return scores from a file, or make them and count that."""
     right = torch.tensor([1, 0, 0, 1, 1, 0, 1, 1, 1]).bool()
-    made = []
 
     def make() -> Scores:
         made.append(1)
-        return Scores({"linear": right}, {"linear": "9 labels"}, ~right, "dark")
+        return Scores({"linear": right}, {"linear": "9 labels"}, ~right, "dark", **more)
 
-    path = tmp_path / "scores" / "one.json"
+    found = scores.load_or_compute(path, key, make, Scores.plain, Scores.of)
+    assert found.right["linear"].equal(right) and found.about == {"linear": "9 labels"}
+    assert found.constant.equal(~right) and found.answer == "dark"
+    return found
+
+
+def test_scores_are_cached_and_damaged_ones_computed_again(tmp_path):
+    path, made = tmp_path / "scores" / "one.json", []
     for key, count in (("a", 1), ("a", 1), ("b", 2)):
-        found = scores.load_or_compute(path, key, make, Scores.plain, Scores.of)
-        assert found.right["linear"].equal(right) and found.about == {"linear": "9 labels"} and len(made) == count
-        assert found.constant.equal(~right) and found.answer == "dark"
-    path.write_text(path.read_text()[:-9])
-    assert (
-        scores.load_or_compute(path, "b", make, Scores.plain, Scores.of).right["linear"].equal(right) and len(made) == 3
-    )
+        assert kept(path, key, made).groups is None and len(made) == count
+    whole = path.read_text()
+    for count, damage in enumerate(("", "{", '{"key": "b"}', '{"key": "b", "found": 3}', "[]", whole[:-9]), 3):
+        path.write_text(damage)
+        kept(path, "b", made)
+        assert len(made) == count
+    groups = torch.arange(9) // 3
+    for _ in range(2):
+        assert kept(path, "c", made, groups=groups).groups.equal(groups)
 
 
 def test_a_changed_encoder_is_scored_again(tmp_path, monkeypatch):
@@ -109,22 +116,6 @@ def test_the_digest_covers_the_weights_and_the_head(tmp_path):
     assert weights_digest(str(run)) != before
 
 
-def test_measures_without_labels_are_cached(tmp_path, monkeypatch):
-    run, made = encoder_at(tmp_path / "run"), []
-    row = Row("mae", "-", "label-free", {"measure": "own crop 90 %"}, 0.1, 0.05, 0.2)
-
-    def rows(*_) -> list[Row]:
-        made.append(1)
-        return [row]
-
-    monkeypatch.setattr(unlabelled, "_rows", rows)
-    one = Contender("mae", 0, "task", str(run))
-    for count, seed in ((1, 0), (1, 0), (2, 1)):
-        encoder_at(run, seed)
-        found = unlabelled._kept_rows(one, 0, pictured(40), EvalSettings(), tmp_path / "out")
-        assert found == [row] and len(made) == count
-
-
 def test_all_ways_of_scoring_share_one_pass_over_the_images():
     vit, settings = build_encoder(SPEC), EvalSettings(cache=False, workers=0)
     parts = Parts(pictured(60), pictured(20, seed=1), "")
@@ -137,9 +128,8 @@ def test_all_ways_of_scoring_share_one_pass_over_the_images():
     ways = [Way("linear", LINEAR), Way("kNN", KNN), Way("a tenth", LINEAR, 0.1), Way("5 a class", LINEAR, 5)]
     found = score_encoder(extractor._replace(features_of=counted), ways, parts, settings, 0)
     assert sorted(passes) == [20, 60]
-    for way, its in zip(
-        ways[2:], (subsample_training(parts, 0.1, None, 0)[0], subsample_training(parts, None, 5, 0)[0]), strict=True
-    ):
+    for way, few in zip(ways[2:], ((0.1, None), (None, 5)), strict=True):
+        its = subsample_training(parts, *few, 0)[0]
         rows = evaluate_extractor(extractor, [way.protocol], its, settings)[0]  # a separate pass
         assert way.protocol.quoted(rows["linear"]).right.equal(found.right[way.name])
 
@@ -154,36 +144,11 @@ def test_features_of_a_subset():
     for name, values in alone.tokens.items():
         torch.testing.assert_close(part.tokens[name], values)
     whole = extractor.features_of(source)
-    kept_rows = torch.tensor([i for i in range(30) if i != 4])  # image 4 is taken as unreadable
-    lacking = type(whole)(
-        {name: values[kept_rows] for name, values in whole.tokens.items()}, whole.labels[kept_rows], kept_rows, []
-    )
+    rest = torch.tensor([i for i in range(30) if i != 4])  # image 4 is taken as unreadable
+    tokens = {name: values[rest] for name, values in whole.tokens.items()}
+    lacking = type(whole)(tokens, whole.labels[rest], rest, [])
     found = subset_features(lacking, some)
     assert found.indices.tolist() == [0, 2] and found.unreadable == [some.describe(1)]
-
-
-@pytest.mark.parametrize("damage", ["", "{", '{"key": "a"}', '{"key": "a", "found": 3}', "[]"])
-def test_a_damaged_file_is_computed_again(tmp_path, damage):
-    path = tmp_path / "one.json"
-    path.write_text(damage)
-    right = torch.tensor([True, False])
-    found = scores.load_or_compute(
-        path, "a", lambda: Scores({"linear": right}, {}, right, "dark"), Scores.plain, Scores.of
-    )
-    assert found.right["linear"].equal(right) and found.groups is None
-
-
-def test_groups_are_stored(tmp_path):
-    right, groups = torch.tensor([True, False]), torch.tensor([3, 3])
-    for _ in range(2):
-        made = scores.load_or_compute(
-            tmp_path / "one.json",
-            "a",
-            lambda: Scores({"linear": right}, {}, right, "dark", groups),
-            Scores.plain,
-            Scores.of,
-        )
-        assert made.groups.equal(groups)
 
 
 def test_controls_without_a_training_are_scored_by_as_many_draws_as_the_tasks():

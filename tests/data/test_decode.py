@@ -1,17 +1,19 @@
-from __future__ import annotations
-
 import contextlib
+import sys
+from io import BytesIO
 
+import imagecodecs
 import numpy as np
 import pytest
 import tifffile
 import torch
-from hypothesis import given
+from encoding import encoded, tiff
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from patchloom.data.decode import Unreadable, decode_image, read_image, to_channels
-from patchloom.errors import PatchloomError, one_line
+from patchloom.data.decode import Unreadable, _read_jpeg, decode_image, from_pil, read_image, to_channels
+from patchloom.errors import PatchloomError
 
 RNG = np.random.default_rng(0)
 RGB = RNG.integers(0, 256, (5, 7, 3), dtype=np.uint8)
@@ -43,24 +45,6 @@ def test_jpeg(tmp_path, mode):
     assert (image.int() - 200).abs().max() <= 3
 
 
-def test_first_frame_of_a_gif(tmp_path):
-    frames = [Image.new("RGB", (4, 4), colour) for colour in ("red", "blue")]
-    frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:])
-    assert read_image(tmp_path / "a.gif")[:, 0, 0].tolist() == [255, 0, 0]
-
-
-@pytest.mark.parametrize("array", [DEEP, DEEP[..., 0]], ids=["rgb", "grey"])
-@pytest.mark.parametrize("planar", [False, True])
-def test_16_bit_tiff(tmp_path, array, planar):
-    if planar and array.ndim == 3:
-        tifffile.imwrite(tmp_path / "a.tif", array.transpose(2, 0, 1), photometric="rgb", planarconfig="separate")
-    else:
-        tifffile.imwrite(tmp_path / "a.tif", array)
-    image = read_image(tmp_path / "a.tif")
-    assert image.dtype == torch.float32
-    np.testing.assert_allclose(hwc(image), array.reshape(5, 7, -1) / 65535, atol=1e-7)
-
-
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
 @pytest.mark.parametrize("layout", ["contig", "separate", "pages"])
 def test_tiff_of_5_channels(tmp_path, dtype, layout):
@@ -77,17 +61,15 @@ def test_tiff_of_5_channels(tmp_path, dtype, layout):
     np.testing.assert_allclose(hwc(image), expected, rtol=1e-6)
 
 
-def test_tiff_pages_that_are_not_channels_give_the_first(tmp_path):
+def test_of_frames_and_of_pages_that_are_no_channels_the_first_is_read(tmp_path):
+    frames = [Image.new("RGB", (6, 4), colour) for colour in ("red", "blue")]
+    frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:])
+    assert read_image(tmp_path / "a.gif")[:, 0, 0].tolist() == [255, 0, 0]
     with tifffile.TiffWriter(tmp_path / "a.tif") as tiff:
         for value in (10, 20):
             tiff.write(np.full((4, 6), value, np.uint8), metadata=None)
     image = read_image(tmp_path / "a.tif")
     assert image.shape == (1, 4, 6) and (image == 10).all()
-
-
-def test_white_may_be_0_in_a_tiff(tmp_path):
-    tifffile.imwrite(tmp_path / "a.tif", DEEP[..., 0], photometric="miniswhite")
-    np.testing.assert_allclose(read_image(tmp_path / "a.tif")[0].numpy(), 1 - DEEP[..., 0] / 65535, atol=1e-6)
 
 
 def test_float_tiff(tmp_path):
@@ -115,57 +97,22 @@ def test_a_tiff_of_12_bits_has_their_whole_range(tmp_path, photometric):
     np.testing.assert_allclose(read_image(tmp_path / "a.tif")[0].numpy(), expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("compression", ["lzw", "zlib"])
-def test_compressed_16_bit_tiff(tmp_path, compression):
-    tifffile.imwrite(tmp_path / "a.tif", DEEP, compression=compression, predictor=True)
-    np.testing.assert_allclose(hwc(read_image(tmp_path / "a.tif")), DEEP / 65535, atol=1e-7)
-
-
-@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
-def test_tiff_with_transparency(tmp_path, dtype):
-    top = np.iinfo(dtype).max
-    array = np.zeros((4, 6, 4), dtype)
-    array[:, :3, 3] = top
-    tifffile.imwrite(tmp_path / "a.tif", array, photometric="rgb", extrasamples=["unassalpha"])
-    image = read_image(tmp_path / "a.tif")
-    assert image.shape == (3, 4, 6) and (image[..., :3] == 0).all()
-    assert (image[..., 3:] == (255 if dtype == np.uint8 else 1)).all()
-
-
 def test_a_fourth_channel_that_is_not_transparency_stays(tmp_path):
     array = RNG.integers(0, 256, (4, 6, 4), dtype=np.uint8)
     tifffile.imwrite(tmp_path / "a.tif", array, photometric="rgb", extrasamples=["unspecified"])
     np.testing.assert_array_equal(hwc(read_image(tmp_path / "a.tif")), array)
 
 
-def test_16_bit_png(tmp_path):
-    Image.fromarray(DEEP[..., 0]).save(tmp_path / "grey.png")
-    image = read_image(tmp_path / "grey.png")
-    assert image.dtype == torch.float32
-    np.testing.assert_allclose(image[0].numpy(), DEEP[..., 0] / 65535, atol=1e-7)
-
-
-def write_png(path, array, colour_type):
-    """Write a 16-bit PNG [h w c] by hand, since PIL writes none in colour."""
-    import struct
-    import zlib
-
-    def chunk(kind, body):
-        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-
-    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in array)
-    head = struct.pack(">IIBBBBB", array.shape[1], array.shape[0], 16, colour_type, 0, 0, 0)
-    parts = chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
-    path.write_bytes(b"\x89PNG\r\n\x1a\n" + parts)
-
-
-def test_16_bit_colour_png_keeps_its_low_bytes(tmp_path):
-    write_png(tmp_path / "a.png", DEEP, 2)
-    np.testing.assert_allclose(hwc(read_image(tmp_path / "a.png")), DEEP / 65535, atol=1e-7)
+def test_16_bit_png_keeps_its_low_bytes(tmp_path):
     alpha = np.array([0, 65535, 13107, 0, 65535, 0, 0], np.uint16)
-    write_png(tmp_path / "b.png", np.dstack([DEEP, np.tile(alpha, (5, 1))]), 6)
     share = (alpha / 65535)[None, :, None]
-    np.testing.assert_allclose(hwc(read_image(tmp_path / "b.png")), DEEP / 65535 * share + 1 - share, atol=1e-6)
+    for array, expected in (
+        (DEEP[..., 0].copy(), DEEP[..., :1] / 65535),
+        (DEEP, DEEP / 65535),
+        (np.dstack([DEEP, np.tile(alpha, (5, 1))]), DEEP / 65535 * share + 1 - share),
+    ):
+        (tmp_path / "a.png").write_bytes(imagecodecs.png_encode(array))
+        np.testing.assert_allclose(hwc(read_image(tmp_path / "a.png")), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -247,27 +194,6 @@ def test_npy_that_is_not_an_image(tmp_path, array, why):
         read_image(tmp_path / "a.npy")
 
 
-@pytest.mark.parametrize(
-    "name", ["a.jpg", "a.png", "a.webp", "a.bmp", "a.gif", "a.tif", "deep.tif", "deep.png", "a.npy"]
-)
-@pytest.mark.parametrize("keep", [0.6, 0.02, 0])
-def test_truncated_files_are_unreadable_by_name(tmp_path, name, keep):
-    path = tmp_path / name
-    if name == "deep.tif":
-        tifffile.imwrite(path, RNG.integers(0, 65536, (40, 40), dtype=np.uint16))
-    elif name == "deep.png":
-        write_png(path, RNG.integers(0, 65536, (40, 40, 3), dtype=np.uint16), 2)
-    elif name == "a.npy":
-        np.save(path, np.zeros((40, 40), np.uint8))
-    else:
-        Image.fromarray(RNG.integers(0, 256, (40, 40, 3), dtype=np.uint8)).save(path)
-    read_image(path)
-    path.write_bytes(path.read_bytes()[: int(keep * path.stat().st_size)])
-    with pytest.raises(Unreadable, match=name) as caught:
-        read_image(path)
-    assert "\n" not in str(caught.value)
-
-
 ALL = ["a.jpg", "a.png", "a.webp", "a.bmp", "a.gif", "a.tif", "planes.tif", "deep.tif", "deep.png", "a.npy", "deep.npy"]
 
 
@@ -278,7 +204,7 @@ def write_image(path):
     elif path.name == "deep.tif":
         tifffile.imwrite(path, RNG.integers(0, 65536, (30, 40), dtype=np.uint16))
     elif path.name == "deep.png":
-        write_png(path, RNG.integers(0, 65536, (30, 40, 3), dtype=np.uint16), 2)
+        path.write_bytes(imagecodecs.png_encode(RNG.integers(0, 65536, (30, 40, 3), dtype=np.uint16)))
     elif path.suffix == ".npy":
         np.save(path, RNG.integers(0, 256, (30, 40, 4)).astype(np.uint16 if "deep" in path.name else np.uint8))
     else:
@@ -286,43 +212,29 @@ def write_image(path):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_bytes_are_read_as_files_are(tmp_path, monkeypatch, name):
+def test_bytes_are_read_as_files_are_and_broken_or_huge_ones_are_refused(tmp_path, monkeypatch, name):
     path = tmp_path / name
     write_image(path)
     content = path.read_bytes()
     image, expected = decode_image(content, "it"), read_image(path)
     assert image.dtype == expected.dtype and torch.equal(image, expected)
-    for broken in (content[: len(content) // 2], content[:5], b""):
-        with pytest.raises(Unreadable, match="^shard:a cannot be read as an image: ") as caught:
-            decode_image(broken, "shard:a")
-        assert "\n" not in str(caught.value) and "BytesIO" not in str(caught.value)
+
+    def refused(content, why):
+        path.write_bytes(content)
+        for read, begin in ((lambda: read_image(path), path), (lambda: decode_image(content, "shard:a"), "shard:a")):
+            with pytest.raises(Unreadable, match=f"^{begin} cannot be read as an image: .*{why}") as caught:
+                read()
+            assert "\n" not in str(caught.value) and "BytesIO" not in str(caught.value)
+
+    for keep in (0.6, 0.5, 0.02, 0):
+        refused(content[: int(keep * len(content))], "")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 400)
-    with pytest.raises(Unreadable, match="^shard:a .*bomb"):
-        decode_image(content, "shard:a")
-
-
-def test_missing_file(tmp_path):
-    with pytest.raises(Unreadable, match="gone.png"):
-        read_image(tmp_path / "gone.png")
-
-
-@pytest.mark.parametrize("name", ["a.jpg", "a.png", "a.tif", "deep.tif", "a.npy"])
-def test_decompression_bombs_are_refused(tmp_path, monkeypatch, name):
-    array = np.zeros((30, 30), np.uint16 if name == "deep.tif" else np.uint8)
-    if name.endswith("tif"):
-        tifffile.imwrite(tmp_path / name, array)
-    elif name.endswith("npy"):
-        np.save(tmp_path / name, array)
-    else:
-        Image.fromarray(array).save(tmp_path / name)
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 400)
-    with pytest.raises(Unreadable, match="bomb"):
-        read_image(tmp_path / name)
+    refused(content, "bomb")
 
 
 def test_to_channels():
     white = torch.full((3, 2, 2), 255, dtype=torch.uint8)
-    assert (to_channels(white, 1) == 255).all()
+    assert (to_channels(white, 1) == 255).all() and to_channels(white, 1).shape == (1, 2, 2)
     colours = torch.eye(3).view(3, 1, 3)
     torch.testing.assert_close(to_channels(colours, 1), torch.tensor([[[0.299, 0.587, 0.114]]]))
     grey = torch.arange(4, dtype=torch.uint8).view(1, 2, 2)
@@ -331,56 +243,166 @@ def test_to_channels():
     assert to_channels(five, 5) is five
 
 
-@given(st.integers(1, 8), st.integers(1, 8))
-def test_to_channels_converts_or_refuses(have, want):
-    image = torch.zeros(have, 2, 2, dtype=torch.uint8)
-    if have == want or {have, want} == {1, 3}:
-        assert to_channels(image, want).shape[0] == want
-    else:
-        with pytest.raises(PatchloomError, match=f"{have} channels where {want}"):
-            to_channels(image, want)
+@pytest.mark.parametrize(("have", "want"), [(1, 2), (2, 1), (3, 2), (2, 3), (5, 3), (1, 4), (4, 3)])
+def test_other_numbers_of_channels_are_refused(have, want):
+    with pytest.raises(PatchloomError, match=f"{have} channels where {want}"):
+        to_channels(torch.zeros(have, 2, 2, dtype=torch.uint8), want)
 
 
-def test_the_reason_does_not_repeat_the_path(tmp_path):
-    (tmp_path / "a.png").write_bytes(b"")
-    with pytest.raises(Unreadable, match="cannot be read as an image: cannot identify it$"):
-        read_image(tmp_path / "a.png")
+# JPEG files are decoded faster than by PIL, with the same results.
 
 
-@pytest.mark.parametrize("kept", [8, 12, 100, 300])
-def test_a_cut_tiff_is_described(tmp_path, kept):
-    """Pillow's messages are then about its own variables, such as "0" and "unpack requires a buffer of 4 bytes"."""
-    Image.fromarray(np.zeros((16, 16), np.uint16)).save(tmp_path / "a.tif")
-    (tmp_path / "a.tif").write_bytes((tmp_path / "a.tif").read_bytes()[:kept])
-    with pytest.raises(
-        Unreadable, match=r"a\.tif cannot be read as an image: (it is damaged, or|it is cut short|corrupted)"
-    ):
-        read_image(tmp_path / "a.tif")
+def pil_read(path):
+    with Image.open(path) as image:
+        return from_pil(image)
 
 
-def test_an_open_file_has_no_address_in_a_reason(tmp_path):
-    """A 16-bit PNG is opened before PIL reads it, and PIL says <_io.BufferedReader name=...>."""
-    Image.fromarray(np.zeros((8, 8), np.uint16)).save(tmp_path / "a.png")
-    head = (tmp_path / "a.png").read_bytes()[:30]  # ends within the size
-    (tmp_path / "a.png").write_bytes(head)
-    for read in (lambda: read_image(tmp_path / "a.png"), lambda: decode_image(head, "shard.tar: a.png")):
-        with pytest.raises(Unreadable, match=r"a\.png cannot be read as an image: [^<>]+$"):
-            read()
-    assert one_line(OSError("cannot identify image file <_io.BytesIO object at 0x7f>")) == (
-        "cannot identify image file it"
-    )
-
-
-def test_libtiff_prints_nothing(tmp_path, capfd):
-    """Its lines name no file, which the error does."""
-    rng, path = np.random.default_rng(0), tmp_path / "x.tif"
-    Image.fromarray(rng.integers(0, 255, (64, 64), np.uint8)).convert("1").save(path, compression="group4")
-    whole = path.read_bytes()
-    for seed in range(30):
-        broken, rng = bytearray(whole), np.random.default_rng(seed)
-        for place in rng.integers(8, len(whole) // 2, 20):
-            broken[place] ^= 0xFF
-        path.write_bytes(broken)
-        with contextlib.suppress(Unreadable):
+def assert_as_pil(path):
+    try:
+        expected = pil_read(path)
+    except Exception:  # if PIL raises any exception, ours must refuse the file, too
+        with pytest.raises(Unreadable, match=path.name):
             read_image(path)
-    assert capfd.readouterr().err == ""
+    else:
+        assert torch.equal(read_image(path), expected)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.tuples(st.integers(1, 60), st.integers(1, 60)),
+    st.sampled_from(["RGB", "L", "CMYK"]),
+    st.integers(1, 100),
+    st.booleans(),
+    st.integers(0, 2),
+    st.integers(0, 9),
+    st.sampled_from([b"", b"trailer", b"\0" * 8, b"\xff\xd9"]),
+)
+def test_jpeg_pixels_are_those_of_pil(tmp_path, size, mode, quality, progressive, subsampling, orientation, trailer):
+    image = Image.fromarray(RNG.integers(0, 256, (6, 8, 3), dtype=np.uint8)).resize(size).convert(mode)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    how = {"subsampling": subsampling} if mode == "RGB" else {}
+    image.save(tmp_path / "a.jpg", quality=quality, progressive=progressive, exif=exif, **how)
+    (tmp_path / "a.jpg").write_bytes((tmp_path / "a.jpg").read_bytes() + trailer)
+    assert torch.equal(read_image(tmp_path / "a.jpg"), pil_read(tmp_path / "a.jpg"))
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.booleans(), st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), max_size=4), st.floats(0.05, 1))
+def test_a_damaged_jpeg_is_read_or_refused_as_pil_does(tmp_path, progressive, changes, keep):
+    path = tmp_path / "a.jpg"
+    Image.fromarray(RGB).resize((40, 30)).save(path, progressive=progressive)
+    content = bytearray(path.read_bytes()[: int(keep * path.stat().st_size)])
+    for place, value in changes:
+        content[int(place * (len(content) - 1))] = value
+    path.write_bytes(bytes(content))
+    assert_as_pil(path)
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+def test_a_jpeg_that_ends_too_early_is_read_or_refused_as_pil_does(tmp_path, progressive):
+    Image.fromarray(RGB).resize((24, 20)).save(tmp_path / "whole.jpg", progressive=progressive)
+    content, path = (tmp_path / "whole.jpg").read_bytes(), tmp_path / "a.jpg"
+    scan = content.index(b"\xff\xda")  # its head takes 14 bytes: an end marker in it is part of the data
+    for length in set(range(0, len(content), 3)) - set(range(scan, scan + 14)):
+        path.write_bytes(content[:length] + b"\xff\xd9")
+        assert_as_pil(path)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("size", [(1, 1), (1, 9), (9, 1)])
+def test_a_thin_jpeg_is_rotated(tmp_path, size, orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    Image.fromarray(RGB).resize(size).save(tmp_path / "a.jpg", exif=exif)
+    assert torch.equal(_read_jpeg(tmp_path / "a.jpg"), pil_read(tmp_path / "a.jpg"))
+
+
+def test_other_formats_that_are_called_jpg(tmp_path):
+    Image.fromarray(RGB).save(tmp_path / "a.jpg", "PNG")
+    np.testing.assert_array_equal(read_image(tmp_path / "a.jpg").permute(1, 2, 0).numpy(), RGB)
+
+
+def test_without_imagecodecs_pil_decodes(tmp_path, monkeypatch):
+    Image.fromarray(RGB).save(tmp_path / "a.jpg")
+    quick = read_image(tmp_path / "a.jpg")
+    monkeypatch.setitem(sys.modules, "imagecodecs", None)
+    assert _read_jpeg(tmp_path / "a.jpg") is None
+    assert torch.equal(read_image(tmp_path / "a.jpg"), quick)
+
+
+# Compressions of TIFF, beside tifffile's own reading, and files that were cut short.
+
+LOSSLESS = ["NONE", "LZW", "ADOBE_DEFLATE", "DEFLATE", "PACKBITS", "LZMA", "ZSTD", "PNG", "PIXTIFF"]
+MODERN = ["JPEG2000", "JPEG_2000_LOSSY", "APERIO_JP2000_RGB", "LERC", "JPEGXL", "JPEGXL_DNG", "JPEGXR"]
+CASES = [(name, kind, depth) for name in LOSSLESS + MODERN for kind in ("grey", "rgb", "rgba") for depth in (8, 16)]
+CASES += [("JPEG", "grey", 8), ("JPEG", "rgb", 8), ("JPEG_LOSSY", "rgb", 8), ("WEBP", "rgb", 8), ("WEBP", "rgba", 8)]
+
+
+def a_picture(kind: str, depth: int) -> np.ndarray:
+    """Return smooth values [48 80] or [48 80 c] of unsigned integers."""
+    y, x = np.mgrid[:48, :80]
+    wave = (np.sin(x / 9) + np.cos(y / 7) + 2) / 4
+    planes = np.stack([wave * (i + 1) / 4 for i in range({"grey": 1, "rgb": 3, "rgba": 4}[kind])], -1)
+    array = (planes * (2**depth - 1)).astype(f"uint{depth}")
+    return array[..., 0] if kind == "grey" else array
+
+
+@pytest.mark.parametrize("tile", [None, (32, 32)], ids=["strips", "tiles"])
+@pytest.mark.parametrize("compression, kind, depth", CASES)
+def test_every_compression_is_read_as_tifffile_reads_it(compression, kind, depth, tile, capfd):
+    colours = {"photometric": "minisblack" if kind == "grey" else "rgb"}
+    colours |= {"extrasamples": ["unassalpha"]} if kind == "rgba" else {}
+    content = tiff(a_picture(kind, depth), compression=compression, tile=tile, **colours)
+    image = decode_image(content, "a.tif")
+    values = tifffile.imread(BytesIO(content)) / np.float32(2**depth - 1)
+    values = values.reshape(48, 80, -1)
+    if kind == "rgba":
+        values = values[..., :3] * values[..., 3:] + 1 - values[..., 3:]
+    own = image.permute(1, 2, 0).numpy() / (np.float32(1) if depth == 16 else np.float32(255))
+    assert own.shape == values.shape
+    # composited values of 8 bits are rounded, by Pillow to either side
+    np.testing.assert_allclose(own, values, atol=1.01 / 255 if (kind, depth) == ("rgba", 8) else 1e-6)
+    assert capfd.readouterr() == ("", ""), "libtiff prints lines that name no file"
+
+
+def test_libtiff_prints_nothing_about_broken_files(capfd):
+    broken = bytearray(encoded(Image.fromarray(np.resize(RGB, (64, 64))).convert("1"), "TIFF", compression="group4"))
+    for place in range(100, 400, 25):
+        broken[place] ^= 0xFF
+    with contextlib.suppress(Unreadable):
+        decode_image(bytes(broken), "a.tif")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_palettes_in_a_compression_that_pillow_lacks_are_refused():
+    content = tiff(
+        a_picture("grey", 8), photometric="palette", colormap=np.zeros((3, 256), np.uint16), compression="LERC"
+    )
+    with pytest.raises(Unreadable, match="PALETTE compressed by LERC"):
+        decode_image(content, "a.tif")
+
+
+CHANNELS = {
+    "imagej": {"imagej": True, "metadata": {"axes": "CYX"}},
+    "ome": {"ome": True, "metadata": {"axes": "CYX"}},
+    "ome packed": {"ome": True, "metadata": {"axes": "CYX"}, "compression": "zlib"},
+    "ome big": {"ome": True, "metadata": {"axes": "CYX"}, "bigtiff": True},
+    "tifffile": {"metadata": {"axes": "CYX"}},
+    "tifffile packed": {"metadata": {"axes": "CYX"}, "compression": "zlib"},
+    "planes": {"planarconfig": "separate", "photometric": "minisblack"},
+}
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+@pytest.mark.parametrize("kind", CHANNELS)
+def test_channels_of_a_file_that_was_cut_are_never_fewer(tmp_path, kind, dtype):
+    path = tmp_path / "cells.tif"
+    array = np.random.default_rng(0).integers(0, 255, (5, 40, 40)).astype(dtype)
+    content = tiff(array, **CHANNELS[kind])
+    path.write_bytes(content)
+    assert read_image(path).shape == (5, 40, 40)
+    for keep in (0.99, 0.95, 0.9, 0.7, 0.5, 0.3, 0.1):
+        path.write_bytes(content[: int(keep * len(content))])
+        with pytest.raises(Unreadable, match=r"cells\.tif cannot be read as an image"):
+            read_image(path)

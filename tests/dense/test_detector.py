@@ -1,27 +1,24 @@
 """Detectors on every kind of encoder."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from dense_nets import KINDS, encoder, without_gradient
 from torchvision.models.detection.image_list import ImageList
 from torchvision.ops import box_iou
 
-from patchloom.dense.detector import Anchors, Detections, Detector, anchor_times, paste_masks
+from patchloom.dense.annotations.base import Objects
+from patchloom.dense.detector import FULL_HEADS, Anchors, Detections, Detector, anchor_times, paste_masks
 from patchloom.nets.encode import patch_side
 from patchloom.nets.finetune import at_size
 
 
-def objects(boxes: list, labels: list, size: tuple[int, int], crowd: list | None = None, masks: bool = True):
+def objects(boxes: list, labels: list, size: tuple[int, int], crowd: bool = False, masks: bool = True) -> Objects:
     boxes = torch.tensor(boxes, dtype=torch.float32).view(-1, 4)
     drawn = torch.zeros(len(boxes), *size, dtype=torch.bool)
     for mask, (x0, y0, x1, y1) in zip(drawn, boxes.int().tolist(), strict=True):
         mask[y0:y1, x0:x1] = True
-    crowd = torch.tensor([False] * len(boxes) if crowd is None else crowd, dtype=torch.bool)
-    return SimpleNamespace(
-        boxes=boxes, labels=torch.tensor(labels, dtype=torch.int64), masks=drawn if masks else None, crowd=crowd
-    )
+    numbers = torch.tensor(labels, dtype=torch.int64)
+    return Objects(boxes, numbers, drawn if masks else None, torch.full((len(boxes),), crowd))
 
 
 def made(kind="p8 learned", grid=(4, 4), **options) -> Detector:
@@ -31,21 +28,31 @@ def made(kind="p8 learned", grid=(4, 4), **options) -> Detector:
     return Detector(at_size(vit, card, (grid[0] * p, grid[1] * p)), 3, **options)
 
 
+def losses_of(net: Detector, targets: list[Objects], **options) -> dict[str, torch.Tensor]:
+    """Return the losses of noise with these objects, whose gradients reach every weight."""
+    images = torch.randn(len(targets), 3, *net.size)
+    with torch.autocast("cpu", torch.bfloat16, enabled=options.get("half", False)):
+        losses = net.train()(images, options.get("sizes", [net.size] * len(targets)), targets)
+    assert all(one.isfinite() and one.dtype == torch.float32 for one in losses.values())
+    sum(losses.values()).backward()
+    assert not without_gradient(net)
+    assert all(one.grad.isfinite().all() for one in net.parameters() if one.requires_grad)
+    return losses
+
+
 @pytest.mark.parametrize(
     ("kind", "light"), [*((kind, True) for kind in KINDS), ("p16 registers", False), ("swin", False)]
 )
 def test_losses_gradients_and_a_round_trip(kind: str, light: bool) -> None:
     torch.manual_seed(0)
     grid = (2, 4) if "32" in kind else (4, 6)
-    net = made(kind, grid, light=light).train()
-    (h, w), images = net.size, torch.randn(2, 3, *net.size)
+    net = made(kind, grid, light=light)
+    h, w = net.size
     sizes = [(h, w), (h - 8, w - 5)]
     some = [objects([[2, 2, 12, 14], [1, 1, w, h]], [2, 0], (h, w)), objects([[0, 3, 9, 13]], [1], (h, w))]
-    losses = net(images, sizes, some)
+    losses = losses_of(net, some, sizes=sizes)
     assert set(losses) == {"loss_objectness", "loss_rpn_box_reg", "loss_classifier", "loss_box_reg", "loss_mask"}
-    assert all(one.isfinite() for one in losses.values())
-    sum(losses.values()).backward()
-    assert not without_gradient(net)
+    images = torch.randn(2, 3, h, w)
     found = net.eval()(images, sizes)
     again = made(kind, grid, light=light).eval()
     again.load_state_dict(net.state_dict(), strict=True)
@@ -58,27 +65,33 @@ def test_losses_gradients_and_a_round_trip(kind: str, light: bool) -> None:
 @pytest.mark.parametrize("masks", [True, False])
 @pytest.mark.parametrize("kind", ["p16 registers", "swin"])
 def test_a_batch_without_any_object_trains(kind: str, masks: bool) -> None:
-    net = made(kind, masks=masks).train()
-    none = objects([], [], net.size, masks=masks)
-    losses = net(torch.randn(2, 3, *net.size), [net.size] * 2, [none, none])
-    assert all(one.isfinite() for one in losses.values()) and losses["loss_classifier"] > 0
+    net = made(kind, masks=masks)
+    losses = losses_of(net, [objects([], [], net.size, masks=masks)] * 2)
     assert losses["loss_box_reg"] == losses["loss_rpn_box_reg"] == losses.get("loss_mask", 0) == 0
-    sum(losses.values()).backward()
-    assert not without_gradient(net)
+    assert losses["loss_classifier"] > 0
+    crowd = losses_of(net, [objects([[2, 2, 20, 20]], [1], net.size, crowd=True, masks=masks)])  # is left out
+    assert crowd["loss_box_reg"] == crowd.get("loss_mask", 0) == 0
 
 
-def test_a_crowd_is_left_out() -> None:
-    net = made().train()
-    crowd = objects([[2, 2, 20, 20]], [1], net.size, crowd=[True])
-    losses = net(torch.randn(1, 3, *net.size), [net.size], [crowd])
-    assert losses["loss_box_reg"] == losses["loss_mask"] == 0
+@pytest.mark.parametrize("kind", ["p8 learned", "swin"])
+def test_bfloat16(kind: str) -> None:
+    net = made(kind)
+    losses_of(net, [objects([[2, 2, 12, 14]], [2], net.size)], half=True)
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        (found,) = net.eval()(torch.randn(1, 3, *net.size), [net.size])
+    assert found.boxes.dtype == found.masks.dtype == torch.float32
+
+
+def test_windows_are_those_asked_for() -> None:
+    net = made("p16 no class token", (4, 4), window=2)
+    assert net.maps.windows.sizes == [(4, 4)]
+    losses_of(net, [objects([[2, 2, 22, 24]], [2], (64, 64))])
 
 
 def test_targets_belong_to_training() -> None:
     net, images = made(), torch.randn(1, 3, 32, 32)
-    none = objects([], [], (32, 32))
     with pytest.raises(ValueError, match="targets in training, and only there"):
-        net.eval()(images, [(32, 32)], [none])
+        net.eval()(images, [(32, 32)], [objects([], [], (32, 32))])
     with pytest.raises(ValueError, match="targets in training, and only there"):
         net.train()(images, [(32, 32)])
     with pytest.raises(ValueError, match="learns masks"):
@@ -112,27 +125,16 @@ def test_a_single_image_is_learnt() -> None:
         assert (whole[best] & mask).sum() > 0.6 * (whole[best] | mask).sum()
 
 
-@pytest.mark.parametrize("kind", ["p8 learned", "swin"])
-def test_bfloat16(kind: str) -> None:
-    net = made(kind).train()
-    images, truth = torch.randn(1, 3, *net.size), [objects([[2, 2, 12, 14]], [2], net.size)]
-    with torch.autocast("cpu", torch.bfloat16):
-        losses = net(images, [net.size], truth)
-    assert {one.dtype for one in losses.values()} == {torch.float32}
-    sum(losses.values()).backward()
-    assert not without_gradient(net)
-    assert all(one.grad.isfinite().all() for one in net.parameters() if one.requires_grad)
-    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
-        (found,) = net.eval()(images, [net.size])
-    assert found.boxes.dtype == found.masks.dtype == torch.float32
-
-
-def test_windows_are_those_asked_for() -> None:
-    net = made("p16 no class token", (4, 4), window=2).train()
-    assert net.maps.windows.sizes == [(4, 4)]
-    losses = net(torch.randn(1, 3, 64, 64), [(64, 64)], [objects([[2, 2, 22, 24]], [2], (64, 64))])
-    sum(losses.values()).backward()
-    assert not without_gradient(net)
+def test_the_heads_of_the_papers() -> None:
+    net = made(light=False)
+    assert len(net.rpn.head.conv) == 2 and (net.rpn._pre_nms_top_n["training"], net.rpn._post_nms_top_n["testing"]) == (
+        2000,
+        1000,
+    )
+    sampler = net.roi_heads.fg_bg_sampler
+    assert (sampler.batch_size_per_image, sampler.positive_fraction) == (512, 0.25)
+    assert (net.rpn.nms_thresh, net.roi_heads.nms_thresh, net.roi_heads.detections_per_img) == (0.7, 0.5, 100)
+    assert FULL_HEADS.box_layers == (1024,) and len(net.roi_heads.mask_head) == 4
 
 
 def test_anchors_of_the_papers_and_of_small_canvases() -> None:
@@ -180,14 +182,3 @@ def test_masks_are_pasted_into_their_boxes() -> None:
     assert abs(rows.min() - 4) <= 1 and abs(rows.max() - 8) <= 1 and abs(columns.min() - 2) <= 1
     assert whole[1, 5, 22:28].all() and not whole[1, 5, 31] and not whole[1, :, :18].any()
     assert paste_masks(masks[:0], torch.zeros(0, 4), (5, 6)).shape == (0, 5, 6)
-
-
-def test_rates_by_layer() -> None:
-    net = made()
-    scale = {id(one): group["lr_scale"] for group in net.groups(0.1, 0.7) for one in group["params"]}
-    found = {name: scale[id(one)] for name, one in net.named_parameters() if one.requires_grad}
-    assert found["maps.encoder.patch_embed.proj.weight"] == pytest.approx(0.7**5)
-    assert [found[f"maps.encoder.blocks.{i}.attn.qkv.weight"] for i in range(4)] == pytest.approx(
-        [0.7**4, 0.7**3, 0.49, 0.7]
-    )
-    assert {one for name, one in found.items() if not name.startswith("maps.encoder.")} == {1.0}

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from refusing import refusal
 
 from patchloom.dense.protocol import native_or_reduced, window_count
 from patchloom.dense.recipes import DETECT, PROBE, SEGMENT, ResolvedDenseRecipe, dense_recipe, usual_crops
 from patchloom.dense.training import rate_schedule
-from patchloom.errors import PatchloomError
 
 
 @pytest.mark.parametrize("name", [*SEGMENT, *DETECT])
@@ -51,32 +51,20 @@ STATED_OF_DETECTION = {
 }
 
 
-@pytest.mark.parametrize(
-    ("known", "name", "stated"),
-    [
-        *((SEGMENT, name, values) for name, values in STATED.items()),
-        *((DETECT, name, values) for name, values in STATED_OF_DETECTION.items()),
-    ],
-)
-def test_values_of_the_papers(known: dict, name: str, stated: dict[str, object]) -> None:
-    assert {field: getattr(known[name], field) for field in stated} == stated
-
-
-def test_every_paper_s_recipe_has_its_values_here() -> None:
+def test_values_of_the_papers() -> None:
     assert {*STATED, "small"} == {*SEGMENT} and {*STATED_OF_DETECTION, "small"} == {*DETECT}
+    for known, papers in ((SEGMENT, STATED), (DETECT, STATED_OF_DETECTION)):
+        for name, stated in papers.items():
+            assert {field: getattr(known[name], field) for field in stated} == stated, name
     assert SEGMENT["mae"].settled(20_210, "cuda", 0, 224, 16, 768).head_width == 512
     for twelve in (DETECT["restore"], DETECT["extrema"]):  # epochs of COCO's training images
         assert twelve.steps == 12 * (118_287 // twelve.batch) and twelve.size >= 1333
 
 
-@pytest.mark.parametrize(
-    ("name", "drops"),
-    [
-        ("vitdet", (78_889, 85_463)),
-        ("restore", (9 * 7_392, 11 * 7_392)),
-        ("extrema", (9 * 3_696, 11 * 3_696)),
-    ],
-)
+DROPS = {"vitdet": (78_889, 85_463), "restore": (9 * 7_392, 11 * 7_392), "extrema": (9 * 3_696, 11 * 3_696)}
+
+
+@pytest.mark.parametrize(("name", "drops"), DROPS.items())
 def test_the_rate_of_detection_drops_where_the_papers_say(name: str, drops: tuple[int, int]) -> None:
     recipe = DETECT[name]
     weight = torch.nn.Parameter(torch.zeros(()))
@@ -101,11 +89,10 @@ def test_sides_that_do_not_act_are_left_out() -> None:
         ({"shorter": [0, 64]}, "0 pixels"),
         ({"longer": 64}, "without --shorter"),
     ):
-        with pytest.raises(PatchloomError, match=said):
-            dense_recipe("small", DETECT, changes)
+        assert said in refusal(dense_recipe, "small", DETECT, changes)
 
 
-def test_what_auto_becomes() -> None:
+def test_auto_depends_on_the_data_and_the_encoder() -> None:
     small = SEGMENT["small"].settled(300, "cpu", 0, 128, 8, 128)
     assert (small.steps, small.warmup_steps, small.batch, small.size, small.side) == (1_000, 100, 8, 192, 192)
     assert small.validation == 0.15 and small.head_width == 128
@@ -114,6 +101,10 @@ def test_what_auto_becomes() -> None:
     assert SEGMENT["small"].settled(5, "cpu", 0, 128, 8, 128).batch == 5
     assert DETECT["small"].settled(100, "cpu", 0, 100, 16, 32).size == 144  # a multiple of the patch
     assert PROBE.layer_decay == 1 and PROBE.auxiliary == 0
+    assert SEGMENT["mae"].settled(20_210, "cuda", 0, 224, 16, 768).side == 512  # as papers resize
+    assert dense_recipe("mae", SEGMENT, {"size": 256}).settled(20_210, "cuda", 0, 224, 16, 768).side == 256
+    assert dense_recipe("mae", SEGMENT, {"steps": 16_000}).warmup_steps == 150
+    assert dense_recipe("mae", SEGMENT, {"steps": 16_000, "warmup_steps": 7}).warmup_steps == 7
 
 
 def test_windows_of_an_image() -> None:
@@ -142,37 +133,25 @@ def test_images_are_reduced_no_further_than_time_asks(
         assert window_count(image, found, 144) * tests <= 6 * usual_crops("cpu")
 
 
-def test_the_papers_resize_to_their_window() -> None:
-    assert SEGMENT["mae"].settled(20_210, "cuda", 0, 224, 16, 768).side == 512
-    assert dense_recipe("mae", SEGMENT, {"size": 256}).settled(20_210, "cuda", 0, 224, 16, 768).side == 256
-
-
-def test_the_warm_up_follows_the_steps() -> None:
-    assert dense_recipe("mae", SEGMENT, {"steps": 16_000}).warmup_steps == 150
-    assert dense_recipe("mae", SEGMENT, {"steps": 16_000, "warmup_steps": 7}).warmup_steps == 7
-
-
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"lr": 0.0}, "--lr must be above 0"),
-        ({"scale": [2.0, 0.5]}, r"--scale \[2.0, 0.5\] has the larger number first"),
-        ({"drops": [0.9, 0.8]}, r"--drops \[0.9, 0.8\] has the larger number first"),
+        ({"scale": [2.0, 0.5]}, "--scale [2.0, 0.5] has the larger number first"),
+        ({"drops": [0.9, 0.8]}, "--drops [0.9, 0.8] has the larger number first"),
         ({"scale": [0.0, 1.0]}, "--scale must be 0.01 to 100"),
         ({"steps": 10, "warmup_steps": 20}, "--warmup_steps 20 is more than --steps 10"),
         ({"side": 2}, "--side must be 8 to 16384"),
         ({"size": "large"}, "size"),
-        ({"betas": [0.9, 1.0]}, r"--betas must lie in \[0, 1\)"),
+        ({"betas": [0.9, 1.0]}, "--betas must lie in [0, 1)"),
     ],
 )
-def test_values_that_are_refused(changes: dict[str, object], said: str) -> None:
-    with pytest.raises(PatchloomError, match=said):
-        dense_recipe("small", SEGMENT, changes)
+def test_bad_values_are_rejected(changes: dict[str, object], said: str) -> None:
+    assert said in refusal(dense_recipe, "small", SEGMENT, changes)
 
 
-def test_an_unknown_recipe() -> None:
-    with pytest.raises(PatchloomError, match="there is no recipe beit: choose one of small, mae, lut, droppos"):
-        dense_recipe("beit", SEGMENT, {})
+def test_an_unknown_recipe_is_rejected() -> None:
+    assert "choose one of small, mae, lut, droppos" in refusal(dense_recipe, "beit", SEGMENT, {})
 
 
 @pytest.mark.parametrize("recipe", [SEGMENT["small"], DETECT["small"]])

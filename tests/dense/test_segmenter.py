@@ -1,24 +1,18 @@
-"""Segmenters on every kind of encoder."""
+"""Segmenters on every kind of encoder, and UPerNet by itself."""
 
 import copy
 
 import pytest
 import torch
 from dense_nets import KINDS, encoder, without_gradient
+from timm.layers import LayerNorm2d
+from torch import nn
 from torch.nn import functional as F
 
 from patchloom.dense.backbone import FeatureMaps
-from patchloom.dense.segmenter import PixelSegmenter, Segmenter
+from patchloom.dense.segmenter import AuxiliaryHead, PixelSegmenter, Segmenter, UPerNet
 from patchloom.nets.encode import input_size, patch_side
 from patchloom.nets.finetune import at_size
-
-
-def loss_of(net, images: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
-    main, auxiliary = net(images)
-    total = F.cross_entropy(F.interpolate(main, truth.shape[1:], mode="bilinear"), truth)
-    if auxiliary is not None:
-        total = total + 0.4 * F.cross_entropy(F.interpolate(auxiliary, truth.shape[1:], mode="bilinear"), truth)
-    return total
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -38,17 +32,8 @@ def test_logits_gradients_and_a_round_trip(kind: str) -> None:
     again = Segmenter(at_size(vit, card, (4 * p, 2 * p)), 7, head="upernet", head_width=16).eval()
     again.load_state_dict(net.state_dict(), strict=True)
     assert torch.equal(again(images).main, net(images).main)
-    beginning = "maps.encoder."
-    assert {name.removeprefix(beginning) for name in net.state_dict() if name.startswith(beginning)} == {
-        *vit.state_dict()
-    }
-
-
-def test_without_an_auxiliary_head() -> None:
-    net = Segmenter(encoder()[0], 3, head="upernet", head_width=16, auxiliary=False).train()
-    main, auxiliary = net(torch.randn(2, 3, 64, 64))
-    main.square().sum().backward()
-    assert auxiliary is None and not without_gradient(net)
+    of_encoder = {name for name in net.state_dict() if name.startswith("maps.encoder.")}
+    assert of_encoder == {f"maps.encoder.{name}" for name in vit.state_dict()}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -71,10 +56,9 @@ def test_linear_trains_the_head_alone(kind: str) -> None:
     maps = FeatureMaps(vit)
     with torch.no_grad():
         (last,) = maps(images)
-        normed = (last - net.head[0].running_mean[:, None, None]) / (net.head[0].running_var + 1e-5).sqrt()[
-            :, None, None
-        ]
-        logits = torch.einsum("bdhw,kd->bkhw", normed, net.head[1].weight[:, :, 0, 0]) + net.head[1].bias[:, None, None]
+        norm, layer = net.head
+        normed = (last.movedim(1, 3) - norm.running_mean) / (norm.running_var + 1e-5).sqrt()
+        logits = F.linear(normed, layer.weight[:, :, 0, 0], layer.bias).movedim(3, 1)
         assert torch.allclose(net.eval()(images).main, logits, atol=1e-4)
 
 
@@ -105,7 +89,7 @@ def test_a_single_image_is_learnt(kind: str) -> None:
     optimizer = torch.optim.AdamW(net.groups(0.01, 0.9), lr=1e-2)
     losses = []
     for _ in range(20):
-        loss = loss_of(net, images, truth)
+        loss = sum(F.cross_entropy(F.interpolate(one, (32, 32), mode="bilinear"), truth) for one in net(images))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -117,11 +101,8 @@ def test_a_single_image_is_learnt(kind: str) -> None:
 def test_rates_by_layer() -> None:
     vit, _ = encoder("p8 learned")
     net = Segmenter(vit, 3, head="upernet", head_width=16)
-    scale = {
-        id(one): (group["lr_scale"], group["weight_decay"])
-        for group in net.groups(0.05, 0.5)
-        for one in group["params"]
-    }
+    groups = net.groups(0.05, 0.5)
+    scale = {id(one): (group["lr_scale"], group["weight_decay"]) for group in groups for one in group["params"]}
     found = {name: scale[id(one)] for name, one in net.named_parameters() if one.requires_grad}
     assert found["maps.encoder.pos_embed"] == found["maps.encoder.cls_token"] == (0.5**5, 0.0)
     assert found["maps.encoder.patch_embed.proj.weight"] == (0.5**5, 0.05)
@@ -133,11 +114,61 @@ def test_rates_by_layer() -> None:
     assert heads["head.fuse.0.weight"] == (1.0, 0.05) and heads["head.fuse.1.weight"] == (1.0, 0.0)
 
 
-def test_bfloat16() -> None:
-    for kind in ("p8 learned", "swin"):
-        net = Segmenter(encoder(kind)[0], 3, head="upernet", head_width=16).train()
+def test_bfloat16_with_and_without_an_auxiliary_head() -> None:
+    for kind, second in (("p8 learned", True), ("swin", True), ("p8 learned", False)):
+        net = Segmenter(encoder(kind)[0], 3, head="upernet", head_width=16, auxiliary=second).train()
         with torch.autocast("cpu", torch.bfloat16):
-            main, auxiliary = net(torch.randn(2, 3, *net.size))
-        assert main.dtype == auxiliary.dtype == torch.float32
-        (main.sum() + auxiliary.sum()).backward()
+            answers = [one for one in net(torch.randn(2, 3, *net.size)) if one is not None]
+        assert [one.dtype for one in answers] == [torch.float32] * (1 + second)
+        sum(one.square().sum() for one in answers).backward()
         assert not without_gradient(net)
+
+
+WIDTHS = (8, 6, 8, 10)
+
+
+def levels(grids, b=1):
+    return [torch.randn(b, width, *grid) for width, grid in zip(WIDTHS, grids, strict=True)]
+
+
+@pytest.mark.parametrize("grids", [((16, 24), (8, 12), (4, 6), (2, 3)), ((18, 10), (9, 5), (5, 3), (3, 2))])
+def test_logits_at_the_finest_level_of_a_batch_of_one(grids) -> None:
+    net = UPerNet(WIDTHS, grids, 5, width=12)
+    logits = net(levels(grids))
+    assert logits.shape == (1, 5, *grids[0])
+    logits.square().sum().backward()
+    assert all(one.grad is not None and one.grad.isfinite().all() for one in net.parameters())
+
+
+def test_maps_of_a_single_place_train_in_a_batch_of_one() -> None:
+    grids = ((8, 8), (4, 4), (2, 2), (1, 1))  # a crop of 32 pixels
+    net = UPerNet(WIDTHS, grids, 3, width=12)
+    assert isinstance(net.pooled[0][1], LayerNorm2d) and isinstance(net.context[1], LayerNorm2d)
+    assert all(isinstance(one[1], nn.BatchNorm2d) for one in (*net.pooled[1:], *net.lateral, *net.smooth, net.fuse))
+    assert net(levels(grids)).isfinite().all()
+    assert AuxiliaryHead(8, (1, 1), 3)(torch.randn(1, 8, 1, 1)).shape == (1, 3, 1, 1)
+
+
+def test_every_level_reaches_the_logits_and_the_coarsest_reaches_them_everywhere() -> None:
+    grids = ((16, 16), (8, 8), (4, 4), (2, 2))
+    net = UPerNet(WIDTHS, grids, 3, width=12).eval()
+    given = levels(grids)
+    with torch.no_grad():
+        before = net(given)
+        for i in range(4):
+            changed = [one.clone() for one in given]
+            changed[i][:, :, 0, 0] += 3
+            apart = (net(changed) - before).abs().sum(1)[0] > 0
+            assert apart[0, 0] and apart.all() == (i == 3)
+
+
+def test_parameters_of_the_papers_head() -> None:
+    # mmseg's UPerHead of four maps of 768 with 512 channels and 150 classes, biases and norms written out by hand
+    net = UPerNet((768,) * 4, ((128, 128), (64, 64), (32, 32), (16, 16)), 150, 512)
+    norm = 2 * 512
+    pooled = 4 * (768 * 512 + norm)
+    context = (768 + 4 * 512) * 512 * 9 + norm
+    lateral, smooth = 3 * (768 * 512 + norm), 3 * (512 * 512 * 9 + norm)
+    assert sum(one.numel() for one in net.parameters()) == (
+        pooled + context + lateral + smooth + 4 * 512 * 512 * 9 + norm + 150 * 513
+    )

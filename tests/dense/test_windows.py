@@ -9,7 +9,7 @@ from patchloom.dense import augment, windows
 from patchloom.dense.detector import Detections
 from patchloom.dense.metrics import from_run_lengths
 from patchloom.dense.segmenter import SegmentLogits
-from patchloom.dense.windows import detect_image, segment_image, starts
+from patchloom.dense.windows import detect_image, detect_images, segment_image, segment_images, starts
 
 MEAN, STD = (0.5,), (0.25,)
 SIZE = (12, 18)
@@ -50,15 +50,20 @@ def plainly(model: Convolved, image: torch.Tensor) -> torch.Tensor:
     return F.interpolate(logits, image.shape[1:], mode="bilinear")[0]
 
 
-def test_an_image_of_a_windows_size_is_looked_at_once():
+def test_one_window_or_a_resized_image_is_answered_as_by_torch():
     model, image = Convolved(), some_image(*SIZE)
+    large = image.repeat_interleave(3, 1).repeat_interleave(3, 2)
     with torch.inference_mode():
         expected = plainly(model, image).argmax(0)
+        logits = plainly(model, augment.resized_for_test(large, 12))[None]
+        smooth = F.interpolate(logits, large.shape[1:], mode="bilinear")[0].argmax(0)
+        coarse = F.interpolate(logits, large.shape[1:])[0].argmax(0)
     model.seen.clear()
     answer = segment_image(model, image, MEAN, STD, side=12)
     assert answer.dtype == torch.int16 and model.seen == [1] and torch.equal(answer.long(), expected)
-    floating = segment_image(model, image / 255, MEAN, STD, side=12)
-    assert torch.equal(answer, floating)
+    assert torch.equal(answer, segment_image(model, image / 255, MEAN, STD, side=12))
+    answer = segment_image(model, large, MEAN, STD, side=12).long()
+    assert torch.equal(answer, smooth) and not torch.equal(answer, coarse)
 
 
 @pytest.mark.parametrize("size", [SIZE, (5, 7), (12, 50), (41, 13), (37, 53)])
@@ -74,7 +79,7 @@ def test_windows_go_to_the_end_and_overlap_by_a_third(length):
     assert all(0 < after - before <= 12 for before, after in zip(found, found[1:], strict=False))
 
 
-def test_where_windows_overlap_the_mean_of_their_logits_counts():
+def test_logits_of_overlapping_windows_are_averaged():
     model, image = Convolved(), some_image(12, 30)
     with torch.inference_mode():
         total, count = torch.zeros(5, 12, 30), torch.zeros(30)
@@ -95,30 +100,34 @@ def test_an_answer_is_of_the_images_own_size_however_few_rows_are_in_memory(side
     assert len(model.seen) >= 2 and max(model.seen) <= 8
 
 
-def test_logits_are_resized_as_torch_does():
-    model, image = Convolved(), some_image(*SIZE)
-    large = image.repeat_interleave(3, 1).repeat_interleave(3, 2)
-    with torch.inference_mode():
-        logits = F.interpolate(plainly(model, augment.resized_for_test(large, 12))[None], large.shape[1:])
-        smooth = F.interpolate(
-            plainly(model, augment.resized_for_test(large, 12))[None], large.shape[1:], mode="bilinear"
-        )
-    answer = segment_image(model, large, MEAN, STD, side=12)
-    assert torch.equal(answer.long(), smooth[0].argmax(0)) and not torch.equal(answer.long(), logits[0].argmax(0))
+@pytest.mark.parametrize("side", [12, None])
+def test_several_images_at_once_are_answered_as_alone(side):
+    """Windows of one image and of the next go into one forward, of at most 8."""
+    sizes = [SIZE, (12, 18), (31, 44), (5, 7), (41, 13), (12, 19), (60, 60)]
+    model, images = Convolved(), [some_image(*size, seed) for seed, size in enumerate(sizes)]
+    alone = [segment_image(model, image, MEAN, STD, side) for image in images]
+    each = [*model.seen]
+    model.seen.clear()
+    together = segment_images(model, images, MEAN, STD, side)
+    assert all(map(torch.equal, together, alone)) and sum(model.seen) == sum(each)
+    assert len(model.seen) == -(-sum(each) // 8) < len(each) and max(model.seen) == 8
 
 
 class OneBox(nn.Module):
-    """Finds what is brightest on the canvas, and something unsure."""
+    """Finds what is brightest in each canvas, and something unsure."""
 
     size, sides = (20, 20), None
 
     def forward(self, images: torch.Tensor, sizes: list[tuple[int, int]]) -> list[Detections]:
-        h, w = sizes[0]
-        assert not images[0, :, h:].any() and not images[0, :, :, w:].any()  # nothing is there
-        y, x = (images[0, 0, :h, :w] > images[0, 0, :h, :w].mean() + 0.5).nonzero().unbind(1)
-        box = torch.stack([x.min(), y.min(), x.max() + 1, y.max() + 1]).float()
-        boxes = torch.stack([torch.tensor([0.0, 0, 1, 1]), box, torch.tensor([2.0, 2, 9, 9])])
-        return [Detections(boxes, torch.tensor([2, 1, 0]), torch.tensor([0.4, 0.9, 0.01]), torch.ones(3, 28, 28))]
+        found = []
+        for image, (h, w) in zip(images, sizes, strict=True):
+            assert not image[:, h:].any() and not image[:, :, w:].any()  # nothing is there
+            y, x = (image[0, :h, :w] > image[0, :h, :w].mean() + 0.5).nonzero().unbind(1)
+            box = torch.stack([x.min(), y.min(), x.max() + 1, y.max() + 1]).float()
+            boxes = torch.stack([torch.tensor([0.0, 0, 1, 1]), box, torch.tensor([2.0, 2, 9, 9])])
+            about = torch.tensor([2, 1, 0]), torch.tensor([0.4, 0.9, 0.01])
+            found.append(Detections(boxes, *about, torch.ones(3, 28, 28)))
+        return found
 
 
 def test_boxes_come_back_to_the_images_own_pixels():
@@ -130,3 +139,15 @@ def test_boxes_come_back_to_the_images_own_pixels():
     masks = from_run_lengths(found.masks, (40, 80))
     assert masks[0, 10:22, 42:58].all() and masks[0].sum() <= 18 * 22
     assert len(detect_image(OneBox(), image, MEAN, STD, score=0.0)) == 3
+
+
+def test_several_images_at_once_are_detected_as_alone():
+    model, images = OneBox(), []
+    for i, size in enumerate([(40, 80), (20, 20), (30, 10)]):
+        images.append(torch.zeros(1, *size, dtype=torch.uint8))
+        images[-1][:, 4 : 8 + 2 * i, 3:9] = 200 + i
+    found = [fit.detected(one, 0.05) for one, fit in detect_images(model, images, MEAN, STD)]
+    alone = [detect_image(model, image, MEAN, STD) for image in images]
+    assert len({tuple(one.boxes[0].tolist()) for one in found}) == 3
+    for one, other in zip(found, alone, strict=True):
+        assert torch.equal(one.boxes, other.boxes) and torch.equal(one.scores, other.scores)

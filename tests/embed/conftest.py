@@ -4,15 +4,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from embedding import ROWS
+from evaluating import write_encoder
 from PIL import Image
 from threads import one_thread
 
 from patchloom.data.sources.open import open_data
 from patchloom.embed import parts
-from patchloom.nets.build import EncoderSpec, build_encoder
-from patchloom.nets.checkpoints.format import EncoderCard, save_encoder
 
 BROKEN = "train/b/17.png"
 
@@ -29,11 +27,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="package")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """File of a small encoder for grey images of 8 pixels."""
-    path = tmp_path_factory.mktemp("tiny") / "encoder.safetensors"
-    spec = EncoderSpec("nano", (8, 8), 2, channels=1, options={"depth": 3, "embed_dim": 16, "num_heads": 2})
-    torch.manual_seed(1)
-    save_encoder(build_encoder(spec), EncoderCard(spec, (0.3,), (0.37,), "mae", "tiny"), path)
-    return path
+    return write_encoder(tmp_path_factory.mktemp("tiny") / "encoder.safetensors", depth=3, embed_dim=16)
 
 
 @pytest.fixture(scope="package")

@@ -1,8 +1,7 @@
-"""Tests of the verb embed: vectors as in evaluations, read by other libraries, with their card."""
-
-from __future__ import annotations
+"""The verb embed: vectors as in evaluations, read by other libraries, and nearest neighbours among them."""
 
 import json
+import re
 import shutil
 import sys
 from dataclasses import replace
@@ -13,6 +12,7 @@ import pyarrow.parquet
 import pytest
 import torch
 from embedding import SMALL, SUFFIXES, Read, read, read_parts
+from PIL import Image
 from spoken import Tones, encoder_of_sound
 from swins import spec_of, swin
 
@@ -20,7 +20,8 @@ import patchloom
 from patchloom.cli import main
 from patchloom.data.source import Data
 from patchloom.data.sources.open import open_data
-from patchloom.embed import embed, parts
+from patchloom.embed import embed, formats, parts
+from patchloom.embed import near as search
 from patchloom.errors import PatchloomError
 from patchloom.evaluate import settings
 from patchloom.evaluate.features import extract
@@ -51,22 +52,14 @@ def test_every_format_has_what_the_evaluations_see(whole: dict[str, Path], tiny:
     found = read(whole[suffix])
     assert found.vectors.dtype == np.float32
     assert np.array_equal(found.vectors, expected(tiny, photos)["mean"])  # bit for bit
-    names = [f"{split}/{label}/{i}.png" for split, label, i in _images()]
+    files = [path for split in ("train", "test") for path in sorted((photos / split).rglob("*.png"))]
+    names = [str(path.relative_to(photos)) for path in files if path.name != "17.png"]
     assert found.paths == names and found.splits == [name.split("/")[0] for name in names]
     assert found.labels == [name.split("/")[1] for name in names]
-    assert all((photos / path).is_file() for path in found.paths)
     assert not whole[suffix].with_name(f"{whole[suffix].name}.parts").exists()
 
 
-def _images() -> list[tuple[str, str, int]]:
-    """Return split, class and number of the readable images in listing order."""
-    train, test = ([f"{i}" for i in some] for some in (range(26), range(26, 36)))
-    rows = [(split, "ab"[int(i) % 2], int(i)) for split, some in (("train", train), ("test", test)) for i in some]
-    order = sorted(rows, key=lambda row: (row[0] == "test", row[1], f"{row[2]}.png"))
-    return [row for row in order if row[2] != 17]
-
-
-def test_the_card_says_how_they_were_made(whole: dict[str, Path], tiny: Path, photos: Path):
+def test_the_card_says_how_they_were_made(whole: dict[str, Path], photos: Path):
     cards = [read(path).card for path in whole.values()]
     assert cards[0] == cards[1] == cards[2]
     card = cards[0]
@@ -78,6 +71,8 @@ def test_the_card_says_how_they_were_made(whole: dict[str, Path], tiny: Path, ph
     data = open_data(photos)
     assert card["data"]["fingerprint"] == {"train": data.train.fingerprint(), "test": data.test.fingerprint()}
     assert card["patchloom"] == patchloom.__version__ and card["classes"] == ["a", "b"]
+    with np.load(whole[".npz"]) as file:
+        assert str(file["card"]).isascii()
 
 
 def made(tmp_path: Path, *given, **options) -> Read:
@@ -96,6 +91,14 @@ def test_tokens_and_layers(tiny: Path, photos: Path, tmp_path: Path):
     middle = made(tmp_path / "2", tiny, photos, layer=2, pooling="patches").vectors
     assert middle.shape == (35, 16, 16)
     np.testing.assert_allclose(middle.mean(1), each["block 2"], atol=1e-6)
+    vit, card = load_encoder_file(tiny)
+    image = open_data(photos).test.read(9).float()[None] / 255
+    tokens = vit.forward_features((image - card.mean[0]) / card.std[0])[0, 1:].detach().numpy()
+    for suffix in SUFFIXES:
+        patchloom.embed(tiny, photos, to=tmp_path / f"f{suffix}", pooling="patches", dtype="float16", **SMALL)
+        found = read(tmp_path / f"f{suffix}").vectors
+        assert found.shape == (35, 16, 16) and found.dtype == np.float16
+        np.testing.assert_allclose(found[-1], tokens, atol=2e-3)
 
 
 def test_class_token_and_registers_of_any_layer(tiny: Path, photos: Path, tmp_path: Path):
@@ -109,32 +112,16 @@ def test_class_token_and_registers_of_any_layer(tiny: Path, photos: Path, tmp_pa
     np.testing.assert_allclose(found.vectors[-1], whole.numpy(), atol=1e-5)
     first = made(tmp_path / "2", path, photos, pooling="prefix", layer=1)
     np.testing.assert_allclose(first.vectors[-1], half[0].mean(0).detach().numpy(), atol=1e-5)
-    with pytest.raises(PatchloomError, match="no register tokens for prefix features"):
-        made(tmp_path / "3", tiny, photos, pooling="prefix")
-
-
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_patch_tokens_are_timms_in_every_format(tiny: Path, photos: Path, tmp_path: Path, suffix: str):
-    patchloom.embed(tiny, photos, to=tmp_path / f"f{suffix}", pooling="patches", dtype="float16", **SMALL)
-    found = read(tmp_path / f"f{suffix}")
-    assert found.vectors.shape == (35, 16, 16) and found.vectors.dtype == np.float16
-    vit, card = load_encoder_file(tiny)
-    image = open_data(photos).test.read(9).float()[None] / 255
-    tokens = vit.forward_features((image - card.mean[0]) / card.std[0])[0, 1:]
-    np.testing.assert_allclose(found.vectors[-1], tokens.detach().numpy(), atol=2e-3)
 
 
 def test_a_swin_has_stages(photos: Path, tmp_path: Path):
-    spec = spec_of((16, 16), 2, 1)
-    save_encoder(swin((16, 16), 2, 1), EncoderCard(spec, (0.3,), (0.4,), "mae", "swin"), tmp_path / "s.safetensors")
-    assert np.array_equal(
-        made(tmp_path / "1", tmp_path / "s.safetensors", photos).vectors,
-        expected(tmp_path / "s.safetensors", photos)["mean"],
-    )
-    stage = made(tmp_path / "2", tmp_path / "s.safetensors", photos, layer=1, pooling="patches")
+    spec, file = spec_of((16, 16), 2, 1), tmp_path / "s.safetensors"
+    save_encoder(swin((16, 16), 2, 1), EncoderCard(spec, (0.3,), (0.4,), "mae", "swin"), file)
+    assert np.array_equal(made(tmp_path / "1", file, photos).vectors, expected(file, photos)["mean"])
+    stage = made(tmp_path / "2", file, photos, layer=1, pooling="patches")
     assert stage.card["layer"] == "stage 1" and stage.vectors.shape[0] == 35
     with pytest.raises(PatchloomError, match="no class token"):
-        made(tmp_path / "3", tmp_path / "s.safetensors", photos, layer=1, pooling="class")
+        made(tmp_path / "3", file, photos, layer=1, pooling="class")
 
 
 def test_an_instance_head(tiny: Path, photos: Path, tmp_path: Path):
@@ -147,8 +134,6 @@ def test_an_instance_head(tiny: Path, photos: Path, tmp_path: Path):
     assert len(found.card["encoder"]["head_sha256"]) == 64
     with pytest.raises(PatchloomError, match="--pooling instance is only for the last layer"):
         made(tmp_path / "2", tmp_path / "encoder.safetensors", photos, pooling="instance", layer=1)
-    with pytest.raises(PatchloomError, match="no module beside it for instance features"):
-        made(tmp_path / "3", tiny, photos, pooling="instance")
 
 
 def test_recordings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -189,44 +174,32 @@ def test_paths_of_several_folders_differ(tiny: Path, photos: Path, tmp_path: Pat
     assert made(tmp_path, tiny, ["a", "../b"]).paths == ["a/0.png", "a/2.png", "../b/0.png", "../b/4.png"]
 
 
-def test_what_is_printed(
-    tiny: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-):
+def test_what_is_printed(tiny: Path, photos: Path, tmp_path: Path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "500")  # else sentences are wrapped
     words = ["embed", str(tiny), str(photos), "--to", str(tmp_path / "f.npz"), "--batch_size", "4", "--device", "cpu"]
-    assert main(words) == 0
-    first, last, holds = capsys.readouterr().out.splitlines()
-    assert first.startswith("36 images: for each, the mean of the patch tokens of tiny, 16 numbers in float32.")
-    assert "f.npz will have about 0.0 MB" in first
-    assert last.startswith("1 images could not be read and were left out, such as") and "17.png" in last
-    assert holds == f"{tmp_path / 'f.npz'} has 35 vectors of 16 numbers in float32 (0.0 MB)."
-    before = (tmp_path / "f.npz").stat().st_mtime_ns
-    assert main(words) == 0
-    assert (tmp_path / "f.npz").stat().st_mtime_ns == before
-    lost, there = capsys.readouterr().out.splitlines()
-    assert lost == "1 images could not be read when it was made and were skipped."
-    assert "exists and was made with the same settings" in there and "Nothing was computed again." in there
-
-
-def test_the_time_of_many_is_told_first(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    patchloom.embed(tiny, "digits", to=tmp_path / "f.npz", device="cpu", workers=0, batch_size=64)
-    said = capsys.readouterr().out
-    assert "1,797 images: " in said and ", and it takes about " in said
+    times = []
+    for said in ("36 images.*16 numbers in float32", "Nothing was computed again"):
+        assert main(words) == 0
+        printed = capsys.readouterr().out
+        assert re.search(said, printed) and "1 images could not be read" in printed
+        times.append((tmp_path / "f.npz").stat().st_mtime_ns)
+    assert times[0] == times[1]
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_a_file_of_another_card_is_left_alone(whole, tiny: Path, photos: Path, tmp_path: Path, suffix: str):
-    content = whole[suffix].read_bytes()
-    for options, what in (({"layer": 1}, "another layer"), ({"dtype": "float16"}, "another dtype")):
-        with pytest.raises(PatchloomError, match=f"exists and was made with {what}: choose another --to"):
-            patchloom.embed(tiny, photos, to=whole[suffix], **SMALL | options)
-    with pytest.raises(PatchloomError, match="made with another data name, data splits and data fingerprint"):
-        patchloom.embed(tiny, photos / "test", to=whole[suffix], **SMALL)
+    content, other = whole[suffix].read_bytes(), tmp_path / "other.safetensors"
     vit, card = load_encoder_file(tiny)
     vit.norm.bias.data += 1
-    save_encoder(vit, card, tmp_path / "other.safetensors")
-    with pytest.raises(PatchloomError, match="made with another encoder weights_sha256"):
-        patchloom.embed(tmp_path / "other.safetensors", photos, to=whole[suffix], **SMALL)
+    save_encoder(vit, card, other)
+    for encoder, data, options, what in (
+        (tiny, photos, {"layer": 1}, "layer"),
+        (tiny, photos, {"dtype": "float16"}, "dtype"),
+        (tiny, photos / "test", {}, "data name, data splits and data fingerprint"),
+        (other, photos, {}, "encoder weights_sha256"),
+    ):
+        with pytest.raises(PatchloomError, match=f"made with another {what}"):
+            patchloom.embed(encoder, data, to=whole[suffix], **SMALL | options)
     assert whole[suffix].read_bytes() == content
 
 
@@ -234,61 +207,74 @@ def test_a_file_of_another_card_is_left_alone(whole, tiny: Path, photos: Path, t
 @pytest.mark.parametrize("content", [b"", b"mine", b"PAR1 and more PAR1", "half"])
 def test_other_files_are_left_alone(whole, tiny: Path, photos: Path, tmp_path: Path, suffix: str, content):
     path = tmp_path / f"f{suffix}"
-    content = whole[suffix].read_bytes()[:-300] if content == "half" and suffix != ".safetensors" else content
-    path.write_bytes(b"half" if content == "half" else content)
-    before = path.read_bytes()
+    path.write_bytes(before := whole[suffix].read_bytes()[:-300] if content == "half" else content)
     with pytest.raises(PatchloomError, match="remove it"):
         patchloom.embed(tiny, photos, to=path, **SMALL)
     assert path.read_bytes() == before
 
 
-def test_files_of_others_that_can_be_read_are_left_alone(tiny: Path, photos: Path, tmp_path: Path):
-    np.savez(tmp_path / "f.npz", vectors=np.zeros(3))
-    (tmp_path / "f.safetensors").write_bytes(tiny.read_bytes())
-    for name in ("f.npz", "f.safetensors"):
-        with pytest.raises(PatchloomError, match=f"{name} exists and was not written by embed"):
-            patchloom.embed(tiny, photos, to=tmp_path / name, **SMALL)
-
-
 def test_refusals(tiny: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def refused(sentence: str, **options) -> None:
-        with pytest.raises(PatchloomError, match=sentence):
-            patchloom.embed(tiny, photos, **{"to": tmp_path / "f.npz", **SMALL, **options})
-
-    refused("--to is missing: give a FOLDER, FILE.parquet, FILE.npz or FILE.safetensors", to=None)
-    refused(r"no known suffix: .* .parquet, .npz or .safetensors, as in f.npz, or .* folder", to=tmp_path / "f.npy")
-    refused("--format npz is not that of .*f.parquet: leave it out", to=tmp_path / "f.parquet", format="npz")
     (tmp_path / "file").write_text("mine")
-    refused("file is a file of another kind: give a folder", to=tmp_path / "file")
-    refused("exists and was not written by embed: choose another --to", to=tmp_path)
-    refused("--devices must be 1 or more, not 0", devices=0)
     (tmp_path / "folder.npz").mkdir()
-    refused("is a folder: give a file in it", to=tmp_path / "folder.npz")
-    refused("--layer 4 does not exist: this encoder has embedding, block 1 to 3 and norm", layer=4)
-    refused("--layer first does not exist: this encoder has", layer="first")
-    refused("--top must be 1 or more, not 0", top=0)
-    refused("--batch_size must be 1 or more, not 0", batch_size=0)
-    refused("--pooling cannot be max: it takes mean, class", pooling="max")
+    np.savez(tmp_path / "mine.npz", vectors=np.zeros(3))
+    (tmp_path / "mine.safetensors").write_bytes(tiny.read_bytes())
+    for options, said in (
+        ({"to": None}, "--to is missing: .* FILE.parquet"),
+        ({"to": tmp_path / "f.npy"}, "no known suffix"),
+        ({"to": tmp_path / "f.parquet", "format": "npz"}, "--format npz is not that of .*f.parquet"),
+        ({"to": tmp_path / "file"}, "file of another kind"),
+        ({"to": tmp_path}, "was not written by embed"),
+        ({"to": tmp_path / "mine.npz"}, "was not written by embed"),
+        ({"to": tmp_path / "mine.safetensors"}, "was not written by embed"),
+        ({"to": tmp_path / "folder.npz"}, "is a folder"),
+        ({"devices": 0}, "--devices must be 1 or more"),
+        ({"layer": 4}, "--layer 4 does not exist: .* block 1 to 3 and norm"),
+        ({"layer": "first"}, "--layer first does not exist"),
+        ({"top": 0}, "--top must be 1 or more"),
+        ({"batch_size": 0}, "--batch_size must be 1 or more"),
+        ({"pooling": "max"}, "--pooling cannot be max"),
+        ({"pooling": "prefix"}, "no register tokens for prefix"),
+        ({"pooling": "instance"}, "no module beside it for instance"),
+    ):
+        with pytest.raises(PatchloomError, match=said):
+            patchloom.embed(tiny, photos, **{"to": tmp_path / "f.npz", **SMALL, **options})
     monkeypatch.setattr(embed.shutil, "disk_usage", lambda folder: type("", (), {"free": 100})())
-    refused("needs about 0.0 MB while it is made, and .* has 0.0 MB free: free some space")
-    refused(
-        "needs about 0.0 MB while it is made, and .* has 0.0 MB free: free some space", to=tmp_path / "new" / "parts"
-    )
+    for to in (tmp_path / "f.npz", tmp_path / "new" / "parts"):
+        with pytest.raises(PatchloomError, match="has 0.0 MB free"):
+            patchloom.embed(tiny, photos, to=to, **SMALL)
     assert not (tmp_path / "new").exists()
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    refused(r"Parquet needs pyarrow: pip install 'pyarrow", to=tmp_path / "f.parquet")
+    for to in (tmp_path / "f.parquet", tmp_path / "new"):
+        with pytest.raises(PatchloomError, match="needs pyarrow: pip install"):
+            patchloom.embed(tiny, photos, to=to, **SMALL)
 
 
 def test_a_file_that_does_not_fit_in_memory(tiny: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     patchloom.embed(tiny, photos, to=tmp_path / "whole.npz", **SMALL)
     monkeypatch.setattr(embed, "free_memory", lambda device: 1e-6)
-    with pytest.raises(PatchloomError, match=r"of memory as one file, .*: give a folder, as in --to .*/f/,"):
-        patchloom.embed(tiny, photos, to=tmp_path / "f.npz", **SMALL)
+    near = {"near": photos / "train" / "b" / "5.png"}
+    for name, options in (("f.npz", {}), ("whole.npz", near)):
+        with pytest.raises(PatchloomError, match=r"of memory as one file, .*: give a folder"):
+            patchloom.embed(tiny, photos, to=tmp_path / name, **options, **SMALL)
     assert [one.name for one in tmp_path.iterdir()] == ["whole.npz"]  # nothing was begun
-    near = {"near": photos / "train" / "b" / "5.png", **SMALL}
+    assert patchloom.embed(tiny, photos, to=tmp_path / "f", format="npz", **near, **SMALL).neighbours
+
+
+def test_the_memory_of_a_file_is_that_of_its_vectors_twice_and_of_each_row(monkeypatch: pytest.MonkeyPatch):
+    free = [4200, 4199]
+    monkeypatch.setattr(embed, "free_memory", lambda device: free.pop(0) / 2**30)
+    embed.check_memory(Path("f.npz"), 100, 10)
     with pytest.raises(PatchloomError, match="of memory as one file"):
-        patchloom.embed(tiny, photos, to=tmp_path / "whole.npz", **near)
-    assert patchloom.embed(tiny, photos, to=tmp_path / "f", format="npz", **near).neighbours
+        embed.check_memory(Path("f.npz"), 100, 10)
+
+
+@pytest.mark.parametrize("name", formats.COUNTS)
+def test_a_card_without_its_counts_is_refused(whole, tmp_path: Path, name: str):
+    path, card = tmp_path / "f.npz", formats.read_card(whole[".npz"])
+    del card[name]
+    formats.FORMATS[".npz"].write(path, formats.read_rows(whole[".npz"]), card)
+    with pytest.raises(PatchloomError, match="was not written by embed"):
+        formats.read_card(path)
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -306,19 +292,14 @@ def test_a_folder_of_parts_has_the_rows_of_the_file(whole, tiny: Path, photos: P
     card = json.loads((tmp_path / "parts" / "_card.json").read_text())
     assert card == expected.card == {**each[0].card, "rows": 35, "unreadable": 1}
     assert {path.stat().st_mode for path in (tmp_path / "parts").glob("[!.]*-*")} == {whole[".npz"].stat().st_mode}
+    if suffix == ".parquet":
+        assert len(pyarrow.parquet.read_table(tmp_path / "parts")) == 35  # a folder is one table
     again = patchloom.embed(tiny, photos, to=tmp_path / "parts", **SMALL)  # of the kind that is there
     assert not again.made and again.card == done.card and again.files == 6 and again.notes
-    with pytest.raises(PatchloomError, match="parts was made by a command with another layer"):
-        patchloom.embed(tiny, photos, to=tmp_path / "parts", layer=1, **SMALL)
     other = next(one for one in SUFFIXES if one != suffix)
-    with pytest.raises(PatchloomError, match=f"parts has parts in {suffix}: leave out --format"):
-        patchloom.embed(tiny, photos, to=tmp_path / "parts", format=other[1:], **SMALL)
-
-
-def test_a_folder_of_parquet_is_one_table(tiny: Path, photos: Path, tmp_path: Path):
-    patchloom.embed(tiny, photos, to=f"{tmp_path}/v1.0/", **SMALL)
-    table = pyarrow.parquet.read_table(tmp_path / "v1.0")
-    assert len(table) == 35 and table.column_names == ["path", "split", "label", "vector"]
+    for options, said in (({"layer": 1}, "another layer"), ({"format": other[1:]}, f"has parts in {suffix}")):
+        with pytest.raises(PatchloomError, match=said):
+            patchloom.embed(tiny, photos, to=tmp_path / "parts", **options, **SMALL)
 
 
 def test_numbers_that_float16_cannot_hold(tiny: Path, photos: Path, tmp_path: Path):
@@ -337,40 +318,25 @@ def test_images_that_change_meanwhile(tiny: Path, photos: Path, tmp_path: Path, 
     assert not (tmp_path / "f.npz").exists()
 
 
-def test_the_card_is_json_of_ascii(whole: dict[str, Path]):
-    with np.load(whole[".npz"]) as file:
-        assert str(file["card"]).isascii() and json.loads(str(file["card"]))
-
-
-def test_images_for_validation_are_there_too(tiny: Path, photos: Path, tmp_path: Path):
-    """Images for validation are embedded, too."""
+def test_images_for_validation_are_embedded_too(tiny: Path, photos: Path, tmp_path: Path):
     folder = shutil.copytree(photos, tmp_path / "photos")
     shutil.copytree(folder / "test", folder / "val")
-    patchloom.embed(tiny, folder, to=tmp_path / "f.npz", **SMALL)
-    splits = read(tmp_path / "f.npz").splits
+    splits = made(tmp_path, tiny, folder).splits
     assert splits.count("val") == splits.count("test") > 0 and set(splits) == {"train", "test", "val"}
+    digits = open_data("digits").train
+    data = Data(digits.subset(range(4)), None, (), {"val": digits.subset(range(4, 6))})
+    assert made(tmp_path / "none", tiny, data).splits == ["train"] * 4 + ["val"] * 2  # without a test split
 
 
-def test_rows_of_a_table_for_validation_are_there_too(tiny: Path, photos: Path, tmp_path: Path):
-    """Images for validation are embedded, too."""
+def test_rows_of_a_table_are_embedded_in_its_order(whole, tiny: Path, photos: Path, tmp_path: Path):
     paths = sorted((photos / "test").glob("*/*.png"), key=lambda path: int(path.stem))  # a and b in turn
     splits = ["train"] * 5 + ["test"] * 2 + ["val"] * 3
     rows = [f"{path},{path.parent.name},{split}" for path, split in zip(paths, splits, strict=True)]
     (tmp_path / "table.csv").write_text("\n".join(["path,label,split", *rows]))
-    patchloom.embed(tiny, tmp_path / "table.csv", to=tmp_path / "f.npz", **SMALL)
-    found = read(tmp_path / "f.npz")
+    found, kept = made(tmp_path, tiny, tmp_path / "table.csv"), read(whole[".npz"])
     assert found.splits == splits and [Path(path).name for path in found.paths] == [path.name for path in paths]
-    kept = read(patchloom.embed(tiny, photos, to=tmp_path / "g.npz", **SMALL).file)
     by_path = dict(zip(kept.paths, kept.vectors, strict=True))
-    expected = [by_path[str(path.relative_to(photos))] for path in paths]
-    np.testing.assert_allclose(found.vectors, expected, atol=1e-5)
-
-
-def test_without_a_test_split_the_rest_keep_their_names(tiny: Path, tmp_path: Path):
-    digits = open_data("digits").train
-    data = Data(digits.subset(range(4)), None, (), {"val": digits.subset(range(4, 6))})
-    patchloom.embed(tiny, data, to=tmp_path / "f.npz", **SMALL)
-    assert read(tmp_path / "f.npz").splits == ["train"] * 4 + ["val"] * 2
+    np.testing.assert_allclose(found.vectors, [by_path[str(path.relative_to(photos))] for path in paths], atol=1e-5)
 
 
 def test_what_is_done_once_is_not_multiplied_by_the_images(monkeypatch):
@@ -385,3 +351,128 @@ def test_what_is_done_once_is_not_multiplied_by_the_images(monkeypatch):
             now[0] += 0.9 + kernels + 0.001 * len(source)
 
     assert embed.seconds_for(SlowStart(), {"all": open_data("shapes:1000").train}, 10_000) == pytest.approx(10.9)
+
+
+# Nearest neighbours against a plain search over all vectors.
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write an image that is not a row, and files that are not images."""
+    folder = tmp_path_factory.mktemp("others")
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (9, 11), np.uint8)).save(folder / "new.png")
+    (folder / "broken.png").write_bytes(b"no image")
+    (folder / "notes.txt").write_text("words")
+    return folder
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_the_nearest_are_those_of_a_plain_search(tiny: Path, photos: Path, tmp_path: Path, monkeypatch, suffix: str):
+    monkeypatch.setattr(formats, "_READ_BYTES", 7 * 4 * 16)  # so that seven rows are read at once
+    near = photos / "train" / "b" / "5.png"
+    done = patchloom.embed(tiny, photos, to=tmp_path / f"f{suffix}", near=near, top=6, **SMALL)
+    found = read(tmp_path / f"f{suffix}")
+    centred = found.vectors - found.vectors.mean(0)  # the stored ones stay raw
+    unit = centred / np.linalg.norm(centred, axis=1, keepdims=True)
+    cosines = unit @ unit[found.paths.index("train/b/5.png")]
+    order = np.argsort(-cosines, kind="stable")[:7]
+    assert [one.path for one in done.neighbours] == [found.paths[i] for i in order]
+    assert [one.label for one in done.neighbours] == [found.labels[i] for i in order]
+    assert [one.split for one in done.neighbours] == [found.splits[i] for i in order]
+    np.testing.assert_allclose([one.cosine for one in done.neighbours], cosines[order], atol=1e-5)
+    assert [one.itself for one in done.neighbours] == [True] + [False] * 6
+    assert [one.rank for one in done.neighbours] == [0, 1, 2, 3, 4, 5, 6]
+    pairs = (unit @ unit.T)[np.triu_indices(len(unit), 1)]
+    expected = [np.mean(pairs >= cosines[i] - 1e-6) for i in order]
+    np.testing.assert_allclose([one.as_near for one in done.neighbours], expected, atol=1.5 / len(pairs))
+
+
+def test_the_nearest_in_a_folder_are_those_in_a_file(tiny: Path, photos: Path, tmp_path: Path):
+    near = {"near": photos / "train" / "b" / "5.png", "top": 6}
+    parts, file = (patchloom.embed(tiny, photos, to=tmp_path / to, **near, **SMALL) for to in ("parts", "f.parquet"))
+    assert parts.files == 6 and parts.neighbours[0].itself
+    for one, other in zip(parts.neighbours, file.neighbours, strict=True):
+        assert one == other._replace(cosine=pytest.approx(other.cosine, abs=1e-6))
+
+
+def test_a_copy_elsewhere_is_a_row_like_others(tiny: Path, photos: Path, tmp_path: Path):
+    shutil.copy(photos / "train" / "b" / "5.png", tmp_path / "5.png")
+    done = patchloom.embed(tiny, photos, to=tmp_path / "f.npz", near=tmp_path / "5.png", top=2, **SMALL)
+    assert [(one.path, one.itself) for one in done.neighbours][0] == ("train/b/5.png", False)
+    assert done.neighbours[0].cosine == pytest.approx(1, abs=1e-5) and len(done.neighbours) == 2
+
+
+def test_of_many_rows_a_sample_is_the_scale(tiny: Path, photos: Path, tmp_path: Path, monkeypatch):
+    near = {"near": photos / "train" / "b" / "5.png", "top": 100}
+    whole = patchloom.embed(tiny, photos, to=tmp_path / "f.npz", **near, **SMALL)
+    monkeypatch.setattr(search, "_SAMPLED", 20)
+    monkeypatch.setattr(formats, "_READ_BYTES", 7 * 4 * 16)
+    sampled = patchloom.embed(tiny, photos, to=tmp_path / "f.npz", **near, **SMALL)
+    assert [one.path for one in sampled.neighbours] == [one.path for one in whole.neighbours]
+    one, other = (np.array([row.as_near for row in done.neighbours]) for done in (sampled, whole))
+    assert (one != other).any() and np.abs(one - other).max() < 0.2 and np.all(np.diff(one) >= 0)
+    assert np.allclose(one * 190, np.round(one * 190), atol=1e-6)  # 190 pairs of 20 rows
+
+
+def test_a_file_of_one_row_has_no_scale(tiny: Path, photos: Path, tmp_path: Path):
+    near = tmp_path / "one" / "5.png"
+    near.parent.mkdir()
+    shutil.copy(photos / "train" / "b" / "5.png", near)
+    done = patchloom.embed(tiny, near.parent, to=tmp_path / "f.npz", near=near, **SMALL)
+    assert [one.itself for one in done.neighbours] == [True] and np.isnan(done.neighbours[0].as_near)
+    assert "as near" not in done.table()[0]
+
+
+def test_patch_tokens_are_compared_at_their_places(tiny: Path, photos: Path, tmp_path: Path):
+    options = {"pooling": "patches", "dtype": "float16", "near": photos / "test" / "a" / "26.png", "top": 100}
+    done = patchloom.embed(tiny, photos, to=tmp_path / "f.parquet", **options, **SMALL)
+    flat = read(tmp_path / "f.parquet").vectors.astype(np.float32).reshape(35, -1)
+    flat -= flat.mean(0)
+    unit = flat / np.linalg.norm(flat, axis=1, keepdims=True)
+    assert len(done.neighbours) == 35 and done.neighbours[0].itself
+    # of what only a machine's rounding could put elsewhere, the order is not asked for
+    expected = np.sort(unit @ unit[read(tmp_path / "f.parquet").paths.index("test/a/26.png")])[::-1]
+    np.testing.assert_allclose([one.cosine for one in done.neighbours], expected, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"near": "none.png"}, "--near .*no such file"),
+        ({"near": "."}, "--near .*no such file"),
+        ({"near": "notes.txt"}, "--near .*not an image"),
+        ({"near": "broken.png"}, "--near .*cannot be read"),
+        ({"picture": "a.png"}, "add --near"),
+        ({"near": "new.png", "picture": "a.jpg"}, "ends in .png"),
+        ({"near": "new.png", "picture": "a.png", "top": 21}, "lower --top 21"),
+        ({"near": "new.png", "picture": "new.png"}, "would replace it"),
+    ],
+)
+def test_what_cannot_be_searched_or_drawn_is_refused_first(tiny, photos, others, tmp_path, monkeypatch, options, said):
+    monkeypatch.chdir(others)
+    before = {path: path.read_bytes() for path in others.iterdir()}
+    with pytest.raises(PatchloomError, match=said):
+        patchloom.embed(tiny, photos, to=tmp_path / "f.npz", **options, **SMALL)
+    assert not [*tmp_path.iterdir()] and {path: path.read_bytes() for path in others.iterdir()} == before
+
+
+def test_the_neighbours_are_drawn(tiny: Path, photos: Path, tmp_path: Path, monkeypatch):
+    rows, draw = [], search.draw_tiles
+    monkeypatch.setattr(search, "draw_tiles", lambda *args, **more: rows.extend(args[0]) or draw(*args, **more))
+    out, near = tmp_path / "new" / "near.png", photos / "train" / "b" / "5.png"
+    to = {"to": tmp_path / "f.npz", "top": 3, "picture": out, **SMALL}
+    done = patchloom.embed(tiny, photos, near=near, **to)
+    assert str(out) in str(done) and done.plain()["picture"] == str(out) and Image.open(out).width > 400
+    ((query, *others),) = rows
+    assert [tile.words for tile in others] == [f"{one.cosine:.3f}" for one in done.neighbours if not one.itself]
+    again = patchloom.embed(tiny, photos, near=photos / done.neighbours[1].path, **to)
+    assert again.neighbours[0].itself and (rows[1][0].picture == others[0].picture).all()
+    assert (others[0].picture != query.picture).any()
+
+
+def test_a_picture_replaces_no_image_of_the_data(tiny: Path, photos: Path, others: Path, tmp_path: Path):
+    picture = photos / "train/b/5.png"
+    before = picture.read_bytes()
+    with pytest.raises(PatchloomError, match="would replace it"):
+        patchloom.embed(tiny, photos, to=tmp_path / "f.npz", near=others / "new.png", picture=picture, **SMALL)
+    assert picture.read_bytes() == before and not (tmp_path / "f.npz").exists()

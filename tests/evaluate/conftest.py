@@ -4,14 +4,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from evaluating import empty_cache, float32_by_auto
+from evaluating import empty_cache, float32_by_auto, folder_of, write_encoder
 from threads import one_thread
 
 from patchloom.data.source import Data, Source
 from patchloom.data.sources.open import open_data
 from patchloom.evaluate import settings
-from patchloom.nets.build import EncoderSpec, build_encoder
-from patchloom.nets.checkpoints.format import EncoderCard, save_encoder
 
 one_thread = pytest.fixture(autouse=True, scope="package")(one_thread)
 empty_cache = pytest.fixture(autouse=True)(empty_cache)
@@ -21,11 +19,13 @@ float32_by_auto = pytest.fixture(autouse=True)(float32_by_auto)
 @pytest.fixture(scope="package")
 def tiny_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The file of a small encoder for digits, whose features tell some of them apart."""
-    path = tmp_path_factory.mktemp("tiny") / "encoder.safetensors"
-    spec = EncoderSpec("nano", (8, 8), 2, channels=1, options={"depth": 3, "embed_dim": 32, "num_heads": 2})
-    torch.manual_seed(1)
-    save_encoder(build_encoder(spec), EncoderCard(spec, (0.3,), (0.37,), "mae", "tiny"), path)
-    return path
+    return write_encoder(tmp_path_factory.mktemp("tiny") / "encoder.safetensors", depth=3)
+
+
+@pytest.fixture
+def run(tiny_encoder: Path, tmp_path: Path) -> Path:
+    """A folder with the small encoder alone, for files of evaluations."""
+    return folder_of(tiny_encoder, tmp_path / "run")
 
 
 class Recorded(Source):

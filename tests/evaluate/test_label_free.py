@@ -1,28 +1,113 @@
-"""LiDAR of crops that spread in known directions."""
+"""Measures without labels: their values on features that are known, and their rows beside the controls."""
 
+import math
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
+from PIL import Image
+from spoken import Tones, encoder_of_sound
+from swins import spec_of
 
-from patchloom.evaluate.label_free import DELTA, lidar, rankme
+from patchloom.data.augment import RandomCrop
+from patchloom.data.loader import plain_batches
+from patchloom.data.source import Data, Source
+from patchloom.data.sources.open import open_data
+from patchloom.errors import PatchloomError
+from patchloom.evaluate import settings
+from patchloom.evaluate.features import extract
+from patchloom.evaluate.label_free import (
+    ALPHA,
+    AREAS,
+    DELTA,
+    LIDAR,
+    MEASURES,
+    RANKME,
+    SHARES,
+    AreaCrop,
+    CropsOf,
+    alpha_req,
+    drawn_images,
+    eigenvalues,
+    label_free_rows,
+    lidar,
+    neighbour_overlap,
+    overlap_measure,
+    own_crop,
+    own_crop_found,
+    partial_means,
+    rankme,
+)
+from patchloom.evaluate.protocols import evaluate
+from patchloom.evaluate.results import Report
+from patchloom.evaluate.settings import EvalSettings
+from patchloom.nets.build import EncoderSpec, build_encoder
+from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file, save_encoder, untrained_twin
+from patchloom.nets.encode import embed
+from patchloom.nets.heads import pooled_tokens
+from patchloom.questions.collapse import effective_rank
+from patchloom.withhold.encoder_input import all_patches
+
+ON = EvalSettings(device="cpu", workers=0)
+
+
+def seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+# Ranks and exponents of features whose spectrum is known.
+
+
+def orthonormal(n: int, d: int) -> torch.Tensor:
+    """[n d] whose columns are orthonormal and have the mean 0, in float64."""
+    noise = torch.randn(n, d, generator=seeded(), dtype=torch.float64)
+    return torch.linalg.qr(noise - noise.mean(0))[0]
+
+
+def test_rankme_is_exp_of_the_entropy_of_directions() -> None:
+    features = torch.zeros(4, 3)
+    features[0, 0], features[1, 1] = 3.0, 1.0  # singular values 3 and 1: shares 3/4 and 1/4
+    expected = math.exp(-(0.75 * math.log(0.75) + 0.25 * math.log(0.25)))
+    assert rankme(features) == rankme(7.0 * features) == pytest.approx(expected) == effective_rank(features)
+    assert rankme(orthonormal(300, 24) * (torch.arange(24) < 5)) == pytest.approx(5, abs=1e-6)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 1.0, 2.5])
+def test_alpha_is_the_exponent_of_a_power_law(alpha: float) -> None:
+    j = torch.arange(1, 65, dtype=torch.float64)
+    features = torch.linalg.qr(torch.randn(64, 64, dtype=torch.float64))[0]
+    features = orthonormal(300, 64) * (300 * j**-alpha).sqrt() @ features
+    assert torch.allclose(eigenvalues(features), j**-alpha)
+    assert alpha_req(features) == pytest.approx(alpha, abs=1e-8)
+    assert alpha_req(5 * features + 100) == pytest.approx(alpha, abs=1e-6)  # neither scale nor mean matter
+
+
+def test_alpha_looks_at_its_range_alone() -> None:
+    values = 1 / torch.arange(1, 65, dtype=torch.float64)
+    values[:4], values[32:] = 50.0, 1e-4
+    assert alpha_req(orthonormal(300, 64) * (300 * values).sqrt()) == pytest.approx(1.0, abs=1e-8)
+    values[4] *= 2  # the first one within it
+    assert alpha_req(orthonormal(300, 64) * (300 * values).sqrt()) > 1.1
+
+
+def test_alpha_of_few_directions_is_infinite() -> None:
+    assert alpha_req(orthonormal(300, 40) * (torch.arange(40) < 6)) == math.inf
+    assert alpha_req(torch.ones(50, 20)) == math.inf
+    assert math.isfinite(alpha_req(torch.randn(17, 16)))
+
+
+# LiDAR of crops that spread in known directions.
 
 
 def crops(between: list[float], within: list[float], n: int = 400, q: int = 40) -> torch.Tensor:
     """[n q d] whose images and whose crops of one image have these deviations along the axes."""
-    lots = torch.Generator().manual_seed(0)
-    d = len(between)
+    lots, d = seeded(), len(between)
     images = torch.randn(n, 1, d, generator=lots, dtype=torch.float64) * torch.tensor(between, dtype=torch.float64)
     return images + torch.randn(n, q, d, generator=lots, dtype=torch.float64) * torch.tensor(within)
 
 
-def test_counts_the_directions_in_which_images_differ_more_than_crops() -> None:
-    # all of eight directions vary alike; in three of them it is the images that do
-    mixed = crops([1.0] * 3 + [0.01] * 5, [0.01] * 3 + [1.0] * 5)
-    assert lidar(mixed) == pytest.approx(3, abs=0.15)
-    assert rankme(mixed.flatten(0, 1)) == pytest.approx(8, abs=0.1)  # which does not see that
-    assert lidar(crops([1.0] * 8, [0.01] * 8)) == pytest.approx(8, abs=0.15)
-
-
-def test_as_the_paper_writes_it() -> None:
+def test_lidar_is_as_the_paper_writes_it() -> None:
     features = crops([1.0, 0.5, 2.0, 0.1], [0.3, 0.5, 0.1, 0.2], n=30, q=5)
     n, q, d = features.shape
     means = features.mean(1)
@@ -39,15 +124,243 @@ def test_as_the_paper_writes_it() -> None:
     assert lidar(features) == pytest.approx((-(share * share.log()).sum()).exp().item(), rel=1e-9)
 
 
-def test_crops_that_do_not_differ_and_features_that_collapsed() -> None:
-    one = torch.randn(50, 1, 6, generator=torch.Generator().manual_seed(0)).expand(50, 4, 6)
+def test_lidar_of_crops_that_do_not_differ_and_of_features_that_collapsed() -> None:
+    one = torch.randn(50, 1, 6, generator=seeded()).expand(50, 4, 6)
     assert lidar(one) == pytest.approx(6, abs=0.6)  # δ alone is in the way
     line = torch.randn(50, 4, 1) * torch.tensor([1.0, 2.0, 3.0])
     assert lidar(line) == pytest.approx(1, abs=1e-6)
     assert lidar(torch.ones(50, 4, 6)) == pytest.approx(1, abs=1e-6)
 
 
-@pytest.mark.parametrize("shape", [(1, 5, 3), (5, 1, 3)])
-def test_needs_several_images_and_crops(shape: tuple[int, int, int]) -> None:
-    with pytest.raises(ValueError, match="two crops or more of two images or more"):
-        lidar(torch.randn(shape))
+@pytest.mark.parametrize(
+    ("measure", "shape", "said"),
+    [
+        (lidar, (1, 5, 3), "two images or more"),
+        (lidar, (5, 1, 3), "two crops or more"),
+        (alpha_req, (300, 15), "to 15 eigenvalues"),
+        (alpha_req, (16, 300), "to 15 eigenvalues"),
+        (lambda whole: neighbour_overlap(whole, whole, k=10), (11, 4), "too few for 10"),
+    ],
+)
+def test_too_few_numbers_are_refused(measure, shape: tuple[int, ...], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        measure(torch.randn(shape))
+
+
+# Neighbours that stay where some patches are seen.
+
+
+def test_all_neighbours_are_kept_where_nothing_changes_and_noise_keeps_them_at_chance() -> None:
+    lots = seeded()
+    whole = torch.randn(400, 16, generator=lots)
+    assert (neighbour_overlap(whole, 2 * whole) == 1).all()
+    assert (neighbour_overlap(whole[:12], whole[:12], k=10) == 1).all()  # of 11 others: never its own
+    kept = neighbour_overlap(whole, torch.randn(400, 16, generator=lots))
+    assert kept.shape == (400,) and kept.mean().item() == pytest.approx(10 / 399, abs=0.01)
+
+
+def test_the_share_of_neighbours_is_of_each_image() -> None:
+    turn = torch.linspace(0, 3.0, 7)  # on a half circle: nearest are those beside
+    whole = torch.stack([turn.cos(), turn.sin()], 1)
+    part = whole.clone()
+    part[0] = whole[2]  # its two nearest, itself left out: 2 and 1 or 3; they were 1 and 2
+    kept = neighbour_overlap(whole, part, k=2)
+    assert kept[1:].tolist() == [1.0] * 6
+    part[0] = whole[6]
+    assert neighbour_overlap(whole, part, k=2)[0] == 0
+
+
+def test_equal_features_have_no_nearest() -> None:
+    """An encoder that gives all images one feature kept all its "neighbours", by their index."""
+    whole = torch.full((50, 8), 0.3)
+    for part in (whole, 2 * whole, whole + 1e-9 * torch.randn(50, 8)):
+        assert neighbour_overlap(whole, part).tolist() == pytest.approx([10 / 49] * 50)
+
+
+def test_copies_share_the_places_that_are_left() -> None:
+    """Of three copies of the nearest one, two are chosen: each is kept if chance chooses it twice."""
+    whole = torch.randn(40, 16, generator=seeded())
+    whole[1:4] = whole[0] + 0.01
+    kept = neighbour_overlap(whole, whole, k=2)
+    assert kept[0].item() == pytest.approx(3 * (2 / 3) ** 2 / 2)
+    assert kept[1].item() == pytest.approx(3 * (2 / 3) ** 2 / 2) or kept[1] == 1
+    assert neighbour_overlap(whole, whole, k=3)[:4].tolist() == [1.0] * 4
+
+
+def test_few_patches_are_those_that_come_first_and_all_of_them_the_whole() -> None:
+    torch.manual_seed(0)
+    options = {"depth": 2, "embed_dim": 32, "num_heads": 2, "class_token": True}
+    vit = build_encoder(EncoderSpec("nano", (8, 8), 2, channels=1, options=options)).eval()
+    images = torch.randn(3, 1, 8, 8)
+    order = torch.stack([torch.randperm(16) for _ in range(3)])
+    with torch.inference_mode():
+        found = partial_means(vit, images, order, (1.0, 0.25, 2 / 16, 0.01))
+        assert torch.allclose(found[1.0], pooled_tokens(vit, images)["mean"], atol=1e-5)
+        # patches that do not enter may be anything
+        assert embed(vit, all_patches(images, 16)).shape[1] == 17
+        changed = images.clone()
+        for i, hidden in enumerate(order[:, 4:].tolist()):
+            for patch in hidden:
+                row, column = divmod(patch, 4)
+                changed[i, :, 2 * row : 2 * row + 2, 2 * column : 2 * column + 2] = 9.0
+        again = partial_means(vit, changed, order, (1.0, 0.25, 0.01))
+    assert torch.equal(found[0.25], again[0.25]) and torch.equal(found[0.01], again[0.01])
+    assert not torch.allclose(found[1.0], again[1.0]) and not torch.allclose(found[0.25], found[0.01])
+    assert not torch.allclose(found[2 / 16], found[0.01])  # a single patch
+
+
+# Crops of images, and whether they are found again.
+
+
+class Numbered(Source):
+    """Images [1 8 12] of which each pixel tells its image and place; how often they are read is counted."""
+
+    name = "numbered"
+
+    def __init__(self, n: int = 5) -> None:
+        self.n, self.reads = n, [0] * n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def read(self, i: int) -> torch.Tensor:
+        self.reads[i] += 1
+        return (torch.arange(96.0).view(1, 8, 12) + 100 * i) / 1000
+
+    def fingerprint(self) -> str:
+        return "f" * 16
+
+
+def test_a_perfect_encoder_finds_every_crop_and_noise_does_at_chance() -> None:
+    lots = seeded()
+    features = torch.randn(1500, 8, generator=lots)
+    assert own_crop_found(features, features * 3).all()  # the cosine knows no length
+    assert own_crop_found(features, features + 0.01 * torch.randn(1500, 8, generator=lots)).double().mean() > 0.95
+    noise = own_crop_found(features, torch.randn(1500, 8, generator=lots))
+    assert noise.sum() <= 6  # of 1,500, where 1 is expected
+    assert own_crop_found(torch.ones(1500, 8), torch.ones(1500, 8)).sum() == 1  # collapsed: chance
+    assert own_crop_found(torch.eye(4), torch.eye(4)[[0, 2, 1, 3]]).tolist() == [True, False, False, True]
+
+
+@pytest.mark.parametrize(("area", "sides"), [(1.0, (8, 8)), (0.25, (4, 4))])
+def test_a_crop_has_its_share_of_the_centre_and_lies_at_random(area: float, sides: tuple[int, int]) -> None:
+    image, rng = Numbered().read(0), np.random.default_rng(0)
+    corners = set()
+    for _ in range(60):
+        (crop,) = AreaCrop(sides, area)(image, rng)
+        assert crop.shape == (1, *sides)  # cut alone, where it need not be resized
+        corner = round(crop[0, 0, 0].item() * 1000)
+        assert torch.allclose(crop[0], image[0, corner // 12 :][: sides[0], corner % 12 :][:, : sides[1]])
+        corners.add(divmod(corner, 12))
+    rows, columns = ({corner[i] for corner in corners} for i in (0, 1))
+    # the square in the middle of 8x12 pixels begins in column 2
+    assert (rows, columns) == (({0}, {2}) if area == 1 else (set(range(5)), set(range(2, 7))))
+
+
+def test_crops_of_a_source_are_read_once_an_image_and_depend_on_the_seed_alone() -> None:
+    ways = [AreaCrop((4, 4), 0.25), AreaCrop((4, 4), 0.25), RandomCrop((4, 4))]
+    images = Numbered()
+    crops = CropsOf(images, ways, seed=1)
+    assert len(crops) == 15
+    whole = torch.cat([batch.views[0] for batch in plain_batches(crops, (4, 4), 4, channels=1)])
+    assert images.reads == [1] * 5
+    assert (whole.flatten(1).mean(1) * 10).long().tolist() == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3 + [4] * 3
+    assert not torch.equal(whole[0], whole[1])  # two places
+    alone = CropsOf(Numbered(), ways, seed=1)
+    assert torch.equal(alone.read(13), crops.read(13)) and alone.fingerprint() == crops.fingerprint()
+    other = CropsOf(Numbered(), ways, seed=2)
+    assert any(not torch.equal(other.read(i), crops.read(i)) for i in range(15))
+    assert other.fingerprint() != crops.fingerprint()
+
+
+# The protocol.
+
+
+def values(report: Report, encoder: str) -> dict[str, float]:
+    return {row.settings["measure"]: row.value for row in report.rows if row.encoder == encoder}
+
+
+@pytest.fixture(scope="module")
+def report(tiny_encoder: Path) -> Report:
+    return evaluate("label-free", tiny_encoder, "digits", device="cpu", images=100)
+
+
+def test_all_measures_stand_beside_their_controls_and_chance(report: Report) -> None:
+    assert tuple(values(report, "tiny")) == tuple(values(report, "untrained")) == MEASURES
+    assert tuple(values(report, "raw pixels")) == tuple(map(own_crop, AREAS))
+    chances = dict.fromkeys(map(own_crop, AREAS), 1 / 100) | dict.fromkeys(map(overlap_measure, SHARES), 10 / 99)
+    assert values(report, "chance") == pytest.approx(chances)
+    for row in report.rows:
+        if row.unit == "%" and row.encoder != "chance":
+            assert 0 <= row.low <= row.value <= row.high <= 1
+            if row.right is not None:  # of crops, which weights at random find as well
+                assert row.low > chances[row.settings["measure"]]
+        else:
+            assert row.low == row.value == row.high
+    ours = values(report, "tiny")
+    assert 1 < ours[RANKME] < 32 and 1 < ours[LIDAR] < 32 and ours[ALPHA] > 0
+    # the less is seen, the less is known again
+    for names in (map(own_crop, AREAS), map(overlap_measure, SHARES)):
+        shares = [ours[name] for name in names]
+        assert shares == sorted(shares, reverse=True) and shares[0] > shares[-1]
+    assert [row.encoder for row in report.quoted] == ["tiny", "untrained", "raw pixels"]
+    assert report.n_test == 100 and "100 of 360 test images" in report.protocol
+
+
+def test_the_rows_are_those_of_the_function_and_of_what_extract_gives(report: Report, tiny_encoder: Path) -> None:
+    vit, card = load_encoder_file(tiny_encoder)
+    test = open_data("digits").test
+    rows = label_free_rows("tiny", vit, card, test, ON, images=100)
+    assert rows == [row for row in report.rows if row.encoder == "tiny"]
+    twin = label_free_rows("untrained", untrained_twin(card, seed=0)[0], card, test, ON, images=100)
+    assert twin == [row for row in report.rows if row.encoder == "untrained"]
+    some = drawn_images(test, 100, 0)
+    assert values(report, "tiny")[RANKME] == rankme(extract(vit, card, some, device="cpu").pooled("mean"))
+
+
+def test_neither_labels_nor_the_batch_size_count_and_the_seed_does(tiny_encoder: Path) -> None:
+    vit, card = load_encoder_file(tiny_encoder)
+    test = open_data("digits").test.subset(range(60))
+    rows = label_free_rows("tiny", vit, card, test, ON)
+    test.labels = None
+    again = label_free_rows("tiny", vit, card, test, EvalSettings(device="cpu", batch_size=7))
+    for row, other in zip(rows, again, strict=True):
+        assert row.value == pytest.approx(other.value, rel=1e-4) and row.settings == other.settings
+    other = label_free_rows("tiny", vit, card, test, EvalSettings(device="cpu", seed=1))
+    assert rows[0].value == other[0].value  # the same 60 whole images
+    assert all(row.value != again.value for row, again in zip(rows[2:], other[2:], strict=True) if row.value < 0.9)
+
+
+def test_what_cannot_be_read_is_left_out(tiny_encoder: Path, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for i in range(40):
+        Image.fromarray(rng.integers(0, 256, (8, 8), dtype=np.uint8)).save(tmp_path / f"{i:02}.png")
+    (tmp_path / "20.png").write_bytes(b"broken")
+    vit, card = load_encoder_file(tiny_encoder)
+    source = open_data(str(tmp_path)).train
+    rows = label_free_rows("tiny", vit, card, source, ON)
+    assert {len(row.right) for row in rows if row.right is not None} == {39}
+    assert {row.settings["measure"]: row.value for row in rows}[own_crop(0.9)] > 0.5  # crops and images still agree
+    for i in range(10):
+        (tmp_path / f"{i:02}.png").write_bytes(b"broken")
+    with pytest.raises(PatchloomError, match="29 test images"):
+        label_free_rows("tiny", vit, card, source, ON)
+    with pytest.raises(PatchloomError, match="32 or more"):
+        evaluate("label-free", tiny_encoder, "digits", device="cpu", images=31)
+
+
+def test_recordings_have_no_crops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings, "open_data", lambda data, **options: Data(Tones(4), Tones(12, first=1000)))
+    report = evaluate("label-free", encoder_of_sound(tmp_path / "ear"), "tones", device="cpu")
+    measures = (RANKME, ALPHA, *map(overlap_measure, SHARES))
+    assert tuple(values(report, "ear")) == tuple(values(report, "untrained")) == measures
+    assert tuple(values(report, "chance")) == tuple(map(overlap_measure, SHARES)) and report.n_test == 36
+    assert "image" not in report.text(200) and "pixels" not in report.text(200)
+
+
+def test_a_swin_has_no_row_of_patches(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    spec, path = spec_of(channels=1), tmp_path / "swin.safetensors"
+    save_encoder(build_encoder(spec), EncoderCard(spec, (0.3,), (0.37,), "mae", "windows"), path)
+    report = evaluate("label-free", path, "digits", device="cpu", images=40)
+    assert tuple(values(report, "windows")) == (RANKME, ALPHA, LIDAR, *map(own_crop, AREAS))

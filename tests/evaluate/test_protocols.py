@@ -1,176 +1,247 @@
-import csv
+"""Protocols from the encoder to the file of results: rows, seeds, honesty about test images, dry runs."""
+
 import json
-import re
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from running import csv_rows
+from spoken import encoder_of_sound, speech_commands
 
-from patchloom.claims import wilson
+from patchloom.claims import Claim
+from patchloom.data import loader
 from patchloom.data.source import Data, Source
 from patchloom.data.sources.open import open_data
 from patchloom.errors import PatchloomError
-from patchloom.evaluate import logistic, settings
-from patchloom.evaluate.protocols import evaluate, linear
+from patchloom.evaluate import settings
+from patchloom.evaluate.features import cache_folder
+from patchloom.evaluate.protocols import PROTOCOLS, evaluate
 from patchloom.evaluate.results import COLUMNS, Report, Row, append_rows, check_rows, differences_of
-from patchloom.nets.build import EncoderSpec, build_encoder
-from patchloom.nets.checkpoints.format import EncoderCard, save_encoder
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
 
-PROTOCOLS = ("knn", "linear")
+SEEDS = {"device": "cpu", "ks": (5, 20), "max_train": 80, "pooling": "mean"}
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("run")
-    spec = EncoderSpec("nano", (8, 8), 2, channels=1, options={"depth": 2, "embed_dim": 64, "num_heads": 2})
-    torch.manual_seed(1)
-    save_encoder(build_encoder(spec), EncoderCard(spec, (0.3,), (0.37,), "mae", "tiny"), folder / "encoder.safetensors")
-    return folder
-
-
-def _printed(report: Report) -> str:
-    return report.text(400)
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_the_whole_of_it_on_digits(run: Path, protocol: str) -> None:
-    before = len(_rows(run))
+@pytest.mark.parametrize("protocol", ["knn", "linear"])
+def test_results_have_the_encoder_beside_its_controls(run: Path, protocol: str) -> None:
     report = evaluate(protocol, run, "digits", device="cpu", max_train=250)
-    assert list(dict.fromkeys(row.encoder for row in report.rows)) == [
-        "tiny",
-        "untrained",
-        "raw pixels",
-        "best constant",
-    ]
+    names = ["tiny", "untrained", "raw pixels", "best constant"]
+    assert list(dict.fromkeys(row.encoder for row in report.rows)) == names
     best = {name: max(row.value for row in report.rows if row.encoder == name) for name in ("tiny", "raw pixels")}
     assert best["raw pixels"] > 0.85 and best["tiny"] > 0.3 > report.rows[-1].value
     assert report.n_test == 360 and all(row.low < row.value < row.high for row in report.rows)
-    printed = _printed(report)
-    assert "a stratified 250 of 1,437 training images" in printed and "on 360 test images." in printed
-    written = _rows(run)[before:]
+    assert "a stratified 250 of 1,437 training images" in report.protocol
+    written = csv_rows(run / "results.csv")
     assert [float(row["value"]) for row in written] == [row.value for row in report.rows]
     assert {row["data_fingerprint"] for row in written} == {open_data("digits").test.fingerprint()}
     again = evaluate(protocol, run / "encoder.safetensors", "digits", device="cpu", max_train=250)
-    assert again.rows == report.rows and len(_rows(run)) == before + len(written)
+    assert again.rows == report.rows and len(csv_rows(run / "results.csv")) == len(written)
 
 
 def test_knn_quotes_a_fixed_row(run: Path) -> None:
     report = evaluate("knn", run, "digits", device="cpu", max_train=150)
     quoted = next(row for row in report.rows if (row.pooling, row.settings["k"]) == ("mean", 20))
     assert report.headline.startswith(f"kNN (k=20, mean): {quoted.text()} against")
-    assert "Gallery: 150 training images; test: the data's test split." in report.headline
-    said = report.conclusion()
-    assert len(re.findall(r"(than|indistinguishable from) (the untrained one|raw pixels) [\[(]", said)) == 2
-    assert (
-        "k=5, class" in evaluate("knn", run, "digits", pooling="class", ks=(5,), device="cpu", max_train=200).headline
-    )
+    assert [one.control for one in report.against] == ["untrained", "raw pixels"]
+    asked = evaluate("knn", run, "digits", pooling="class", ks=(5,), device="cpu", max_train=150)
+    assert "k=5, class" in asked.headline
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_test_labels_choose_nothing(run: Path, protocol: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    fitted = []
-    probe_of = logistic.linear_probe
-
-    def watched(*args, **kwargs):
-        fitted.append(probe_of(*args, **kwargs))
-        return fitted[-1]
-
-    monkeypatch.setattr(linear, "linear_probe", watched)
-    honest = evaluate(protocol, run, "digits", device="cpu", max_train=150)
-    half = len(fitted)
-    train, test = open_data("digits").train, open_data("digits").test
-    shuffled = test.subset(range(len(test)))
-    shuffled.labels = np.random.default_rng(0).permutation(test.labels)
-    monkeypatch.setattr(settings, "open_data", lambda data, **options: Data(train, shuffled))
-    blind = evaluate(protocol, run, "digits", device="cpu", max_train=150)
-    assert [row.settings for row in blind.rows] == [row.settings for row in honest.rows]
-    assert blind.headline.split(":")[0] == honest.headline.split(":")[0]
-    assert max(row.value for row in blind.rows) < 0.2 < max(row.value for row in honest.rows)
-    assert half == {"knn": 0, "linear": 7}[protocol]
-    for (one, choice), (other, same) in zip(fitted[:half], fitted[half:], strict=True):
-        assert torch.equal(one.weights, other.weights) and choice == same
-
-
-def test_data_without_test_images_is_split_and_says_so(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    train: Source = open_data("digits").train.subset(range(300))
+def test_data_without_test_images_is_split(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train: Source = open_data("digits").train.subset(range(200))
     monkeypatch.setattr(settings, "open_data", lambda data, **options: Data(train, None))
-    report = evaluate("knn", run, "digits", device="cpu")
-    assert report.n_test == 60
-    assert "pre-training may have seen those images, without their labels" in _printed(report)
+    report = evaluate("knn", run, "digits", seeds=2, device="cpu", ks=(5,))
+    assert report.n_test == 40 and "pre-training may have seen" in report.protocol
+    assert report.others[0].fingerprint != report.fingerprint  # each seed splits anew
+    gains = [one.quoted[0].value - one.quoted[1].value for one in (*report.others, report)]
+    found = report.against[0]
+    assert found.value == pytest.approx(sum(gains) / 2) and found.trainings == 2 and found.n == report.n_test
+    # Student's 12.706 for 1 degree of freedom; a half for two seeds, and a quarter for what their splits share
+    reach = 12.706 * abs(gains[0] - gains[1]) / 2**0.5 * (1 / 2 + 1 / 4) ** 0.5
+    assert found.high == pytest.approx(min(1, found.value + reach), abs=1e-4)
     train.labels = None
     with pytest.raises(PatchloomError, match="digits has no labels"):
         evaluate("knn", run, "digits", device="cpu")
 
 
-def test_refusals(run: Path) -> None:
-    for change, message in (
-        ({"protocol": "svm"}, "no protocol svm"),
-        ({"device": "abacus"}, "device abacus"),
-        ({"max_train": 1}, "max_train must be 2 or more"),
-    ):
-        with pytest.raises(PatchloomError, match=message):
-            evaluate(**{"protocol": "knn", "run": run, "data": "digits", "device": "cpu"} | change)
-
-
-def test_wilson_interval() -> None:
-    # Newcombe 1998, table I (method 3)
-    assert wilson(81 / 263, 263) == pytest.approx((0.2553, 0.3662), abs=5e-5)
-    assert wilson(15 / 148, 148) == pytest.approx((0.0624, 0.1605), abs=5e-5)
-    assert wilson(0, 20) == pytest.approx((0, 0.1611), abs=5e-5)
-    assert wilson(1, 29) == pytest.approx((0.8830, 1), abs=5e-5)
-    with pytest.raises(ValueError):
-        wilson(0.5, 0)
+# The file of results.
 
 
 def test_rows_are_appended_under_one_header(tmp_path: Path) -> None:
     path = tmp_path / "new" / "results.csv"
-    row = Row.of("a,b", "mean", "knn", {"k": 20}, 0.5, 10)
-    report = Report([row], "", "", (row, row, row), "some data", "f" * 16, 0, 10)
+    rows = [Row.of_images(name, "mean", "knn", {"k": 20}, torch.arange(40) < n) for name, n in (("a,b", 30), ("b", 10))]
+    report = Report(rows, "", "", tuple(rows), "some, data", "f" * 16, 0, 40).with_differences(False)
     append_rows(path, report)
     path.write_bytes(path.read_bytes()[:-1])
     append_rows(path, report)
-    found = list(csv.DictReader(path.open()))
-    assert [one["encoder"] for one in found] == ["a,b", "a,b"]
-    assert json.loads(found[1]["settings"]) == {"k": 20} and found[1]["n_test"] == "10"
-    path.write_text("other,columns\n")
-    with pytest.raises(PatchloomError, match="other columns"):
-        append_rows(path, report)
-
-
-@pytest.mark.parametrize("last", ["quoted", "against"])
-def test_a_file_of_an_older_version_is_read_and_appended_to(last: str, tmp_path: Path) -> None:
-    path = tmp_path / "results.csv"
-    rows = [Row.of_images(name, "mean", "knn", {"k": 20}, torch.arange(40) < n) for name, n in (("a", 30), ("b", 10))]
-    report = Report(rows, "", "", tuple(rows), "some, data", "f" * 16, 0, 40).with_differences(False)
-    append_rows(path, replace(report, against=(), pairs=()))
-    old = [line.rsplit(",", {"quoted": 2, "against": 1}[last])[0] for line in path.read_text().splitlines()]
-    path.write_text("\n".join([*old, "2026,cut"]))  # as before, the last write cut off
-    assert b"2026,cut" in check_rows(path) and path.read_text().splitlines()[0].endswith(f",{last}")
-    append_rows(path, report, once=True)  # nothing is there twice for want of a difference
-    assert len(path.read_text().splitlines()) == 4
-    append_rows(path, report)
-    lines = path.read_text().splitlines()
-    assert lines[0] == ",".join(COLUMNS) and "2026,cut" in lines
-    found = list(csv.DictReader(line for line in lines if line != "2026,cut"))
-    assert [differences_of(row["against"]) for row in found] == [(), (), report.against, ()]
-    assert [row["unit"] for row in found] == ["", "", "%", "%"]
-    assert differences_of(found[2]["against"])[0].sentence() == report.conclusion()
+    append_rows(path, report, once=True)  # which is there already
+    assert check_rows(path) == path.read_bytes() and path.read_text().splitlines()[0] == ",".join(COLUMNS)
+    found = csv_rows(path)
+    assert [one["encoder"] for one in found] == ["a,b", "b"] * 2
+    assert json.loads(found[2]["settings"]) == {"k": 20} and found[2]["n_test"] == "40" and found[2]["unit"] == "%"
+    assert [differences_of(one["against"]) for one in found] == [report.against, ()] * 2
     assert differences_of(None) == differences_of("") == ()
     for damaged in ("{", "{}", '[{"control": "b"}]', "[1]"):
         with pytest.raises(ValueError):
             differences_of(damaged)
 
 
-def test_results_of_another_kind_are_refused_before_anything_is_measured(tmp_path: Path) -> None:
+def test_a_file_of_another_kind_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
     (tmp_path / "results.csv").write_text("other,columns\n")
     with pytest.raises(PatchloomError, match="other columns"):  # and not that the folder holds no run
         evaluate("knn", tmp_path, "digits")
 
 
-def _rows(run: Path) -> list[dict[str, str]]:
-    path = run / "results.csv"
-    return list(csv.DictReader(path.open())) if path.exists() else []
+# Several seeds.
+
+
+def test_three_seeds_are_three_reports(run: Path) -> None:
+    report = evaluate("knn", run, "digits", seed=4, seeds=3, **SEEDS)
+    reports = (*report.others, report)
+    assert [one.seed for one in reports] == [4, 5, 6] and not any(one.others for one in report.others)
+    rows = csv_rows(run / "results.csv")
+    assert [row["seed"] for row in rows] == [str(one.seed) for one in reports for _ in one.rows]
+    assert [float(row["value"]) for row in rows] == [row.value for one in reports for row in one.rows]
+    found = [differences_of(row["against"]) for row in rows if row["against"]]
+    assert found == [one.against for one in reports] and [one[0].trainings for one in found] == [1, 1, 3]
+    for one in reports:  # each is what it would have been alone
+        assert evaluate("knn", run / "encoder.safetensors", "digits", seed=one.seed, **SEEDS).rows == one.rows
+    assert len({one.quoted[1].value for one in reports}) == 3  # other untrained encoders, other training images
+
+
+def test_one_training_claims_nothing_and_three_are_taken_together(run: Path) -> None:
+    given = {"device": "cpu", "workers": 0, "max_train": 60, "epochs": 1, "seeds": 3}
+    report = evaluate("finetune", run, "digits", **given)
+    reports = (*report.others, report)
+    assert all(one.against[0].claim in (Claim.ONCE, Claim.NONE) for one in report.others)
+    (found,) = report.against
+    assert found.trained and found.trainings == 3 and found.n == report.n_test and found.over_seeds > 0
+    sides = [[one.quoted[i].value for one in reports] for i in (0, 1)]
+    assert all(len(set(side)) > 1 for side in sides), "seeds move the trainings of both sides"
+    assert found.value == pytest.approx(sum(sides[0]) / 3 - sum(sides[1]) / 3)
+    assert len({one.fingerprint for one in reports}) == 1
+    assert report.conclusion() in report.text(300).split("\n")[:4] and "3 trainings" in report.conclusion()
+
+
+def _report(best: str, value: float, raw: float = 0.3) -> Report:
+    quoted = tuple(
+        Row.of(name, "mean", "layers", {"layer": layer} if layer else {}, share, 10)
+        for name, layer, share in (("a", "norm", 0.5), ("a", best, value), ("raw pixels", "", raw))
+    )
+    return Report(list(quoted), "", "", quoted, "data", "f" * 16, 0, 10, across="layer", down=True)
+
+
+def test_mean_and_range_of_what_is_quoted() -> None:
+    first, second, last = _report("block 3", 0.6), _report("block 3", 0.95), _report("block 2", 0.8, 0.33)
+    assert replace(last, others=(first, second)).spread() == (
+        "Over 3 seeds, mean and range: a, norm 50.0 % (50.0 % to 50.0 %); a, block 3 or block 2 78.3 % "
+        "(60.0 % to 95.0 %); raw pixels 31.0 % (30.0 % to 33.0 %)."
+    )
+
+
+# Test images choose nothing, and are not even read before all has been chosen.
+
+
+TRAINED = {"epochs": 2, "flip": False, "control": False, "blr": [1e-3, 0.03]}
+# protocol, options, how often the test images are read, and for how many encoders in turn
+HONEST = [
+    ("knn", {"pooling": "mean"}, 3, 3),  # the encoder, its twin, raw pixels
+    ("linear", {"pooling": "mean"}, 3, 3),
+    ("layers", {}, 3, 3),
+    ("order", {"k": 5}, 8, 3),  # also shuffled, and without positions
+    ("linear", {"recipe": "mae", "epochs": 2, "blr": 0.03}, 2, 1),
+    ("finetune", TRAINED, 1, 1),
+    ("blocks:1", TRAINED, 1, 1),
+]
+NAMES = ["knn", "linear", "layers", "order", "linear mae", "finetune", "blocks"]
+
+
+@pytest.mark.parametrize(("protocol", "options", "passes", "encoders"), HONEST, ids=NAMES)
+def test_test_images_are_read_after_everything_is_chosen_and_choose_nothing(
+    tiny_encoder: Path, record_reads: Callable, protocol: str, options: dict, passes: int, encoders: int
+) -> None:
+    labels = open_data("digits").test.labels[:60]
+    reports = []
+    for answers in (labels, np.random.default_rng(0).permutation(labels)):
+        record = record_reads(test_labels=answers)
+        reports.append(evaluate(protocol, tiny_encoder, "digits", device="cpu", **options))
+        if not reports[1:]:
+            assert [what for what, _ in groupby(record)] == ["train", "test"] * encoders
+            assert record.count("test") == passes * 60
+    honest, blind = reports
+    assert [row.settings for row in blind.rows[:-1]] == [row.settings for row in honest.rows[:-1]]
+    assert [row.settings for row in blind.quoted] == [row.settings for row in honest.quoted]
+    if protocol in ("knn", "layers"):
+        # the labels are not in the cache: the second report used the first one's features, and yet was blind
+        assert "features were used for tiny, untrained, raw pixels" in blind.protocol
+        assert blind.quoted[-1].value < 0.3 < 0.6 < honest.quoted[-1].value
+
+
+# A dry run opens encoder and data, says what would be done, and does none of it.
+
+
+# protocol, options, what is said
+CASES = [
+    ("knn", {}, "encode 48 training and 12 test images, and the same by its controls: raw pixels"),
+    ("linear", {}, "encode 48 training"),
+    ("linear", {"recipe": "mae", "epochs": 7}, "run and untrained would be trained on 48 images for 7 epochs"),
+    ("layers", {}, "encode 48 training"),
+    ("order", {}, "encode 48 training"),
+    (
+        "finetune",
+        {"recipe": "mae"},
+        "run and from scratch would be trained on 48 images for 100 epochs of 1 step each",
+    ),
+    ("finetune", {"recipe": "mae", "validation": 0.25}, "36 images, with 12 others to choose the epoch"),
+    ("blocks:2", {}, "run and untrained would be trained on 48 images"),
+    ("few-shot", {"labels": 20}, "run and from scratch would be trained on 20 images"),
+    ("few-shot", {"labels": 20, "method": "linear"}, "encode 20 training"),
+    ("position-sensitivity", {}, "train 1,000 steps on each of run and untrained"),
+    ("positions", {}, "place patches of 12 images"),
+]
+ELSEWHERE = {"keywords", "ensemble", "label-free", "segment", "detect"}  # other data: below, and tests of each
+
+
+def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
+    return {str(path): (path.stat().st_mtime_ns, path.read_bytes()) for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("an image was read for work")
+
+    for kind in (loader._PlainBatches, loader._TrainingBatches):
+        monkeypatch.setattr(kind, "__getitem__", refuse)
+
+
+@pytest.fixture
+def trained(small_run: Callable[[str], Path], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(small_run("droppos"), tmp_path / "run"))
+
+
+@pytest.mark.parametrize(("protocol", "options", "said"), CASES)
+def test_nothing_is_done(trained: Path, images: Path, untouched: None, protocol: str, options: dict, said: str) -> None:
+    before = contents(trained)
+    report = evaluate(protocol, trained, images, device="cpu", seeds=3, dry_run=True, **options)
+    assert said in report.protocol and report.protocol.endswith("The same for 3 seeds.")
+    assert report.rows == [] and "dry run" in report.text(80)
+    assert contents(trained) == before and not list(cache_folder().glob("*"))
+
+
+def test_every_protocol_can_be_planned() -> None:
+    assert {case[0].partition(":")[0] for case in CASES} | ELSEWHERE == set(PROTOCOLS)
+
+
+def test_other_data_can_be_planned(untouched: None, trained: Path, tmp_path: Path) -> None:
+    run, commands = encoder_of_sound(tmp_path / "ear"), speech_commands(tmp_path / "commands")
+    report = evaluate("keywords", run, commands, words="cat,bed", device="cpu", dry_run=True)
+    assert "would be trained on" in report.protocol and report.rows == []
+    report = evaluate("label-free", trained, "shapes", device="cpu", images=40, dry_run=True)
+    assert "would measure run on 40 images" in report.protocol

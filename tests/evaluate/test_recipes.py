@@ -1,29 +1,36 @@
-"""Recipes say what the papers say, every value can be replaced, and timm's parts are put together as timm does."""
+"""Recipes have the papers' values, each can be replaced, and timm's parts are put together as timm does."""
 
 import re
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import fields, replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from evaluating import write_encoder
+from PIL import Image
 from timm.data import Mixup
 from timm.loss import LabelSmoothingCrossEntropy, SoftTargetCrossEntropy
 from timm.utils import random_seed
 
+from patchloom.claims import CONSTANT
 from patchloom.data.sources.open import open_data
 from patchloom.data.sources.synthetic import Shapes
 from patchloom.data.stats import normalize
 from patchloom.errors import PatchloomError
-from patchloom.evaluate.classifier import Classifier, fresh_blocks
-from patchloom.evaluate.protocols import protocol_of
+from patchloom.evaluate import training
+from patchloom.evaluate.classifier import Classifier
+from patchloom.evaluate.features import cache_folder
+from patchloom.evaluate.protocols import evaluate
 from patchloom.evaluate.recipes import (
     PROBES,
     RECIPES,
     Recipe,
-    ResolvedRecipe,
     images_per_step,
+    published_recipe,
     recipe_for,
     validation_images,
 )
@@ -139,12 +146,10 @@ def test_few_labels_start_at_the_papers_rate_whatever_the_batch(batch: int) -> N
     assert planned(recipe).peak(80) == 5e-6 != planned(of_size("B", "extrema-few", batch=batch, blr=5e-6)).peak(80)
     assert of_size("B", "mae").peak(1024) == 4e-3 and of_size("B", "extrema").peak(1024) == 4e-3
     assert of_size("B", "simmim").peak(2048) == 5e-3 and of_size("B", "mp3").peak(512) == 5e-4
-    with pytest.raises(PatchloomError, match="--lr and --blr both set"):
-        of_size("B", "mae", lr=1e-4, blr=1e-3)
 
 
 def test_every_value_is_an_option_of_every_protocol_that_trains() -> None:
-    options = {"epochs": "7", "blr": "[1e-4, 0.01]", "betas": "[0.9, 0.95]", "flip": "false", "pooling": "class"}
+    options = {"epochs": "7", "blr": "[0.0001, 0.01]", "betas": "[0.9, 0.95]", "flip": "false", "pooling": "class"}
     words = [part for name, value in options.items() for part in (f"--{name}", value)]
     expected = {"epochs": 7, "blr": [1e-4, 0.01], "betas": (0.9, 0.95), "flip": False, "pooling": "class"}
     for protocol in ("finetune", "blocks:2", "few-shot", "keywords"):
@@ -152,20 +157,19 @@ def test_every_value_is_an_option_of_every_protocol_that_trains() -> None:
         assert {name: given[name] for name in options} == expected
         own = {field.name for field in fields(Recipe)} - {"batch", "recordings"}  # --batch_size tells of the batch
         assert all(given[name] is None for name in own if name not in options) and "batch" not in given
-        documented = protocol_of(protocol)[0].__doc__
-        assert all(f"    {name}: " in documented for name in own)
-        assert "changes:" not in documented and "    batch: " not in documented
+        named = next(option.about for option in evaluate_spec(protocol).options if option.name == "recipe")
+        assert all(re.search(rf"\b{name}(?![-\w])", named) for name in RECIPES)
     changes = {name: value for name, value in given.items() if name in expected}
     recipe = of_size("B", "mae", **changes | {"blr": 1e-4})
     assert (recipe.epochs, recipe.warmup_epochs, recipe.betas, recipe.cutmix) == (7, 0.35, (0.9, 0.95), 1.0)
 
 
-def test_the_batch_of_a_training_is_the_batch_size_that_is_said() -> None:
+def test_the_batch_of_a_training_is_the_batch_size_that_is_given() -> None:
     vit, images = build_encoder(SPEC), open_data("digits").test
-    asked = [EvalSettings(batch_size=size, device="cpu") for size in ("auto", 6)]
-    plans = [plan_for("small", {}, vit, CARD, images, settings, "float32") for settings in asked]
-    assert [plan.recipe.batch for plan in plans] == [32, 6]
-    assert [settings.reading(images)["batch_size"] for settings in asked] == [256, 6]
+    for size, batch, read in (("auto", 32, 256), (6, 6, 6)):
+        settings = EvalSettings(batch_size=size, device="cpu")
+        assert plan_for("small", {}, vit, CARD, images, settings, "float32").recipe.batch == batch
+        assert settings.reading(images)["batch_size"] == read
 
 
 def test_auto_values_follow_from_the_data() -> None:
@@ -179,33 +183,30 @@ def test_auto_values_follow_from_the_data() -> None:
     assert (large.batch, large.epochs) == (256, 107) and small.settled(50_000, "cpu").epochs == 10
     assert validation_images(large.validation, 50_000) == 2000 and validation_images(0.15, 161) == 24
     assert small.settled(1437, "cuda").epochs == 300
-    assert (
-        of_size("B", "mae").settled(1437, "cpu").plain() == of_size("B", "mae").plain()
-    )  # the papers' train on all, to the end
+    mae = of_size("B", "mae")
+    assert mae.settled(1437, "cpu").plain() == mae.plain()  # the papers' train on all, to the end
     assert recipe_for("small", build_encoder(SPEC), {}).blr > small.blr == of_size("B", "small").blr
-    papers = (
-        "droppos mae mae-normalized mp3 mp3-300 mp3-cifar100 mp3-tiny-imagenet mp3-speech restore simmim extrema "
-        "extrema-22k extrema-few lut"
-    )
-    assert set(RECIPES) == {"small", *papers.split()}
-    for protocol in ("finetune", "blocks:2", "few-shot", "keywords"):  # whose help names them all
-        named = next(option.about for option in evaluate_spec(protocol).options if option.name == "recipe")
-        assert all(re.search(rf"\b{name}(?![-\w])", named) for name in RECIPES)
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"name": "mea"}, "no recipe mea: choose one of small, mae"),
-        ({"batch": 63}, "a batch, which must be even: use --batch_size 64"),
-        ({"batch": 2, "repeats": 3}, "--batch_size 2 cannot hold 3 views"),
-        ({"epochs": 0}, "--epochs must be 1 or more, not 0"),
-        ({"epochs": 2.5}, "--epochs cannot be 2.5: it takes a whole number or auto"),
+        ({"name": "mea"}, "mea: choose one of small, mae"),
+        ({"batch": 63}, "--batch_size 64"),
+        ({"batch": 2, "repeats": 3}, "--batch_size 2 cannot hold 3"),
+        ({"epochs": 0}, "--epochs must be 1 or more"),
+        ({"epochs": 2.5}, "--epochs cannot be 2.5"),
         ({"drop_path": 1.0}, "--drop_path must be 0 to 0.99"),
         ({"blr": 0.0}, "--blr must be above 0"),
-        ({"warmup_epochs": 200}, "--warmup_epochs 200 is more than --epochs 100"),
+        ({"warmup_epochs": 200}, "--warmup_epochs 200"),
         ({"pooling": "both"}, "--pooling cannot be both"),
         ({"betas": (0.9, 1.0)}, "--betas must lie in"),
+        ({"lr": 1e-4, "blr": 1e-3}, "--lr and --blr both"),
+        ({"test_crop": 0.0}, "--test_crop must be above 0"),
+        ({"name": "mp3-speech", "epochs": 3}, "30,000 updates"),
+        ({"warmup_updates": 3}, "--warmup_updates needs --updates"),
+        ({"updates": 3, "warmup_updates": 4}, "--warmup_updates 4 is more"),
+        ({"dropout": 1.0}, "--dropout must be 0 to 0.99"),
     ],
 )
 def test_refusals(change: dict, said: str) -> None:
@@ -259,14 +260,6 @@ def test_the_loss_of_a_batch_is_timms(mixed: bool) -> None:
     torch.testing.assert_close(loss, expected.detach())
 
 
-def test_a_frozen_encoder_has_no_learning_rate() -> None:
-    vit = build_encoder(SPEC)
-    model = Classifier(vit, 10, "mean", body=fresh_blocks(vit, 1))
-    trained = {id(weight) for group in model.groups(0.05, 0.75) for weight in group["params"]}
-    on_top = [weight for name, weight in model.named_parameters() if not name.startswith("encoder.")]
-    assert trained == {id(weight) for weight in on_top} and not vit.training == model.train().encoder.training
-
-
 def test_the_rate_rises_and_falls_to_nothing_layer_by_layer() -> None:
     source = open_data("digits").train.subset(range(32))
     recipe = Recipe(epochs=10, warmup_epochs=2, batch=16, blr=0.16, layer_decay=0.5, randaugment=0.0)
@@ -298,6 +291,12 @@ def test_views_follow_from_the_generator_alone(channels: int, deep: bool) -> Non
     assert all(torch.equal(*pair) for pair in zip(seen[3], views(image, np.random.default_rng(3)), strict=True))
     assert not torch.equal(seen[0][0], seen[0][1]) and not torch.equal(seen[0][0], seen[1][0])
     assert deep is False or all(view.min() >= 0 and view.max() <= 1 for three in seen for view in three)
+
+
+def test_views_have_the_strength_of_the_recipe_and_its_deviation() -> None:
+    mean = (0.1, 0.2, 0.3)
+    change = Views((8, 8), Recipe(randaugment=3.0, randaugment_std=0.25), mean, Shapes(2)).crop.randaugment
+    assert (change.magnitude, change.std, change.fill) == (3.0, 0.25, mean)
 
 
 def test_padded_views_are_shifted_and_no_more() -> None:
@@ -353,14 +352,6 @@ def test_a_length_in_updates_scales_the_rest() -> None:
     assert (mae.warmup_updates, mae.halve_every) == (20, 0)
     assert not {"epochs", "warmup_epochs", "halve_every", "dropout", "shift"} & set(mae.plain())
     assert not {"updates", "warmup_updates"} & set(of_size("B", "mae").plain())
-    for change, said in (
-        ({"name": "mp3-speech", "epochs": 3}, "--epochs does not go with this recipe, which has 30,000 updates"),
-        ({"warmup_updates": 3}, "--warmup_updates needs --updates"),
-        ({"updates": 3, "warmup_updates": 4}, "--warmup_updates 4 is more than --updates 3"),
-        ({"dropout": 1.0}, "--dropout must be 0 to 0.99"),
-    ):
-        with pytest.raises(PatchloomError, match=said):
-            of_size("B", **{"name": "mae"} | change)
 
 
 def test_dropout_is_behind_positions_attention_and_mlps_and_the_recipes_alone() -> None:
@@ -384,10 +375,92 @@ def test_dropout_is_behind_positions_attention_and_mlps_and_the_recipes_alone() 
     assert torch.equal(model.eval().pooled(images), model.pooled(images))
 
 
-@pytest.mark.parametrize("recipe", [RECIPES["small"][0], *(recipe for recipe, _ in PROBES.values())])
-def test_auto_cannot_stand_in_a_resolved_recipe(recipe):
-    settled = recipe.settled(1437, "cpu")
-    assert isinstance(settled, ResolvedRecipe) and settled.plain().keys() == recipe.plain().keys()
-    for name in ("epochs", "warmup_epochs", "batch", "validation"):
-        with pytest.raises(ValueError, match=f"{name} is auto"):
-            replace(settled, **{name: "auto"})
+# The test crop acts in every protocol that reads whole images.
+
+
+INSIDE = 0.5  # of 40 pixels, the 20 at the centre
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_encoder(tmp_path_factory.mktemp("crop") / "encoder.safetensors", (16, 16), 4, 3)
+
+
+@pytest.fixture(scope="module")
+def framed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Noise in a frame of 6 pixels, which alone shows the class."""
+    folder, rng = tmp_path_factory.mktemp("framed"), np.random.default_rng(0)
+    for label, value in (("dark", 20), ("bright", 230)):
+        for part, count in (("train", 24), ("test", 12)):
+            (folder / part / label).mkdir(parents=True)
+            for i in range(count):
+                pixels = rng.integers(0, 256, (40, 40, 3), dtype=np.uint8)
+                frame = np.full_like(pixels, value)
+                frame[6:-6, 6:-6] = pixels[6:-6, 6:-6]
+                Image.fromarray(frame).save(folder / part / label / f"{i}.png")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("protocol", "options"),
+    [("knn", {"ks": (5,)}), ("layers", {"k": 5}), ("linear", {}), ("few-shot", {"method": "linear", "labels": 0.5})],
+)
+@pytest.mark.usefixtures("quick_probe")
+def test_a_frame_that_the_test_crop_leaves_out_is_not_seen(
+    encoder: Path, framed: Path, protocol: str, options: dict
+) -> None:
+    # the second call of each finds the features of both crops in the cache
+    for _ in range(2):
+        whole, cut = (
+            evaluate(protocol, encoder, framed, device="cpu", test_crop=crop, **options) for crop in (1, INSIDE)
+        )
+        (before,), (after,) = ([r.value for r in one.quoted if r.encoder == "raw pixels"] for one in (whole, cut))
+        assert before == 1 and after < 0.8
+    assert whole.quoted[0].value > cut.quoted[0].value
+    assert {row.settings.get("test_crop") for row in cut.rows if row.encoder != CONSTANT and row.settings} == {INSIDE}
+    assert not any("test_crop" in row.settings for row in whole.rows) and "--test_crop" not in whole.protocol
+    assert "32x32" in cut.protocol and "16x16" in cut.protocol
+    assert len(list(cache_folder().iterdir())) >= 12
+
+
+@pytest.fixture
+def crops(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    found: list[float] = []
+    own: Callable[..., Iterator] = training.plain_batches
+
+    def recorded(*words: object, **options: object) -> Iterator:
+        found.append(options["test_crop"])
+        return own(*words, **options)
+
+    monkeypatch.setattr(training, "plain_batches", recorded)
+    return found
+
+
+def test_a_recipe_has_it_and_an_ensemble_repeats_it(
+    encoder: Path, framed: Path, crops: list[float], tmp_path: Path
+) -> None:
+    short = {"device": "cpu", "epochs": 1, "batch_size": 8}
+    for seed, change in enumerate(({}, {"test_crop": 0.75})):
+        out = str(tmp_path / f"{seed}.safetensors")
+        evaluate("finetune", encoder, framed, recipe="mae", control=False, out=out, **short, **change)
+    evaluate("finetune", encoder, framed, control=False, **short, validation=0.2)
+    assert crops == [0.875, 0.75, 1.0, 1.0]  # small: validation images, too
+    crops.clear()
+    for change in ({}, {"test_crop": 0.5}):
+        pair = tmp_path / "0.safetensors", str(tmp_path / "1.safetensors")
+        evaluate("ensemble", pair[0], framed, others=pair[1], device="cpu", **change)
+    assert crops == [0.875, 0.75, 0.5, 0.5]
+    crops.clear()
+    report = evaluate("linear", encoder, framed, recipe="mae", control=False, pooling="mean", **short)
+    assert crops == [0.875] and report.rows[0].settings["test_crop"] == 0.875
+
+
+def test_the_recipes_of_the_papers_have_it_up_to_224_pixels() -> None:
+    small, large = (build_encoder(EncoderSpec("nano", (side, side), 16, options=SMALL)) for side in (224, 240))
+    whole = {"small", "mp3-cifar100"}  # ours, and one of images of 32 pixels, which DeiT's program does not resize
+    for known in (RECIPES, PROBES):
+        for name in known:
+            assert published_recipe(name, small, known).test_crop == (1.0 if name in whole else 0.875)
+            assert published_recipe(name, large, known).test_crop == 1.0
+    assert recipe_for("mae", large, {"test_crop": 0.9}).test_crop == 0.9
+    assert recipe_for("mae", small, {}).for_recordings(noise=False).test_crop == 1.0

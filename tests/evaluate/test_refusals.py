@@ -6,14 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from evaluating import write_encoder
 from PIL import Image
 from safetensors.torch import save
 
 from patchloom.cli import main
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.protocols import evaluate
-
-PROTOCOLS = ("knn", "linear", "layers")
 
 
 def failed(capsys: pytest.CaptureFixture, *words) -> str:
@@ -28,24 +27,12 @@ def failed(capsys: pytest.CaptureFixture, *words) -> str:
     ("words", "near"),
     [
         ("knnn RUN digits", "did you mean knn?"),
-        ("layer RUN digits", "did you mean layers?"),
-        ("liner RUN digits", "did you mean linear?"),
-        ("knn:3 RUN digits", "there is no protocol knn:3"),
-        ("knn RUN digits --poolin mean", "did you mean --pooling?"),
+        ("knn:3 RUN digits", "knn:3"),
         ("knn RUN digits --galery 0.1", "did you mean --gallery?"),
-        ("knn RUN digits --seed_s 3", "did you mean --seeds?"),
-        ("linear RUN digits --chache false", "did you mean --cache?"),
         ("linear RUN digits --ks 5", "--ks is an option of patchloom evaluate knn"),
         ("knn RUN digits --epochs 5", "--epochs is an option of patchloom pretrain and patchloom evaluate finetune"),
-        ("linear RUN digits --mixup 0.8", "--mixup is an option of patchloom evaluate finetune"),
         ("linear RUN digits --epochs 5", "--epochs applies to --recipe mae or extrema"),
-        ("layers RUN digits --kk 5", "did you mean --k?"),
-        ("layers RUN digits --k 0", "--k must be 1 or more"),
-        ("layers RUN digits --k many", "--k cannot be many: it takes a whole number"),
-        ("knn RUN digits --gallery 2", "--gallery must be a fraction above 0 and up to 1"),
-        ("knn RUN digits --cache perhaps", "--cache cannot be perhaps: it takes true or false"),
-        ("knn RUN digits --seeds 0", "--seeds must be 1 or more"),
-        ("knn RUN digits --pooling median", "--pooling cannot be median"),
+        ("layers RUN digits --k many", "--k cannot be many"),
         ("knn RUN digit", "did you mean the built-in data digits?"),
         ("knn RUN", "needs DATA"),
     ],
@@ -54,9 +41,79 @@ def test_what_is_typed_wrongly(tiny_encoder: Path, words: str, near: str, capsys
     assert near in failed(capsys, *words.replace("RUN", str(tiny_encoder)).split())
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+MAE, SHORT = {"recipe": "mae"}, {"epochs": 2}
+BAD_OPTIONS = {
+    "svm": [({}, "no protocol svm")],
+    "knn": [
+        ({"device": "abacus"}, "device abacus"),
+        ({"max_train": 1}, "--max_train must be 2 or more"),
+        ({"seeds": 0}, "--seeds must be 1 or more"),
+        ({"seeds": 2.0}, "--seeds cannot be 2.0"),
+        ({"cache": "false"}, "--cache cannot be false"),
+        ({"galery": 0.1}, "did you mean --gallery?"),
+        ({"gallery": 0.0}, "--gallery must be a fraction above 0"),
+        ({"gallery": -0.1}, "--gallery must be a fraction above 0"),
+        ({"gallery": 1.01}, "--gallery must be a fraction above 0"),
+        ({"pooling": "median"}, "--pooling cannot be median"),
+        ({"test_crop": 0.0}, "--test_crop must be"),
+        ({"devices": 2}, "one process: leave out --devices 2"),
+        ({"accumulate": 2}, "no training steps: leave out --accumulate 2"),
+    ],
+    "layers": [({"k": 0}, "--k must be 1 or more"), ({"k": 90, "max_train": 100}, "gallery of 80 images")],
+    "order": [({"k": 0}, "k = 0 does not fit"), ({"pooling": "instance"}, "--pooling cannot be instance")],
+    "linear": [
+        (SHORT, "--epochs applies to --recipe mae or extrema"),
+        ({"control": False}, "--control applies to --recipe mae or extrema"),
+        ({"devices": 2}, "--recipe logistic is for one process"),
+        ({"recipe": "droppos"}, "choose one of logistic, mae, extrema"),
+        ({"recipe": "extrema"}, "no module beside it for instance features"),
+        (MAE | {"accumulate": 2}, "--accumulate has no effect"),
+        (MAE | {"pooling": "both"}, "--pooling both applies to --recipe logistic"),
+        (MAE | {"pooling": "prefix"}, "--pooling prefix applies to --recipe logistic"),
+        (MAE | {"momentum": 1.5}, "--momentum must be 0 to 0.9999"),
+        (MAE | {"mixup": 0.8}, "there is no option --mixup"),
+        (MAE | {"blr": 0.0}, "--blr must be above 0"),
+        (MAE | {"batch_size": 1}, "use --batch_size 2 or more"),
+    ],
+    "blocks:0": [(SHORT, "blocks:0 trains no block")],
+    "blocks:2": [({"layer_decay": 0.5}, "--layer_decay has no effect")],
+    "few-shot": [
+        ({"method": "linear", "devices": 2}, "--method linear is for one process"),
+        *(
+            ({"method": "linear", **option}, f"--{next(iter(option))}.* applies to --method finetune")
+            for option in (SHORT, {"head_on": "projection"}, MAE, {"positions": "none"})
+        ),
+        ({"head_on": "projection"}, "task mae saved no projection"),
+    ],
+    "finetune": [
+        ({"max_train": 9}, "too few for 10 classes"),
+        ({"devices": 0}, "--devices must be 1 or more"),
+        ({"positions": "rotary"}, "--positions cannot be rotary"),
+        ({"control": "no"}, "--control cannot be no"),
+        ({"from_scratch": True, "out": "here"}, "--from_scratch saves no classifier"),
+        ({"blr": []}, "--blr has no rate"),
+        ({"blr": [1e-3, -1.0]}, "--blr must be"),
+        ({"recipe": "dino"}, "no recipe dino"),
+        ({"out": "here", "seeds": 2}, "--out names one file"),
+        ({"train_positions": True, "positions": "fixed"}, "--positions fixed .* leave out --train_positions"),
+        ({"epochz": 1}, "did you mean --epochs"),
+        ({"shift": 0.1}, "--shift is for recordings, and digits holds images"),
+        ({"mixup": 0.8, "batch_size": 7}, "use --batch_size 8"),
+    ],
+}
+
+
+@pytest.mark.parametrize("protocol", BAD_OPTIONS)
+def test_bad_options_are_refused(run: Path, protocol: str) -> None:
+    for options, said in BAD_OPTIONS[protocol]:
+        with pytest.raises(PatchloomError, match=said):
+            evaluate(protocol, run, "digits", **{"device": "cpu", **options})
+    assert [path.name for path in run.iterdir()] == ["encoder.safetensors"]
+
+
+@pytest.mark.parametrize("protocol", ["knn", "linear", "layers", "order", "finetune"])
 def test_what_does_not_go_together(
-    tiny_encoder: Path, protocol: str, tmp_path: Path, empty_cache: Path, capsys: pytest.CaptureFixture
+    run: Path, protocol: str, tmp_path: Path, empty_cache: Path, capsys: pytest.CaptureFixture
 ) -> None:
     for i in range(8):
         folder = tmp_path / "deep" / "ab"[i % 2]
@@ -64,14 +121,10 @@ def test_what_does_not_go_together(
         np.save(folder / f"{i}.npy", np.full((8, 8, 5), i, np.uint8))
     (tmp_path / "plain").mkdir()
     Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "plain" / "1.png")
-    run = tmp_path / "run"
-    run.mkdir()
-    whole = tiny_encoder.read_bytes()
-    (run / "encoder.safetensors").write_bytes(whole)
-    assert "has 5 channels where 1 are expected" in failed(capsys, protocol, run, tmp_path / "deep")
-    labels = f"{tmp_path / 'plain'} has no labels: put the images of each class in a separate sub-folder, or give a "
-    labels += "table with a column of labels\n"
-    assert failed(capsys, protocol, run, tmp_path / "plain").endswith(labels)
+    whole = (run / "encoder.safetensors").read_bytes()
+    if protocol != "finetune":
+        assert "has 5 channels where 1 are expected" in failed(capsys, protocol, run, tmp_path / "deep")
+    assert re.search("has no labels: .* sub-folder", failed(capsys, protocol, run, tmp_path / "plain"))
     strange = save({"a": torch.zeros(1)})
     others = {"half": whole[: len(whole) // 2], "text": b"not weights", "empty": b"", "strange": strange}
     for name, content in others.items():
@@ -82,11 +135,16 @@ def test_what_does_not_go_together(
     assert [path.name for path in run.iterdir()] == ["encoder.safetensors"] and not empty_cache.exists()
 
 
-def test_python_is_as_strict(tiny_encoder: Path) -> None:
-    for options, message in (
-        ({"cache": "false"}, "--cache cannot be false: it takes true or false"),
-        ({"seeds": 2.0}, "--seeds cannot be 2.0: it takes a whole number"),
-        ({"galery": 0.1}, "there is no option --galery; did you mean --gallery?"),
-    ):
-        with pytest.raises(PatchloomError, match=re.escape(message)):
-            evaluate("knn", tiny_encoder, "digits", **options)
+@pytest.mark.parametrize(
+    ("protocol", "encoder", "options", "said"),
+    [
+        ("finetune", {"channels": 5}, {}, "1 channel where 5 are expected"),
+        ("finetune", {"model": "swin-nano", "size": (32, 32), "p": 4}, {"train_positions": True}, "no position embed"),
+        ("blocks:2", {"class_token": False}, {"pooling": "class"}, "no class token .*--pooling mean"),
+        ("linear", {"class_token": False}, MAE | {"pooling": "class"}, "no class token .*--pooling mean"),
+    ],
+)
+def test_encoders_that_a_protocol_cannot_take_are_refused(tmp_path: Path, protocol, encoder, options, said) -> None:
+    file = write_encoder(tmp_path / "e.safetensors", positions="none", **encoder)
+    with pytest.raises(PatchloomError, match=said):
+        evaluate(protocol, file, "digits", device="cpu", max_train=40, **options)

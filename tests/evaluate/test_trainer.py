@@ -1,14 +1,39 @@
-"""The epoch that is tested is the best one on training images that were held out, and a training ends when it may."""
+"""Training of classifiers: the best epoch, parts of a step, several processes, and trainings that stop or die."""
 
+import json
+import os
+import pickle
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
 import torch
+from dense_together import evaluate_together
+from evaluating import ctrl_c_at, folder_of
+from forked import server
+from running import csv_rows
+from safetensors.torch import load_file
+from spoken import encoder_of_sound, speech_commands
 from torch import nn
+from tuning import OPTIONS, left, tune
 
 from patchloom.data.sources.open import open_data
-from patchloom.display import TimeLeft
-from patchloom.evaluate.recipes import Recipe
+from patchloom.display import time_left
+from patchloom.errors import PatchloomError, Stopped
+from patchloom.evaluate import recipes, trainer
+from patchloom.evaluate.classifier import Classifier
+from patchloom.evaluate.protocols import evaluate
+from patchloom.evaluate.recipes import Recipe, check_shares
 from patchloom.evaluate.settings import EvalSettings
-from patchloom.evaluate.trainer import BestEpoch, EpochScore, score_of
+from patchloom.evaluate.trainer import BestEpoch, EpochScore, _Progress, score_of
 from patchloom.evaluate.training import Training
+from patchloom.nets.build import EncoderSpec, build_encoder
+from patchloom.nets.checkpoints.format import load_encoder_file
+from patchloom.pace import Pace
+from patchloom.runs import checkpoint
+from patchloom.system.files import cache_root
 
 
 def _told(best: BestEpoch, scores: list[tuple[float, float]], model: nn.Module) -> list[bool]:
@@ -62,9 +87,6 @@ def test_a_score_is_accuracy_and_then_loss() -> None:
 
 
 def test_validation_images_are_not_trained_on(tiny_encoder, monkeypatch) -> None:
-    from patchloom.evaluate.classifier import Classifier
-    from patchloom.nets.checkpoints.format import load_encoder_file
-
     vit, card = load_encoder_file(tiny_encoder)
     source = open_data("digits").train.subset(range(60))
     recipe = Recipe(epochs=2, warmup_epochs=0, batch=10, randaugment=0, mixup=0, cutmix=0, validation=0.25)
@@ -72,7 +94,7 @@ def test_validation_images_are_not_trained_on(tiny_encoder, monkeypatch) -> None
     training = Training(Classifier(vit, 10, "mean"), source, recipe, card.mean, card.std, settings)
     validated: list[int] = []
     monkeypatch.setattr(training, "_validated", lambda: validated.append(training.step) or EpochScore(0.5, -1.0))
-    trained = training.run("tiny", TimeLeft(training.steps))
+    trained = training.run("tiny", Pace(training.steps))
     held, rest = set(training.held.indices.tolist()), set(training.source.indices.tolist())
     assert len(held) == 15 and len(rest) == 45 and not held & rest
     assert validated == [4, 8] and trained.chosen["validation_images"] == 15
@@ -80,5 +102,224 @@ def test_validation_images_are_not_trained_on(tiny_encoder, monkeypatch) -> None
     assert len(set(source.labels[sorted(held)].tolist())) == 10
 
 
-def test_days_are_told_as_days():
-    assert str(TimeLeft(1000, 3600.0)) == "42 days left"
+def test_the_time_left_of_all_trainings_has_their_validations() -> None:
+    assert time_left(1000 * 3600.0) == "42 days left"
+    pace = Pace(100, before=2.0)
+    progress = _Progress("tiny", pace, every=20)
+    assert progress.left() == 200 and progress.line().endswith("left · tiny: the first step")
+    progress.validation = 3.0
+    assert progress.left() == 200 + 5 * 3
+
+
+# Stopped trainings.
+
+
+def test_ctrl_c_ends_it_after_a_step_and_the_same_command_goes_on(tiny_encoder, tmp_path, capsys) -> None:
+    whole_run, run = (folder_of(tiny_encoder, tmp_path / name) for name in ("whole", "stopped"))
+    whole = left(whole_run, evaluate("finetune", whole_run, "digits", **OPTIONS))
+    with ctrl_c_at(Training, 8) as begun, pytest.raises(Stopped, match=r"stopped at epoch 1\.6 of 3 .* resume"):
+        evaluate("finetune", run, "digits", **OPTIONS)
+    assert len(begun) == 8 and not (run / "finetuned").exists()
+    capsys.readouterr()
+    again = evaluate("finetune", run, "digits", **OPTIONS)
+    assert "tiny resumes at epoch 1.6 of 3." in capsys.readouterr().out
+    assert left(run, again) == whole
+
+
+def test_another_training_does_not_go_on_with_it(run, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(trainer, "_SAVE_EVERY", 0.0)
+    short = OPTIONS | {"max_train": 60, "epochs": 1, "control": False}
+    with ctrl_c_at(Training, 2), pytest.raises(Stopped):
+        evaluate("finetune", run, "digits", **short)
+    for change in ({"blr": 0.01}, {"seed": 4}, {"max_train": 50}, {"positions": "learned"}):
+        evaluate("finetune", run, "digits", **short | change)
+    assert "resumes" not in capsys.readouterr().out
+    for path in (cache_root() / "trainings").rglob("*.safetensors"):  # damaged, it begins again
+        path.write_bytes(path.read_bytes()[:-1])
+    evaluate("finetune", run, "digits", **short)
+    assert "resumes" not in capsys.readouterr().out
+
+
+def test_heads_pixels_and_groups_decide_too() -> None:
+    def key(heads=2, side=8, film=None):
+        torch.manual_seed(0)
+        encoder = build_encoder(EncoderSpec("nano", (side, side), 4, 1, "none", {"num_heads": heads}))
+        source = open_data("digits").train.subset(range(40))
+        source.groups = None if film is None else np.arange(40) // film
+        recipe = Recipe(epochs=1, warmup_epochs=0, batch=8, validation=0.25)
+        training = Training(Classifier(encoder, 10, "mean"), source, recipe, (0.5,), (0.2,), EvalSettings(device="cpu"))
+        return json.dumps(training.about, sort_keys=True)
+
+    assert key() == key()
+    assert len({key(), key(heads=4), key(side=16), key(film=4), key(film=5)}) == 5
+
+
+def test_the_next_checkpoint_is_due_half_a_minute_after_the_last(monkeypatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(trainer.time, "perf_counter", lambda: now[0])
+    with trainer.keep_until_done():
+        kept = trainer.TrainingCheckpoints({})
+        for _ in range(2):
+            assert not kept.due
+            now[0] += 31
+            assert kept.due and kept.save({"weight": torch.zeros(1)}, {})
+
+
+def test_no_checkpoint_is_kept_without_a_cache_or_for_ever(run, monkeypatch) -> None:
+    monkeypatch.setattr(trainer, "_SAVE_EVERY", 0.0)
+    old = cache_root() / "trainings" / "old"
+    old.mkdir(parents=True)
+    month = time.time() - 31 * 86_400
+    os.utime(old, (month, month))
+    saved = []
+    monkeypatch.setattr(checkpoint.Checkpoints, "save", lambda self, *given: saved.append(given))
+    short = OPTIONS | {"max_train": 60, "epochs": 1, "control": False}
+    evaluate("finetune", run, "digits", **short | {"cache": False})
+    assert not saved and old.exists()
+    evaluate("finetune", run, "digits", **short)
+    assert len(saved) > 1 and not old.exists()
+
+
+# Several processes train what one does, within rounding, and killed ones go on where they were.
+
+
+PLAIN = {"epochs": 2, "batch_size": 16, "max_train": 64, "seed": 3, "precision": "float32"}
+# what all processes must have alike: a moving average and the best epoch by shared validation images
+KEPT = {"validation": 0.25, "patience": 1.0, "ema": 0.9, "clip": 0.5, "control": "false"}
+
+
+def _values(run: Path) -> list[float]:
+    return [float(row["value"]) for row in csv_rows(run / "results.csv")]
+
+
+def _compared(tmp_path: Path, one: Path, two: Path, protocol: str, data: str, options: dict) -> str:
+    """Evaluate by one process in a folder, and by two in another; return what the first of the two printed."""
+    found = {}
+    for run, world in ((one, 1), (two, 2)):
+        codes, out, err = evaluate_together(protocol, run, data, world, tmp_path / f"cache{world}", **options)
+        assert codes == [0] * world, err
+        found[world] = [torch.load(run / f"{rank}.pt") for rank in range(world)]
+    (whole,), parts = found[1], found[2]
+    for name, value in whole.items():
+        assert torch.equal(parts[0][name], parts[1][name]), name
+        assert torch.allclose(value.float(), parts[0][name].float(), atol=2e-5), name
+    assert _values(one) == pytest.approx(_values(two), abs=0.02)
+    assert not out[1].strip()
+    return " ".join(out[0].split())
+
+
+@pytest.mark.parametrize(
+    ("protocol", "options"),
+    [
+        ("finetune", KEPT),
+        pytest.param("finetune", {"pooling": "class", "accumulate": 2, "control": "false"}, marks=pytest.mark.slow),
+        pytest.param("linear", {"recipe": "mae", "blr": 10}, marks=pytest.mark.slow),
+        pytest.param("blocks:1", {"control": "false"}, marks=pytest.mark.slow),
+    ],
+    ids=["finetune", "finetune in parts", "linear", "blocks"],
+)
+def test_two_processes_train_what_one_does(
+    tiny_encoder: Path, tmp_path: Path, protocol: str, options: dict[str, object]
+) -> None:
+    one, two = (folder_of(tiny_encoder, tmp_path / name) for name in ("one", "two"))
+    assert "by 2 processes" in _compared(tmp_path, one, two, protocol, "digits", PLAIN | options)
+
+
+@pytest.mark.slow
+def test_two_processes_spot_keywords_as_one_does(tmp_path: Path) -> None:
+    pytest.importorskip("soundfile")
+    words = speech_commands(tmp_path / "words")
+    one, two = (encoder_of_sound(tmp_path / name) for name in ("one", "two"))
+    options = {"epochs": 2, "batch_size": 4, "words": "yes,no", "precision": "float32", "control": "false"}
+    _compared(tmp_path, one, two, "keywords", str(words), options)
+
+
+@pytest.mark.slow
+def test_killed_processes_go_on_as_if_they_had_not_been(tiny_encoder: Path, tmp_path: Path) -> None:
+    whole, killed = (folder_of(tiny_encoder, tmp_path / name) for name in ("whole", "killed"))
+    options = PLAIN | KEPT | {"max_train": 120, "mixup": 0.8, "erasing": 0.5, "drop_path": 0.1}
+    codes, _, err = evaluate_together("finetune", whole, "digits", 2, tmp_path / "cache", **options)
+    assert codes == [0, 0], err
+    codes, _, err = evaluate_together("finetune", killed, "digits", 2, tmp_path / "cache", dies=7, **options)
+    assert codes == [75, -signal.SIGKILL]
+    assert err[0].count("another process has died") == 1 and err[0].count("\n") == 1, err[0]
+    codes, out, err = evaluate_together("finetune", killed, "digits", 2, tmp_path / "cache", **options)
+    assert codes == [0, 0], err
+    assert "tiny resumes at epoch 1.4 of 2." in out[0]
+    saved = [(run / "finetuned" / "digits-small-3.safetensors").read_bytes() for run in (whole, killed)]
+    assert saved[0] == saved[1] and _values(whole) == _values(killed)
+
+
+@pytest.mark.slow
+def test_stopped_all_wait_for_the_first_which_writes_the_checkpoint(run: Path, tmp_path: Path) -> None:
+    stop = {"dies": 5, "number": signal.SIGTERM}
+    codes, _, err = evaluate_together("finetune", run, "digits", 2, tmp_path / "cache", **PLAIN | stop)
+    assert codes == [130, 130] and "resume" in err[0] and not err[1].strip()
+    assert [(run / f"{rank}.saw").read_text() for rank in range(2)] == ["saved", "saved"]
+
+
+@pytest.mark.parametrize(
+    ("world", "parts", "options", "unit"),
+    [
+        (2, 1, {}, 2),
+        (2, 3, {}, 6),
+        (1, 3, {}, 3),
+        (2, 1, {"mixup": 0.5}, 4),
+        (2, 2, {"mixup": 0.5, "repeats": 3}, 24),
+    ],
+)
+def test_a_batch_is_shared_by_processes_parts_and_pairs(monkeypatch, world: int, parts: int, options: dict, unit: int):
+    monkeypatch.setattr(recipes, "world", lambda: world)
+
+    def check(batch: int) -> None:
+        check_shares(Recipe(**{"mixup": 0.0, "cutmix": 0.0, "batch": batch} | options).settled(100, "cpu"), parts)
+
+    check(3 * unit)
+    with pytest.raises(PatchloomError, match=rf"cannot be shared .* a multiple of {unit}$"):
+        check(3 * unit + unit // 2)
+
+
+def test_parts_of_a_step_are_the_step(tiny_encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    forward = Classifier.forward
+
+    def noted(self: Classifier, images: torch.Tensor) -> torch.Tensor:
+        seen.append(len(images))
+        return forward(self, images)
+
+    monkeypatch.setattr(Classifier, "forward", noted)
+    found, sizes = [], []
+    for parts in (1, 3):
+        run = folder_of(tiny_encoder, tmp_path / str(parts))
+        options = PLAIN | {"batch_size": 24, "accumulate": parts, "device": "cpu", "workers": 0, "control": False}
+        evaluate("finetune", run, "digits", **options)
+        found.append(load_file(run / "finetuned" / "digits-small-3.safetensors"))
+        sizes.append(seen[:3])
+        seen.clear()
+    assert sizes == [[24, 24, 24], [8, 8, 8]]
+    for name, value in found[0].items():
+        assert torch.allclose(value.float(), found[1][name].float(), atol=2e-5), name
+
+
+def _process(run: Path, event: int | None):
+    process = server().Process(target=tune, args=(str(run), os.environ["XDG_CACHE_HOME"], event))
+    process.start()
+    process.join(120)
+    if process.exitcode == 0:
+        return pickle.loads((run / "told.pickle").read_bytes())
+    assert process.exitcode == -signal.SIGKILL
+    return None
+
+
+@pytest.mark.slow
+def test_killed_again_and_again_it_ends_as_if_it_had_not_been(tiny_encoder: Path, tmp_path: Path) -> None:
+    steps, whole = _process(folder_of(tiny_encoder, tmp_path / "whole"), None)
+    run = folder_of(tiny_encoder, tmp_path / "killed")
+    # 15 steps each: in the first training, soon after its end, and amid the second
+    for event in (9, 9, 8):
+        assert _process(run, event) is None
+        assert list((cache_root() / "trainings").iterdir())
+    last, found = _process(run, None)
+    assert found == whole
+    assert last < steps - 15  # the first training was not repeated
+    assert not list((cache_root() / "trainings").iterdir())

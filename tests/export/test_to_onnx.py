@@ -64,18 +64,14 @@ def test_the_file_tells_what_it_takes(done, encoder):
     assert "[batch 3 16 16]" in about.custom_metadata_map["input"]
 
 
-def test_what_is_printed_and_pasted(done, encoder, colours, capsys):
-    assert done.difference < 1e-5 and "onnxruntime's features differ by at most" in done.sentence()
-    assert re.search(
-        r"\(mean tokens\) differ by at most \S+e-0[6-9]\. Opset 20; takes images \[batch, 3, 16, 16\] float",
-        done.checks[0],
-    )
+def test_the_printed_code_embeds_files(done, encoder, colours, capsys):
+    assert done.difference < 1e-5 and re.search(r"\(mean tokens\) differ by at most \S+e-0[6-9]", done.checks[0])
     pasted: dict = {}
     exec(done.snippet, pasted)
     assert "torch" not in done.snippet and capsys.readouterr() == ("", "")  # the exporter says nothing
-    embed, (_, _, vectors) = pasted["embed"], features(encoder, colours, 10)
+    _, _, vectors = features(encoder, colours, 10)
     source = open_data(str(colours)).train
-    made = np.stack([embed(source.describe(i)) for i in range(10)])
+    made = np.stack([pasted["embed"](source.describe(i)) for i in range(10)])
     # Pillow may round a pixel otherwise than torch
     assert abs(made - vectors).max() < 0.05 * abs(vectors).max()
 
@@ -86,7 +82,7 @@ def test_class_token_and_registers_are_pooled_together(colours, tmp_path):
     images, tokens, _ = features(path, colours, 2)
     (found,) = onnxruntime.InferenceSession(made.weights).run(["features"], {"images": images})
     assert abs(found - tokens[:, :3].mean(1)).max() < 1e-5
-    with pytest.raises(PatchloomError, match="--to hf has no prefix pooling: .* use --to timm"):
+    with pytest.raises(PatchloomError, match="--to hf has no prefix pooling"):
         export(path, to="hf", data=str(colours), pooling="prefix")
 
 
@@ -104,27 +100,22 @@ def test_half_precision_says_its_own_difference(encoder, colours):
 
 def test_what_is_not_the_same_is_not_written(encoder, colours, tmp_path, monkeypatch):
     written = to_onnx._code
-    monkeypatch.setattr(
-        to_onnx, "_code", lambda *given: written(*given).replace('"images": images', '"images": images * 0.9')
-    )
-    monkeypatch.setattr(
-        to_onnx, "_write", lambda graph, one, file: file.write_bytes(encoder.with_name("encoder.onnx").read_bytes())
-    )
+    changed = '"images": images', '"images": images * 0.9'
+    monkeypatch.setattr(to_onnx, "_code", lambda *given: written(*given).replace(*changed))
+    whole = encoder.with_name("encoder.onnx").read_bytes()
+    monkeypatch.setattr(to_onnx, "_write", lambda graph, one, file: file.write_bytes(whole))
     with pytest.raises(PatchloomError, match="features by onnxruntime differ by"):
         export(encoder, to="onnx", data=str(colours), out=tmp_path / "other.onnx")
     assert not (tmp_path / "other.onnx").exists()
 
 
-def test_a_graph_that_torch_cannot_write_is_a_sentence(encoder, colours, monkeypatch):
+def test_a_graph_that_cannot_be_written_is_a_sentence(encoder, colours, monkeypatch):
     def fails(*_, **__):
         raise RuntimeError("no such operator\nand a page of advice")
 
     monkeypatch.setattr(torch.onnx, "export", fails)
-    with pytest.raises(PatchloomError, match=r"torch cannot write .* as ONNX \(no such operator\): use --to timm"):
+    with pytest.raises(PatchloomError, match=r"as ONNX \(no such operator\)"):
         export(encoder, to="onnx", data=str(colours))
-
-
-def test_more_than_a_file_holds_is_refused(encoder, monkeypatch):
     monkeypatch.setattr(to_onnx, "_LARGEST", 1000)
-    with pytest.raises(PatchloomError, match="holds less than 2 GiB, .*: use --fp16, or --to timm"):
+    with pytest.raises(PatchloomError, match="2 GiB"):
         export(encoder, to="onnx")

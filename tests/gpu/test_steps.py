@@ -77,9 +77,11 @@ def test_float32_gives_the_loss_and_gradients_of_the_cpu(name):
     assert near == pytest.approx(wanted, rel=1e-4) and distance(true, close) < 2e-3
 
 
-def test_bfloat16_gives_nearly_the_loss_and_gradients_of_float32(name):
+def test_bfloat16_is_as_near_to_float32_as_on_the_cpu(name):
+    """Gradients that nearly cancel, as jigsaw's at its start, lose more digits than others, on any device."""
+    rounding = distance(loss_and_gradients(name, "cpu")[1], loss_and_gradients(name, "cpu", half=True)[1])
     (wanted, true), (near, close) = loss_and_gradients(name, GPU), loss_and_gradients(name, GPU, half=True)
-    assert near == pytest.approx(wanted, rel=0.01) and distance(true, close) < 0.1
+    assert near == pytest.approx(wanted, rel=0.01) and distance(true, close) < 2 * rounding + 0.02
 
 
 def test_measures_and_pictures_are_those_of_the_cpu(name):

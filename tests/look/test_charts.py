@@ -1,24 +1,26 @@
-"""Tests of learning curves from tables with gaps, with one row, and without rows."""
+"""Tests of learning curves from tables with gaps, with one row and without rows, and of confusion matrices."""
 
 import csv
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from PIL import Image
+from scipy.ndimage import gaussian_filter1d
 
 from patchloom.errors import PatchloomError
+from patchloom.look import charts
 from patchloom.look.charts import (
     LABEL_GAP,
+    draw_confusion,
     draw_curves,
     draw_panel,
     panel_of,
-    read_metrics,
     smoothed_values,
     spread_labels,
 )
+from patchloom.runs.folder import read_metrics
 
 NAMES = [
     "step", "epoch", "images", "loss", "lr", "seconds", "position_accuracy", "held_out", "baseline:chance",
@@ -46,21 +48,10 @@ def run(n: int, *, measured: bool = True) -> list[dict]:
     return rows
 
 
-def width_of(path: Path) -> int:
-    return Image.open(path).width
-
-
 def test_panels_without_data_are_left_out(tmp_path):
     full = draw_curves(table(tmp_path / "full.csv", run(100)), tmp_path / "full.png", "position accuracy")
-    loss = draw_curves(table(tmp_path / "loss.csv", run(100, measured=False)), tmp_path / "loss.png")
-    bare = draw_curves(table(tmp_path / "bare.csv", run(100, measured=False), NAMES), tmp_path / "new" / "bare.png")
-    assert width_of(full) == 3 * width_of(loss)
-    assert loss.read_bytes() == bare.read_bytes()
-
-
-def test_a_table_without_measures_columns_is_drawn(tmp_path):
-    rows = [{"epoch": 1, "loss": 0.5}, {"epoch": 2, "loss": "nan"}, {"epoch": 3, "loss": 0.4}]
-    assert draw_curves(table(tmp_path / "m.csv", rows, ["epoch", "loss"]), tmp_path / "m.png").exists()
+    loss = draw_curves(table(tmp_path / "loss.csv", run(100, measured=False)), tmp_path / "new" / "loss.png")
+    assert Image.open(full).width == 3 * Image.open(loss).width
 
 
 @pytest.mark.parametrize("epoch", [0, 0.2])
@@ -74,9 +65,6 @@ def test_a_run_that_has_not_logged_yet_says_so(tmp_path):
     for rows in ([], [{"step": 1, "epoch": 0.1}], [{"epoch": 1, "loss": "nan"}]):
         with pytest.raises(PatchloomError, match="nothing to draw yet"):
             draw_curves(table(tmp_path / "m.csv", rows), tmp_path / "m.png")
-    (tmp_path / "m.csv").write_text("")
-    with pytest.raises(PatchloomError, match="nothing to draw yet"):
-        draw_curves(tmp_path / "m.csv", tmp_path / "m.png")
     assert not (tmp_path / "m.png").exists()
 
 
@@ -86,31 +74,15 @@ def test_a_run_that_has_not_logged_yet_says_so(tmp_path):
         (b"step,loss\n1,2\n", "no column named epoch"),
         (b"epoch,loss\n1,high\n", "high"),
         (b"\xff\xfe", "could not be read"),
+        (b"", "nothing to draw yet"),
+        (None, "could not be read"),
     ],
 )
 def test_what_is_no_table_is_refused(tmp_path, content, message):
-    (tmp_path / "m.csv").write_bytes(content)
+    if content is not None:
+        (tmp_path / "m.csv").write_bytes(content)
     with pytest.raises(PatchloomError, match=message):
         draw_curves(tmp_path / "m.csv", tmp_path / "m.png")
-
-
-def test_a_missing_table_is_refused(tmp_path):
-    with pytest.raises(PatchloomError, match="could not be read"):
-        draw_curves(tmp_path / "none.csv", tmp_path / "m.png")
-
-
-def test_a_row_cut_short_is_read_as_empty_cells(tmp_path):
-    (tmp_path / "m.csv").write_text("epoch,loss,held_out\n1,0.5,0.1\n2,0.4\n")
-    columns = read_metrics(tmp_path / "m.csv")
-    assert columns["loss"].tolist() == [0.5, 0.4]
-    assert np.isnan(columns["held_out"][1])
-
-
-def test_the_curve_says_on_which_images(tmp_path):
-    path = table(tmp_path / "m.csv", run(100))
-    plain = draw_curves(path, tmp_path / "plain.png").read_bytes()
-    known = draw_curves(path, tmp_path / "known.png", images="images that may be known by heart").read_bytes()
-    assert plain == draw_curves(path, tmp_path / "m.png", images="held-out images").read_bytes() != known
 
 
 def test_lines_are_named_with_their_last_values(tmp_path):
@@ -134,18 +106,59 @@ def test_labels_do_not_touch():
         assert np.mean(moved) == pytest.approx(np.mean(crowd))
 
 
-def test_smoothing_keeps_length_and_level():
-    assert smoothed_values(np.full(200, 3.0), 0.05) == pytest.approx(np.full(200, 3.0))
-    noisy = np.random.default_rng(0).standard_normal(1000)
-    assert smoothed_values(noisy, 0.02).std() < 0.3
-    few = np.arange(5.0)
-    assert smoothed_values(few, 0.02) is few
-    # a kernel wider than the curve
-    assert smoothed_values(np.arange(10.0), 0.9).shape == (10,)
+@pytest.mark.parametrize(("n", "share"), [(200, 0.05), (1000, 0.02), (10, 0.9)])
+def test_smoothing_is_scipys_gaussian_with_renormalised_ends(n, share):
+    values, sigma = np.random.default_rng(0).standard_normal(n), share * n
+
+    def filtered(of):
+        return gaussian_filter1d(of, sigma, mode="constant", radius=int(3 * sigma))
+
+    np.testing.assert_allclose(smoothed_values(values, share), filtered(values) / filtered(np.ones(n)), rtol=1e-9)
+    assert smoothed_values(few := np.arange(5.0), 0.02) is few
 
 
-def test_the_same_table_gives_the_same_bytes_and_leaves_matplotlib_alone(tmp_path):
-    before = matplotlib.rcParams["font.size"]
-    first, second = (draw_curves(table(tmp_path / "m.csv", run(50)), tmp_path / name) for name in ("a.png", "b.png"))
-    assert first.read_bytes() == second.read_bytes()
-    assert matplotlib.rcParams["font.size"] == before
+# Confusion matrices.
+
+
+@pytest.fixture
+def confusion(tmp_path, monkeypatch):
+    """Return a function that draws a matrix and returns its axes."""
+    kept, write = [], charts.write_figure
+    monkeypatch.setattr(charts, "write_figure", lambda figure, out: kept.append(figure) or write(figure, out))
+
+    def drawn(counts, names):
+        out = tmp_path / "new" / "c.png"
+        assert draw_confusion(np.array(counts), names, "title", "caption", out) == out
+        return kept[0].axes[0]
+
+    return drawn
+
+
+def test_rows_are_the_truth_with_numbers_and_shares(confusion):
+    axes = confusion([[3, 1, 0], [0, 0, 2], [0, 2, 500]], ["yes", "no", "up"])
+    said = {}
+    for text in axes.texts:
+        place = round(text.get_position()[1]), round(text.get_position()[0])
+        said.setdefault(place, []).append(text.get_text())
+    assert said == {
+        (0, 0): ["3", "75%"],
+        (0, 1): ["1", "25%"],
+        (1, 1): ["0", "0%"],
+        (1, 2): ["2", "100%"],
+        (2, 1): ["2", "<1%"],
+        (2, 2): ["500", "100%"],
+    }
+    assert [label.get_text() for label in axes.get_yticklabels()][:3] == ["yes  (4)", "no  (2)", "up  (502)"]
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("prediction", "true class (count)")
+    colours = np.rint(255 * np.asarray(axes.images[0].get_array()))[..., :3].tolist()
+    assert colours[1] == [[255] * 3, [255] * 3, [0xC1, 0x44, 0x0E]]  # nothing is right, all is wrong
+    assert colours[2][2] == pytest.approx([0x2A, 0x6F, 0x97], abs=2)
+
+
+@pytest.mark.parametrize("c", [2, 24])
+def test_numbers_stay_legible_and_in_their_cells(c, confusion, tmp_path):
+    axes = confusion(np.where(np.eye(c) + np.eye(c, k=1), 1234, 0), [f"word{i}" for i in range(c)])
+    cell = axes.transData.transform([[0, 0], [1, 0]])
+    assert min(text.get_fontsize() for text in axes.texts) >= 4.9
+    assert all(text.get_window_extent().width < (cell[1] - cell[0])[0] for text in axes.texts)
+    assert max(Image.open(tmp_path / "new" / "c.png").size) < 2400

@@ -4,11 +4,10 @@ from dataclasses import replace
 
 import matplotlib
 import numpy as np
-import pytest
 import torch
 from answering import Answers, encoded_of
 from PIL import Image
-from small import seeded, small
+from small import seeded
 from tiling import tiles
 
 from patchloom.audio.config import GREY, SIXTH, Sound
@@ -19,9 +18,6 @@ from patchloom.nets.geometry import Geometry
 from patchloom.patches.pictures import fill_holes
 from patchloom.questions.positions import Positions
 from patchloom.questions.question import Sheet
-from patchloom.tasks.droppos import DropPos
-from patchloom.tasks.mae import MAE
-from patchloom.tasks.mp3 import MP3
 from patchloom.withhold.encoder_input import all_patches, drop_positions
 
 SOUND = Sound(bins=8, seconds=0.22, mean=(0.0,) * 8, std=(1.0,) * 8)  # of 20 frames
@@ -47,9 +43,8 @@ def test_low_rows_are_at_the_bottom_and_time_runs_to_the_right(tmp_path):
     h, w = tile.shape[:2]
     assert (h, w) == (120, 300)
     middle = MAGMA[128]
-    for (y, x), colour in {
-        (h - 8, 20): MAGMA[255], (7, 20): MAGMA[0], (7, w - 20): middle, (60, 20): middle, (60, w - 20): middle
-    }.items():  # fmt: skip
+    places = {(h - 8, 20): MAGMA[255], (7, 20): MAGMA[0], (7, w - 20): middle, (60, 20): middle}
+    for (y, x), colour in places.items():
         assert np.abs(tile[y, x] - colour).max() <= 2, (y, x)
     assert (tile[:, 150:180] == hatch(EMPTY_MARK, h, w)[:, 150:180]).all()
     drawn = set(map(tuple, tile[:, :150].reshape(-1, 3).tolist()))
@@ -58,14 +53,11 @@ def test_low_rows_are_at_the_bottom_and_time_runs_to_the_right(tmp_path):
 
 def test_the_caption_tells_time_rows_and_colours():
     sheet = Sheet("a", "", {"original": torch.zeros(1, 1, 8, 20)})
-    assert "0.22 s, a frame every 10 ms. Bottom to top: coefficients 1 to 8;" in (as_drawn(sheet, SOUND).caption)
-    bands = replace(SOUND, features="logmel")
-    assert "8 bands from 20 to 8,000 Hz" in as_drawn(sheet, bands).caption
-
-
-def test_long_recordings_are_no_stripes():
+    for sound, rows in ((SOUND, "coefficients 1 to 8;"), (replace(SOUND, features="logmel"), "from 20 to 8,000 Hz")):
+        caption = as_drawn(sheet, sound).caption
+        assert "0.22 s, a frame every 10 ms" in caption and rows in caption
     long = as_drawn(Sheet("a", "", {"original": torch.zeros(1, 1, 40, 998)}), SOUND)
-    assert long.columns["original"].shape == (1, 3, 120, 998)
+    assert long.columns["original"].shape == (1, 3, 120, 998)  # no stripe
 
 
 def test_frames_stand_in_disorder_and_where_they_were_put():
@@ -84,30 +76,10 @@ def test_frames_stand_in_disorder_and_where_they_were_put():
     assert back[0] == 0 and back[4:].tolist() == [*range(2, 18)]  # two frames late
     assert back.sort().values.tolist() == [*range(20)]  # each at a place of its own
     assert right[0] == 0 and right[4:].isinf().all()
-    assert "Shifted as a whole (most patches by the same step): row 1 by 2 right." in sheet.caption
+    assert "row 1 by 2 right." in sheet.caption
     off = (16 * 2 + 2 * 18) / 19
-    assert "19 of 20 frames" in sheet.caption and f"{1 / 19:.1%} are predicted correctly (top-1)" in sheet.caption
-    assert "100.0% are among" in sheet.caption
-    assert f"the mean distance is {off:.1f} frames ({10 * off:.0f} ms)." in sheet.caption
-
-
-@pytest.mark.parametrize(
-    ("task", "options", "expected"),
-    [
-        (MP3, {"positions": "none"}, ["original", "given", "rebuilt", "at the true place"]),
-        (DropPos, {}, ["original", "given", "rebuilt", "at the true place"]),
-        (MAE, {}, ["original", "given", "recovered, own statistics", "guessed statistics"]),
-    ],
-)
-def test_every_kind_of_task_draws_recordings(task, options, expected):
-    made = small(task, SOUND.size, (8, 1), 1, **options).eval()
-    made.modality = modality_of(SOUND)
-    with torch.inference_mode():
-        (sheet,) = made.draw(torch.randn(3, 1, *SOUND.size), seeded())
-        measure = made.measure(torch.randn(3, 1, *SOUND.size), seeded())
-    assert list(sheet.columns) == expected and all(len(one) == 3 for one in sheet.columns.values())
-    said = f"{as_drawn(sheet, SOUND).caption} {' '.join(measure.baselines)}"
-    assert not {"pixels", "Pixels", "images", "colour"} & set(said.split())
+    for said in ("19 of 20 frames", f"{1 / 19:.1%}", "100.0%", f"{off:.1f} frames ({10 * off:.0f} ms)"):
+        assert said in sheet.caption
 
 
 def test_holes_between_frames_are_filled_row_by_row():

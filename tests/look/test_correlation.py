@@ -1,22 +1,19 @@
 """Tests of similarities: of one patch to all others, and of every pair of positions."""
 
-import csv
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from attending import random_vit
-from PIL import Image
-from seeing import asked_of, asked_of_sound, named
-from swins import swin
+from running import csv_rows
+from seeing import asked_of, named
 
 from patchloom.data.loader import plain_batches
 from patchloom.data.sources.synthetic import Shapes
 from patchloom.data.stats import normalize
 from patchloom.errors import PatchloomError
-from patchloom.look import correlation as module
-from patchloom.look.context import ImagePoint, mark_of, output_of, patch_at
+from patchloom.look.context import UNTRAINED, ImagePoint, mark_of, output_of, patch_at
 from patchloom.look.correlation import (
     _map_of_pairs,
     centred,
@@ -36,13 +33,13 @@ def test_cosines_of_a_case_by_hand():
     torch.testing.assert_close(found.across, torch.tensor([[[-1.0, 0.0, 1.0]], [[0.0, -1.0, -half]]]))
 
 
-def test_what_all_have_in_common_is_taken_away():
+def test_the_common_mean_is_subtracted():
     features = torch.randn(2, 3, 4, 5)
     torch.testing.assert_close(centred(features + 100), centred(features), rtol=1e-3, atol=1e-3)
     assert centred(features).mean((0, 1, 2)).abs().max() < 1e-6
 
 
-def test_the_salient_patch_is_the_one_that_is_unlike_the_rest():
+def test_the_salient_patch_is_the_one_that_differs_most():
     features = 0.01 * torch.randn(2, 3, 4, 5)
     features[0, 1, 2] += 1
     features[1, 2, 3] -= 1
@@ -51,51 +48,30 @@ def test_the_salient_patch_is_the_one_that_is_unlike_the_rest():
 
 def test_a_point_is_in_its_patch():
     one = named(random_vit())  # 3 rows of 4 patches of 8 pixels
-    assert [patch_at(one, ImagePoint(*at)) for at in ((0, 0), (7.9, 0), (8, 0), (31.5, 23.5), (0, 8))] == [
-        0,
-        0,
-        1,
-        11,
-        4,
-    ]
+    patches = {(0, 0): 0, (7.9, 0): 0, (8, 0): 1, (31.5, 23.5): 11, (0, 8): 4}
+    assert {at: patch_at(one, ImagePoint(*at)) for at in patches} == patches
     assert mark_of(one, 6) == pytest.approx((1 / 3, 0.5, 1 / 3, 0.25))
     for outside in ((32, 0), (0, 24), (-1, 0)):
-        with pytest.raises(PatchloomError, match="outside the image: the input of mine is 32 pixels"):
+        with pytest.raises(PatchloomError, match="outside the image"):
             patch_at(one, ImagePoint(*outside))
 
 
-@pytest.mark.parametrize("query", [None, ImagePoint(20, 3)])
-@pytest.mark.parametrize("options", [{}, {"class_token": False, "positions": "none"}, {"size": (12, 30), "p": (12, 3)}])
-def test_every_kind_of_encoder_is_drawn(options, query, tmp_path):
-    others = (named(random_vit((32, 32), 4), "untrained"),)  # of another grid
-    path, *_ = draw_correlation(asked_of(named(random_vit(**options)), tmp_path, query=query, beside=others))
-    assert path == tmp_path / "correlation.png" and min(Image.open(path).size) > 300
-
-
-def test_another_encoder_of_the_same_name_stands_beside_it(tmp_path):
-    alone, both = (
-        draw_correlation(asked_of(named(random_vit()), tmp_path / folder, beside=beside))[0]
-        for folder, beside in {"alone": (), "both": (named(random_vit(depth=1)),)}.items()
-    )
-    assert Image.open(alone).width < Image.open(both).width
-
-
-def test_swin_sound_and_a_single_image(tmp_path):
-    draw_correlation(asked_of(named(swin()), tmp_path / "swin"))
-    draw_correlation(asked_of_sound(tmp_path / "sound", query=ImagePoint(3, 1)))
-    single, *_ = draw_correlation(asked_of(named(random_vit()), tmp_path / "single", images=1))
-    several, *_ = draw_correlation(asked_of(named(random_vit()), tmp_path / "several", images=2))
-    assert Image.open(single).height < Image.open(several).height
-
-
-@pytest.mark.parametrize("images", [1, 2])
-def test_a_caption_speaks_of_the_next_image_only_where_there_is_one(images, tmp_path, monkeypatch):
-    said = []
-    monkeypatch.setattr(
-        module, "draw_tiles", lambda rows, headings, size, title, caption, *_, **__: said.append(caption)
-    )
-    draw_correlation(asked_of(named(random_vit()), tmp_path, images=images))
-    assert ("elsewhere in the next image" in said[0]) == ("same place in both" in said[0]) == (images == 2)
+def test_the_same_place_is_marked_and_compared_in_another_grid(pages, tmp_path):
+    one, other = named(random_vit()), named(random_vit((32, 32), 4), UNTRAINED)  # 3 x 4 and 8 x 8 patches
+    asked = asked_of(one, tmp_path, images=2, query=ImagePoint(20, 3), beside=(other,))
+    draw_correlation(asked)
+    page = pages[0]
+    assert page.headings == ["image", "next image", *("within the image", "in the next") * 2]
+    assert [name for name, _ in page.groups] == ["", "mine", UNTRAINED]
+    assert {tile.mark for row in page.rows for tile in row} == {None, (0, 1 / 2, 1 / 3, 1 / 4)}
+    shade = Scale("", -1.0, 1.0, "RdBu_r").shade
+    for each, (row, column), tiles in ((one, (0, 2), slice(2, 4)), (other, (1, 5), slice(4, 6))):
+        features = centred(output_of(each, asked.pictures(of=each)))
+        queries = torch.full((2,), row * features.shape[2] + column)
+        for shown, part in zip(page.rows[0][tiles], correlation(features, queries), strict=True):
+            assert (shown.picture == shade(part[0].numpy())).all()
+    draw_correlation(asked_of(one, tmp_path, images=1))
+    assert pages[2].headings == ["image", "within the image"] and "next" not in pages[2].caption.split("so there")[0]
 
 
 def test_every_pair_of_positions_is_correlated_as_numpy_does_it():
@@ -131,21 +107,23 @@ def test_a_map_of_pairs_has_the_map_of_each_position_at_its_place():
     assert (_map_of_pairs(named(random_vit((8, 96), 8)), torch.arange(12.0).expand(12, 12), scale) == others).all()
 
 
-def test_pairs_are_drawn_of_one_image_of_sound_and_of_a_swin(tmp_path):
-    asked = [
-        asked_of(named(random_vit()), tmp_path / "several", beside=(named(random_vit((32, 32), 4), "untrained"),)),
-        replace(asked_of(named(random_vit()), tmp_path / "single"), source=Shapes(1)),
-        asked_of_sound(tmp_path / "sound"),
-        asked_of(named(swin()), tmp_path / "swin"),
+def test_the_table_of_pairs_has_the_means_of_each_encoder(pages, tmp_path):
+    one, other = named(random_vit()), named(random_vit((32, 32), 4), UNTRAINED)
+    asked = asked_of(one, tmp_path, beside=(other,))
+    rows = csv_rows(draw_correlation(asked)[-1])
+    expected = [
+        (each.name, where, mean, "3")
+        for each in (one, other)
+        for where, means in position_correlation(each, asked.source).means().items()
+        for mean in means
     ]
-    for each in asked:
-        *_, path, table = draw_correlation(each)
-        assert path.name == "correlation-positions.png" and min(Image.open(path).size) > 300
-        rows = list(csv.DictReader(table.open()))
-        assert {row["where"] for row in rows} == ({"within"} if len(each.source) == 1 else {"within", "across"})
-        assert all(-1 <= float(row["mean"]) <= 1 + 1e-5 for row in rows)
+    for row, (name, where, mean, images) in zip(rows, expected, strict=True):
+        assert (row["encoder"], row["where"], row["images"]) == (name, where, images)
+        assert float(row["mean"]) == pytest.approx(mean, rel=1e-4)
+    *_, table = draw_correlation(replace(asked, source=Shapes(1)))
+    assert {row["where"] for row in csv_rows(table)} == {"within"}
 
 
 def test_too_many_patches_for_all_pairs_are_refused():
-    with pytest.raises(PatchloomError, match="has 4,225 patches.* at most 4,096: give a smaller --img_size"):
+    with pytest.raises(PatchloomError, match="4,225 patches.*4,096.*--img_size"):
         position_correlation(named(random_vit((130, 130), 2)), Shapes(2))

@@ -1,28 +1,35 @@
-"""Tests of picture sheets, pixel by pixel."""
+"""Tests of picture sheets and of pages of tiles, pixel by pixel."""
 
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
+import matplotlib
 import numpy as np
 import pytest
 import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 from tiling import tiles
 from torch import Tensor
 
 from patchloom.errors import PatchloomError
 from patchloom.look import image_grid
+from patchloom.look.charts import DPI, STYLE
 from patchloom.look.image_grid import (
     EMPTY_MARK,
-    FRAME_GREY,
     HATCHES,
     MOST_BYTES,
     WRONG_MARK,
+    Scale,
+    Tile,
     Title,
     channels_shown,
     draw_sheet,
+    draw_tiles,
     font,
     hatch,
+    set_column,
     tile_size,
     widest_word,
     wrap,
@@ -38,14 +45,9 @@ def normalised(images: Tensor) -> Tensor:
 
 def draw(folder: Path, columns: dict[str, Tensor], caption: str = "", mean=None, std=None) -> np.ndarray:
     """Draw ``columns`` in normalised pixels, by default with ImageNet's statistics; return the page [h w 3]."""
-    path = draw_sheet(
-        SimpleNamespace(name="sheet", caption=caption, columns=columns, empty="masked"),
-        mean or MEAN,
-        std or STD,
-        folder,
-    )
-    assert path == folder / "sheet.png"
-    assert path.stat().st_size < MOST_BYTES
+    sheet = SimpleNamespace(name="sheet", caption=caption, columns=columns, empty="masked")
+    path = draw_sheet(sheet, mean or MEAN, std or STD, folder)
+    assert path == folder / "sheet.png" and path.stat().st_size < MOST_BYTES
     return np.asarray(Image.open(path))
 
 
@@ -68,61 +70,48 @@ def test_colours_come_back_and_what_is_empty_or_wrong_is_hatched(tmp_path):
         assert shown == set(colours) and not shown & {(0, 0, 0), (255, 255, 255)}
 
 
-def test_the_legend_names_what_is_hatched_and_nothing_else(tmp_path, monkeypatch):
-    legends, real = [], image_grid.lay_out
+@pytest.fixture
+def laid(monkeypatch):
+    """Record the caption and the legend of each drawn sheet."""
+    found, real = [], image_grid.lay_out
+    monkeypatch.setattr(image_grid, "lay_out", lambda *given: found.append((given[2], given[-1])) or real(*given))
+    return found
 
-    def noted(*given):
-        legends.append(given[-1])
-        return real(*given)
 
-    monkeypatch.setattr(image_grid, "lay_out", noted)
+def test_the_legend_names_what_is_hatched_and_nothing_else(tmp_path, laid):
     images = torch.zeros(1, 3, 8, 8)
     bare = draw(tmp_path, {"a": images})
     images[:, :, :2] = torch.nan
     keyed = draw(tmp_path, {"a": images})
     images[:, :, 4:] = torch.inf
     draw(tmp_path, {"a": images})
-    assert legends == [{}, {EMPTY_MARK: "masked"}, {EMPTY_MARK: "masked", WRONG_MARK: "placed wrongly"}]
+    one = {EMPTY_MARK: "masked"}
+    assert [legend for _, legend in laid] == [{}, one, one | {WRONG_MARK: "placed wrongly"}]
     assert len(keyed) > len(bare)  # a line for it
     face = font(15)
     assert [len(line) for line in wrap_keys({EMPTY_MARK: "x" * 20, WRONG_MARK: "y" * 20}, face, 300)] == [1, 1]
     assert [len(line) for line in wrap_keys({EMPTY_MARK: "x", WRONG_MARK: "y"}, face, 300)] == [2]
 
 
-def test_a_title_stands_above_and_is_never_cut(tmp_path):
-    sheet = SimpleNamespace(name="sheet", caption="", columns={"a": torch.zeros(1, 3, 8, 8)}, empty="")
+def test_text_is_never_cut(tmp_path):
+    caption = "Positions were withheld from 95% of the visible patches. " * 6 + "x" * 90
+    columns = {"heading of-an-unbreakable-and-long-sort": torch.zeros(1, 3, 8, 8)}
+    sheet = SimpleNamespace(name="sheet", caption=caption, columns=columns, empty="")
     bare, short, long = (
         np.asarray(Image.open(draw_sheet(sheet, MEAN, STD, tmp_path / str(i), title)))
         for i, title in enumerate([None, Title("photos: mae", "Epoch 1 of 2"), Title("photos " * 20, "x" * 90)])
     )
-    assert len(bare) < len(short) < len(long) and (short[20:40] < 100).any() and not (bare[20:26] < 100).any()
-    for page in (short, long):
+    assert len(bare) < len(short) and bare.shape[1] < long.shape[1]
+    for page in (bare, short, long):
         for border in (page[:10], page[-10:], page[:, :10], page[:, -10:]):
             assert (border == 255).all()
+    face = font(15)
+    assert " ".join(wrap(caption, face, 400)) == caption and widest_word("", face) == 0
+    assert all(face.getlength(line) <= 400 for line in wrap(caption, face, 400)[:-1])
 
 
-def test_values_beyond_the_colours_are_clamped(tmp_path):
-    extremes = torch.full((1, 3, 8, 8), 50.0)
-    extremes[..., 4:] = -50
-    ((tile,),) = tiles(draw(tmp_path, {"extremes": extremes}))
-    assert (tile[:, :80] == 255).all()
-    assert (tile[:, 80:] == 0).all()
-
-
-@pytest.fixture
-def captions(monkeypatch):
-    """Record the captions of the drawn sheets."""
-    found, real = [], image_grid.lay_out
-    monkeypatch.setattr(
-        image_grid,
-        "lay_out",
-        lambda pixels, marks, caption, *more: found.append(caption) or real(pixels, marks, caption, *more),
-    )
-    return found
-
-
-@pytest.mark.parametrize("channels", [1, 3, 5])
-def test_dark_images_are_drawn_brighter_and_the_caption_says_so(tmp_path, captions, monkeypatch, channels):
+@pytest.mark.parametrize("channels", [1, 5])
+def test_dark_images_are_drawn_brighter_and_the_caption_says_so(tmp_path, laid, monkeypatch, channels):
     """300 of the levels of 16 bits stay distinguishable as far as 256 colours allow."""
     drawn, real = [], image_grid.to_pixels
     monkeypatch.setattr(image_grid, "to_pixels", lambda *given: drawn.append(real(*given)) or drawn[-1])
@@ -135,11 +124,12 @@ def test_dark_images_are_drawn_brighter_and_the_caption_says_so(tmp_path, captio
     assert len(np.unique(first)) > 250 and first.max() == 255 and first.min() == 0
     assert (second[:, 16:] == first[:, 16:]).all()
     assert (second[:, :16, :16] == 0).all() and (second[:, :16, 16:] == 255).all()
-    assert captions[0].startswith("Words.") and captions[0].count("Shown as red") == (channels == 5)
-    assert captions[0].endswith("The images are dark and are drawn 218 times brighter.")
+    ((caption, _),) = laid
+    assert caption.startswith("Words.") and caption.count("Shown as red") == (channels == 5)
+    assert "218 times brighter" in caption
 
 
-def test_what_has_bright_pixels_is_drawn_as_it_is(tmp_path, captions):
+def test_what_has_bright_pixels_is_drawn_as_it_is(tmp_path, laid):
     images = torch.rand(8, 3, 32, 32, generator=torch.Generator().manual_seed(0)) * 0.2
     images[0, :, :8, :8] = 0.26  # 0.8 % of all
     (row, *_) = tiles(draw(tmp_path, {"original": normalised(images), "other": normalised(images / 10)}))
@@ -147,17 +137,14 @@ def test_what_has_bright_pixels_is_drawn_as_it_is(tmp_path, captions):
         abs(tile.mean() / 255 - part) < 0.01
         for tile, part in zip(row, (images[0].mean(), images[0].mean() / 10), strict=True)
     )
-    assert captions == [""]
+    assert laid == [("", {})]
 
 
-def test_a_few_broken_pixels_keep_no_image_dark(tmp_path, captions):
+def test_a_few_broken_pixels_keep_no_image_dark_and_black_images_are_black(tmp_path, laid):
     images = torch.full((8, 3, 32, 32), 0.02)
     images[:, :, 3, 3] = 1.0
     ((tile, *_), *_) = tiles(draw(tmp_path, {"original": normalised(images)}))
-    assert (tile[80:] == 255).all() and "drawn 50 times brighter" in captions[0]
-
-
-def test_black_images_are_black(tmp_path, captions):
+    assert (tile[80:] == 255).all() and "50 times brighter" in laid[0][0]
     ((tile,),) = tiles(draw(tmp_path, {"original": normalised(torch.zeros(1, 3, 8, 8))}))
     assert (tile <= 1).all()
     nothing = torch.full((1, 3, 8, 8), float("nan"))
@@ -165,24 +152,28 @@ def test_black_images_are_black(tmp_path, captions):
     assert (tile == hatch(EMPTY_MARK, 160, 160)).all()
 
 
-def test_every_pixel_of_a_small_image_is_a_sharp_square(tmp_path):
-    levels = torch.randint(256, (1, 3, 32, 32), generator=torch.Generator().manual_seed(0))
+def test_every_pixel_of_a_small_image_is_a_sharp_square_of_a_clamped_colour(tmp_path):
+    levels = torch.randint(-50, 306, (1, 3, 32, 32), generator=torch.Generator().manual_seed(0))
     ((tile,),) = tiles(draw(tmp_path, {"original": normalised(levels / 255)}))
-    expected = levels[0].permute(1, 2, 0).numpy().repeat(5, 0).repeat(5, 1)
+    expected = levels[0].clamp(0, 255).permute(1, 2, 0).numpy().repeat(5, 0).repeat(5, 1)
     assert (tile == expected).all()
 
 
-def test_as_many_rows_as_were_asked_for(tmp_path):
-    sheet = SimpleNamespace(name="sheet", caption="", columns={"a": torch.zeros(11, 3, 8, 8)}, empty="")
-    page = np.asarray(Image.open(draw_sheet(sheet, MEAN, STD, tmp_path, rows=4)))
-    assert len(tiles(page)) == 4
+@pytest.mark.parametrize("size", [(1024, 128), (128, 1024)])
+def test_large_images_are_averaged_whichever_side_is_longer(size):
+    h, w = size
+    board = (np.indices(size).sum(0) % 2 * 255).astype(np.uint8)  # squares of one pixel
+    column = set_column("", np.stack([board] * 3, -1)[None], np.zeros((1, *size), np.uint8), font(15), 224)
+    inside = np.asarray(column.tiles[0])[2:-2, 2:-2]
+    assert inside.shape[0] < h and inside.shape[1] < w and 100 < inside.min() <= inside.max() < 155
 
 
-def test_at_most_eight_rows(tmp_path):
-    rows = tiles(
-        draw(tmp_path, {"a": torch.zeros(11, 3, 8, 8), "b": torch.ones(11, 3, 8, 8), "c": torch.ones(11, 3, 8, 8)})
-    )
-    assert [len(row) for row in rows] == [3] * 8
+def test_there_are_as_many_rows_as_requested_and_at_most_eight(tmp_path):
+    columns = {"a": torch.zeros(11, 3, 8, 8), "b": torch.ones(11, 3, 8, 8), "c": torch.ones(11, 3, 8, 8)}
+    sheet = SimpleNamespace(name="sheet", caption="", columns=columns, empty="")
+    for rows, shown in ((4, 4), (11, 8)):
+        page = np.asarray(Image.open(draw_sheet(sheet, MEAN, STD, tmp_path, rows=rows)))
+        assert [len(row) for row in tiles(page)] == [3] * shown
 
 
 @pytest.mark.parametrize("channels", [1, 2, 5])
@@ -191,82 +182,79 @@ def test_other_channels(tmp_path, channels):
     images = levels.view(1, -1, 1, 1).expand(1, channels, 16, 16)
     ((tile,),) = tiles(draw(tmp_path, {"original": images}, mean=[0.0] * channels, std=[1.0] * channels))
     assert (tile == {1: [102, 102, 102], 2: [102, 76, 102], 5: [102, 76, 128]}[channels]).all()
+    assert {1: "", 2: "Channel 1 is magenta", 5: "channels 1 to 3 of 5"}[channels] in channels_shown(channels)
 
 
-def test_the_caption_says_which_channels_are_shown(tmp_path):
-    assert [channels_shown(c) for c in (1, 3)] == ["", ""]
-    assert "1 is magenta, channel 2 is green" in channels_shown(2)
-    assert "channels 1 to 3 of 5" in channels_shown(5)
-    bare = draw(tmp_path, {"a": torch.zeros(1, 3, 8, 8)})
-    noted = draw(tmp_path, {"a": torch.zeros(1, 5, 8, 8)}, mean=[0.0] * 5, std=[1.0] * 5)
-    assert len(noted) > len(bare)
-
-
-@pytest.mark.parametrize(
-    "size, shown",
-    [
-        ((8, 8), (160, 160)),
-        ((32, 32), (160, 160)),
-        ((64, 64), (128, 128)),
-        ((224, 224), (224, 224)),
-        ((448, 448), (224, 224)),
-        ((40, 80), (120, 240)),
-        ((128, 1024), (56, 448)),
-        ((1, 4000), (1, 448)),
-    ],
-)
-def test_tile_sizes(size, shown):
-    assert tile_size(*size, side=224) == shown
-    assert tile_size(*reversed(size), side=224) == shown[::-1]
-
-
-def test_columns_may_differ_in_size(tmp_path):
-    page = draw(tmp_path, {"wide": torch.zeros(1, 3, 112, 224), "small": torch.zeros(1, 3, 8, 8)})
-    edges = (page == FRAME_GREY).all(-1).sum(1)
-    assert (edges > 50).sum() == 4  # two tiles of different heights
+def test_tiles_have_about_the_same_area_and_small_images_are_enlarged():
+    shown = {(8, 8): (160, 160), (32, 32): (160, 160), (64, 64): (128, 128), (224, 224): (224, 224)}
+    shown |= {(448, 448): (224, 224), (40, 80): (120, 240), (128, 1024): (56, 448), (1, 4000): (1, 448)}
+    for (h, w), (tall, wide) in shown.items():
+        assert tile_size(h, w, side=224) == (tall, wide) and tile_size(w, h, side=224) == (wide, tall)
 
 
 def test_large_photographs_stay_under_two_megabytes(tmp_path):
-    noise = torch.rand(8, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+    noise = torch.rand(8, 3, 224, 224, generator=torch.Generator().manual_seed(0)).bfloat16().requires_grad_()
     rows = tiles(draw(tmp_path, {str(i): normalised(noise) for i in range(5)}))
     assert [len(row) for row in rows] == [5] * 8
 
 
-def test_the_same_sheet_gives_the_same_bytes(tmp_path):
-    sheet = SimpleNamespace(name="γ sheet", caption="σ = 1", columns={"γ = 0.5": torch.zeros(2, 3, 8, 8)}, empty="")
-    first, second = (draw_sheet(sheet, torch.tensor(MEAN), torch.tensor(STD), tmp_path / name) for name in "ab")
-    assert first.read_bytes() == second.read_bytes()
-    assert [path.name for path in first.parent.iterdir()] == ["γ sheet.png"]
-
-
-def test_half_precision_and_gradients_are_drawn(tmp_path):
-    images = torch.zeros(1, 3, 8, 8, dtype=torch.bfloat16, requires_grad=True)
-    ((tile,),) = tiles(draw(tmp_path, {"predicted": images}))
-    assert (tile == [124, 116, 104]).all()
-
-
-def test_text_is_never_cut(tmp_path):
-    caption = "Positions were withheld from 95% of the visible patches. " * 6 + "x" * 90
-    page = draw(tmp_path, {"heading of-an-unbreakable-and-long-sort": torch.zeros(1, 3, 8, 8)}, caption)
-    for border in (page[:10], page[-10:], page[:, :10], page[:, -10:]):
-        assert (border == 255).all()
-    face = font(15)
-    assert " ".join(wrap(caption, face, 400)) == caption
-    assert all(face.getlength(line) <= 400 for line in wrap(caption, face, 400)[:-1])
-    assert widest_word("", face) == 0
-
-
-@pytest.mark.parametrize(
-    "columns",
-    [
-        {},
-        {"a": torch.zeros(0, 3, 8, 8)},
-        {"a": torch.zeros(3, 8, 8)},
-        {"a": torch.zeros(2, 1, 8, 8)},
-        {"a": torch.zeros(2, 3, 8, 8), "b": torch.zeros(1, 3, 8, 8)},
-    ],
-)
-def test_what_cannot_be_drawn_is_refused(tmp_path, columns):
-    with pytest.raises(PatchloomError, match="sheet 'sheet' cannot be drawn"):
-        draw(tmp_path, columns)
+def test_what_cannot_be_drawn_is_refused(tmp_path):
+    # no column, no image, no batch, another number of channels, another number of images
+    for sizes in ([], [(0, 3, 8, 8)], [(3, 8, 8)], [(2, 1, 8, 8)], [(2, 3, 8, 8), (1, 3, 8, 8)]):
+        with pytest.raises(PatchloomError, match="sheet 'sheet' cannot be drawn"):
+            draw(tmp_path, {str(i): torch.zeros(size) for i, size in enumerate(sizes)})
     assert not list(tmp_path.iterdir())
+
+
+# Pages of tiles.
+
+
+@pytest.fixture
+def figures(monkeypatch):
+    """Record the drawn figures."""
+    seen = []
+    monkeypatch.setattr(image_grid, "write_figure", lambda figure, out: seen.append(figure) or out)
+    return seen
+
+
+RED = np.full((8, 8, 3), (200, 30, 60), np.uint8)
+
+
+@pytest.mark.parametrize(("size", "columns"), [((32, 32), 1), ((64, 16), 9)])
+def test_no_word_or_tile_touches_another(size, columns, figures, tmp_path):
+    rows = [[Tile(RED, "0.998", frame="#0072b2") for _ in range(columns)] for _ in range(3)]
+    headings = ["image", "first three, foreground", *[f"{i}." for i in range(columns)]][:columns]
+    groups = [("", 1), ("an encoder with a name of some length", columns - 1)] if columns > 1 else ()
+    scales = [Scale("how much", -1, 1), Scale("how little", 0, 3, ends=("none", "all"))]
+    draw_tiles(rows, headings, size, "A title", "A caption of some words. " * 12, tmp_path / "t.png", scales, groups)
+    (figure,) = figures
+    figure.set_dpi(DPI)
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    with matplotlib.rc_context(STYLE):
+        boxes = [text.get_window_extent(renderer) for text in figure.texts if text.get_text()]
+        boxes += [axes.get_tightbbox(renderer) for axes in figure.axes]
+    for i, one in enumerate(boxes):
+        assert one.x0 >= 0 and one.y0 >= 0 and one.x1 <= figure.bbox.x1 and one.y1 <= figure.bbox.y1
+        for other in boxes[:i]:
+            across = min(one.x1, other.x1) - max(one.x0, other.x0)
+            down = min(one.y1, other.y1) - max(one.y0, other.y0)
+            assert across <= 2 or down <= 2, f"{one} and {other} overlap"
+    assert all(text.get_fontsize() >= 8 for text in figure.texts)
+
+
+def test_a_scale_shades_numbers_and_what_is_none():
+    scale = Scale("cosine", -1, 1, "gray")
+    shades = scale.shade(np.array([[-5.0, -1.0, 1.0, np.nan]]))
+    assert shades[0, :3, 0].tolist() == [0, 0, 255] and shades[0, 3].tolist() == [217] * 3
+
+
+def test_marks_and_frames_are_drawn(tmp_path):
+    def colours(tile):
+        page = Image.open(draw_tiles([[tile]], ["image"], (8, 8), "title", "words", tmp_path / "t.png")).convert("RGB")
+        return Counter(map(tuple, np.asarray(page).reshape(-1, 3).tolist()))
+
+    plain, tile = colours(Tile(RED)), tuple(RED[0, 0].tolist())
+    assert plain[tile] == pytest.approx((1.2 * DPI) ** 2, rel=0.1)
+    marked = colours(Tile(RED, mark=(0, 0.5, 0.5, 0.5)))
+    assert 0 < marked[255, 212, 0] < plain[tile] - marked[tile] < 0.1 * plain[tile]
+    assert colours(Tile(RED, frame="#0072b2"))[0, 0x72, 0xB2] > 100 and not plain[0, 0x72, 0xB2] + plain[255, 212, 0]

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,8 +10,20 @@ from PIL import Image
 
 from patchloom.audio.config import Sound
 from patchloom.cli import main
+from patchloom.errors import PatchloomError
+from patchloom.look.context import NamedEncoder
+from patchloom.look.look import (
+    PICTURES,
+    disambiguate_encoders,
+    named_encoder,
+    parse_blocks,
+    parse_pictures,
+    parse_points,
+    untrained_encoder,
+)
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file, save_encoder
+from patchloom.nets.encode import grid_size, input_size
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
 
@@ -23,14 +36,11 @@ def run(small_run, tmp_path_factory):
 def test_all_draws_the_task_and_every_picture_of_the_encoder(run, images, tmp_path, capsys):
     assert main(["look", str(run), "--what", "all", "--images", "2", "--steps", "2", "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr()
-    files = printed.out.split()
-    names = {file.rpartition("/")[2] for file in files}
+    names = {Path(file).name for file in printed.out.split()}
     assert {"recovered.png", "attention-1.png", "attention-2.png", "relative.png", "distances.png"} <= names
     assert {"components.png", "correlation.png", "depth.png", "nearest.png", "retrieval.png", "inversion.png"} <= names
     assert {path.name for path in tmp_path.iterdir()} == names and "left out" not in printed.err
-    for file in files:
-        if file.endswith(".png"):
-            assert min(Image.open(file).size) > 100
+    assert all(min(Image.open(path).size) > 100 for path in tmp_path.glob("*.png"))
 
 
 def test_an_encoder_of_a_file_is_looked_at_on_images_that_are_given(run, images, tmp_path, monkeypatch, capsys):
@@ -38,32 +48,32 @@ def test_an_encoder_of_a_file_is_looked_at_on_images_that_are_given(run, images,
     encoder, words = str(run / "encoder.safetensors"), ["--what", "features", "--images", "2"]
     assert main(["look", encoder, str(images), *words]) == 0
     (file,) = capsys.readouterr().out.split()
-    assert re.fullmatch(r"pictures-encoder-\S+/components\.png|pictures-mae-\S+/components\.png", file)
+    assert re.fullmatch(r"pictures-mae-\S+/components\.png", file)
     assert main(["look", encoder, *words]) == 2
-    assert "is not a run and has no images: give some, as in patchloom look" in capsys.readouterr().err
+    assert "has no images: give some" in capsys.readouterr().err
 
 
 def test_another_size_and_an_encoder_beside(run, tmp_path, capsys):
-    given = ["look", str(run), "--what", "relative", "--images", "2", "--img_size", "64x32", "--out", str(tmp_path)]
-    assert main([*given, "--beside", str(run / "encoder.safetensors")]) == 0
-    rows = (tmp_path / "relative.csv").read_text().splitlines()
-    # one block of two heads, of the encoder, its untrained twin and the one beside
-    assert len(rows) == 1 + 3 * 2
-    assert main([*given[:-4], "--img_size", "30x32"]) == 2
-    assert "do not divide images of 30x32" in capsys.readouterr().err
+    given = ["look", str(run), "--what", "relative", "--images", "1", "--out", str(tmp_path)]
+    twin = tmp_path / "elsewhere" / "mae"
+    twin.mkdir(parents=True)
+    shutil.copy(run / "encoder.safetensors", twin)
+    assert main([*given, "--img_size", "64x32", "--beside", str(twin)]) == 0
+    rows = (tmp_path / "relative.csv").read_text().splitlines()[1:]
+    # one block of two heads of each
+    assert [row.split(",")[0] for row in rows] == [*[str(run)] * 2, *["untrained"] * 2, *[str(twin)] * 2]
+    assert main([*given, "--beside", str(run)]) == 2 and "is given twice" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--query", "3,4"], "--query is only for --what attention or correlation: leave it out, or add one of them"),
-        (["--what", "depth", "--steps", "9"], "--steps is only for --what inversion"),
+        (["--query", "3,4"], "only for --what attention or correlation"),
+        (["--what", "depth", "--steps", "9"], "only for --what inversion"),
         (["--what", "inversion", "--steps", "0"], "--steps must be 1 or more, not 0"),
-        (["--img_size", "64"], "--img_size is only for --what attention, relative"),
+        (["--img_size", "64"], "only for --what attention, relative"),
         (["--what", "depth", "--task", "a.py:B"], "--task has no effect on depth"),
-        (["--what", "dept"], "there is no such picture; did you mean depth"),
-        (["--what", "attention", "--query", "32,0"], "--query 32,0 is not a point x,y in pixels"),
-        (["--what", "attention", "--blocks", "2"], "--blocks takes numbers from 1 to 1"),
+        (["--what", "attention", "--blocks", "2"], "numbers from 1 to 1"),
     ],
 )
 def test_what_changes_nothing_is_refused(run, words, said, capsys):
@@ -71,28 +81,16 @@ def test_what_changes_nothing_is_refused(run, words, said, capsys):
     assert said in capsys.readouterr().err
 
 
-def test_curves_tell_encoders_of_one_name_apart(run, tmp_path, capsys):
-    twin = tmp_path / "elsewhere" / "mae"
-    twin.mkdir(parents=True)
-    shutil.copy(run / "encoder.safetensors", twin)
-    given = ["look", str(run), "--what", "relative", "--images", "1", "--out", str(tmp_path)]
-    assert main([*given, "--beside", str(twin)]) == 0
-    names = {row.split(",")[0] for row in (tmp_path / "relative.csv").read_text().splitlines()[1:]}
-    assert names == {str(run), "untrained", str(twin)}
-    assert main([*given, "--beside", str(run)]) == 2
-    assert f"{run} is given twice" in capsys.readouterr().err
-
-
-def test_all_leaves_out_the_task_of_what_has_none(run, images, tmp_path, capsys):
-    """A requested picture that cannot be drawn is reported, such as the task of a run without checkpoints."""
+def test_all_leaves_out_the_task_of_a_run_without_checkpoints(run, images, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("patchloom.look.look.PICTURES", {"features": PICTURES["features"]})
     light = tmp_path / "light"
     shutil.copytree(run, light, ignore=shutil.ignore_patterns("checkpoints", "pictures"))
     given = [str(images), "--images", "1", "--out", str(tmp_path / "out")]
-    assert main(["look", str(light), *given, "--steps", "1", "--what", "features,all"]) == 0
+    assert main(["look", str(light), *given, "--what", "features,all"]) == 0
     printed = capsys.readouterr()
-    assert "task is left out: " in printed.err and "has no checkpoint yet" in printed.err
+    assert "task is left out: " in printed.err
     assert "components.png" in printed.out and "recovered.png" not in printed.out
-    assert main(["look", str(run / "encoder.safetensors"), *given, "--what", "task,features"]) == 2
+    assert main(["look", str(run / "encoder.safetensors"), *given, "--what", "task"]) == 2
     assert "is not the folder of a run" in capsys.readouterr().err
 
 
@@ -110,4 +108,66 @@ def test_an_encoder_of_recordings_does_not_stand_beside_one_of_images(run, tmp_p
     spec = EncoderSpec("nano", Sound().size, (40, 1), channels=1, options=size)
     save_encoder(build_encoder(spec), EncoderCard(spec, (0.5,), (0.2,), "mae", "heard", sound=Sound()), heard)
     assert main(["look", str(run), "--what", "depth", "--beside", str(heard), "--out", str(tmp_path)]) == 2
-    assert "heard cannot be compared with mae: their inputs differ" in capsys.readouterr().err
+    assert "cannot be compared with mae" in capsys.readouterr().err
+
+
+# Options.
+
+
+SPEC = EncoderSpec("nano", (32, 48), 8, 3, "sincos", {"embed_dim": 16, "depth": 3, "num_heads": 2})
+CARD = EncoderCard(SPEC, (0.5,) * 3, (0.25,) * 3, "mae", "photos-mae")
+CPU = torch.device("cpu")
+
+
+def test_names_of_pictures():
+    assert parse_pictures("attention, depth") == parse_pictures(["attention", "depth", "depth"])
+    assert parse_pictures("attention, depth") == ["attention", "depth"]
+    assert parse_pictures("depth,all") == ["task", *PICTURES]
+    for wrong, said in (("atention", "did you mean attention"), ("xyz", "choose from task, attention, .* or all")):
+        with pytest.raises(PatchloomError, match=said):
+            parse_pictures(wrong)
+
+
+def test_numbers_of_blocks():
+    vit = build_encoder(SPEC)
+    assert parse_blocks(None, vit) is None
+    assert parse_blocks("3,1", vit) == (1, 3) == parse_blocks([1, 3], vit)
+    assert parse_blocks(2, vit) == (2,)
+    for wrong in ("0", "4", "1,x", "", [], "-1"):
+        with pytest.raises(PatchloomError, match="numbers from 1 to 3, such as 1,3"):
+            parse_blocks(wrong, vit)
+
+
+def test_a_place_is_within_the_image():
+    assert parse_points("47.5,31", (32, 48)) == ((47.5, 31),) and parse_points(None, (32, 48)) == ()
+    assert parse_points([0, 0], (32, 48)) == ((0, 0),)
+    assert parse_points("1,2; 3,4", (32, 48), 4) == parse_points([1, 2, 3, 4], (32, 48), 4) == ((1, 2), (3, 4))
+    with pytest.raises(PatchloomError, match="2 points: give one.*--heads mean"):
+        parse_points("1,2;3,4", (32, 48))
+    with pytest.raises(PatchloomError, match="3 points: give 2 or fewer"):
+        parse_points("1,2;3,4;5,6", (32, 48), 2)
+    for wrong in ("48,0", "0,32", "-1,0", "7", "1,2,3", "a,b", "nan,0", ";"):
+        with pytest.raises(PatchloomError, match="48 wide and 32 high"):
+            parse_points(wrong, (32, 48))
+
+
+def test_an_encoder_at_another_size_keeps_its_weights(tmp_path):
+    vit = build_encoder(SPEC)
+    save_encoder(vit, CARD, tmp_path / "encoder.safetensors")
+    found = named_encoder(tmp_path / "encoder.safetensors", None, (64, 32), CPU)
+    assert input_size(found.vit) == (64, 32) and grid_size(found.vit) == (8, 4)
+    assert torch.equal(found.vit.patch_embed.proj.weight, vit.patch_embed.proj.weight)
+    twin = untrained_encoder(found, 0, CPU)
+    assert twin.name == "untrained" and input_size(twin.vit) == (64, 32)
+    assert not torch.equal(twin.vit.patch_embed.proj.weight, vit.patch_embed.proj.weight)
+    with pytest.raises(PatchloomError, match="do not divide images of 30x32"):
+        named_encoder(tmp_path / "encoder.safetensors", None, (30, 32), CPU)
+
+
+def test_encoders_of_one_name_are_named_by_their_places():
+    places = "runs/a/mae", "runs/b/mae", "runs/mp3", "runs/untrained/"
+    given = [NamedEncoder(Path(place).name, build_encoder(SPEC), CARD) for place in places]
+    names = [one.name for one in disambiguate_encoders(places, given)]
+    assert names == ["runs/a/mae", "runs/b/mae", "mp3", "runs/untrained"]
+    with pytest.raises(PatchloomError, match="runs/mp3 is given twice"):
+        disambiguate_encoders([*places, "runs/mp3/"], [*given, given[2]])

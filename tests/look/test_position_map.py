@@ -68,12 +68,10 @@ def draw(out: Path, **changes) -> np.ndarray:
     return np.asarray(Image.open(out).convert("RGB")).astype(int)
 
 
-def test_the_patch_and_the_guess_are_framed_and_the_file_is_always_the_same(tmp_path):
+def test_the_patch_and_the_guess_are_framed(tmp_path):
     page = draw(tmp_path / "new" / "map.png")
     for colour in ((0, 160, 224), (213, 94, 0)):
         assert (np.abs(page - colour).max(-1) < 8).sum() > 200, colour
-    draw(tmp_path / "again.png")
-    assert (tmp_path / "new" / "map.png").read_bytes() == (tmp_path / "again.png").read_bytes()
 
 
 def test_nothing_to_show_is_drawn_too(tmp_path):

@@ -1,21 +1,19 @@
 """Tests of crop retrieval: the crops, the nearest ones, and chance."""
 
-import csv
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from attending import GRIDS, PREFIXES, random_vit
+from attending import random_vit
 from PIL import Image
-from swins import swin
+from running import csv_rows
+from seeing import asked_of, asked_of_sound, named
 
-from patchloom.audio.config import Sound
 from patchloom.data.sources.open import open_data
 from patchloom.data.sources.synthetic import Shapes
 from patchloom.errors import PatchloomError
-from patchloom.look import retrieval as module
-from patchloom.look.context import LookRequest, NamedEncoder
+from patchloom.look.context import LookRequest
 from patchloom.look.retrieval import (
     CROP_COUNT,
     PLACES,
@@ -29,16 +27,9 @@ from patchloom.look.retrieval import (
     locality_retrieval,
     mark_of_crop,
 )
-from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.encode import encode
 from patchloom.nets.heads import InstanceHead
 from patchloom.withhold.encoder_input import all_patches
-
-CARD = EncoderCard(None, (0.5,) * 3, (0.25,) * 3, "mae", "photos-mae")
-
-
-def named(vit, head=None) -> NamedEncoder:
-    return NamedEncoder("mine", vit, CARD, head)
 
 
 def noise(b=3, c=3, h=48, w=64) -> torch.Tensor:
@@ -69,16 +60,6 @@ def test_a_crop_shows_its_part_of_the_image(place):
         assert found[0, 1].max() - found[0, 1].min() == pytest.approx(80 * side - 4 * side, abs=1.6)
 
 
-def test_a_duplicate_is_found():
-    images = noise()
-    images = torch.cat([images, images[:1]])
-    for name, found in locality_retrieval(named(random_vit(positions="learned")), images).items():
-        assert (found.picture[0] == 3).all() and (found.picture[3] == 0).all(), name
-        assert torch.equal(found.other[0], torch.arange(25)) and torch.equal(found.other[3], torch.arange(25))
-        assert found.hits(False)["both"][[0, 3]].tolist() == [1, 1]
-        assert (found.own != torch.arange(25)).all()
-
-
 def test_nearest_is_the_largest_cosine_of_all_tokens():
     vit, images = random_vit(reg_tokens=2), noise()
     found = locality_retrieval(named(vit), images)
@@ -101,7 +82,7 @@ def test_nearest_is_the_largest_cosine_of_all_tokens():
 
 def test_the_instance_representation_is_the_heads():
     vit, images, head = random_vit(), noise(), InstanceHead(32, 2)
-    found = locality_retrieval(named(vit, head), images)
+    found = locality_retrieval(named(vit, head=head), images)
     assert set(found) == {"class", "mean", "instance", "patches"}
     crops = torch.cat([crop_of(images, crop, (24, 32)) for crop in range(25)])
     with torch.no_grad():
@@ -127,47 +108,13 @@ def test_hits_and_chance():
         assert means == pytest.approx(chances(within), abs=0.005)
 
 
-@pytest.mark.parametrize("prefix", PREFIXES)
-@pytest.mark.parametrize("grid", GRIDS)
-def test_encoders_of_every_kind(grid, prefix):
-    size, p, channels = GRIDS[grid]
-    vit = random_vit(size, p, channels, "none", **PREFIXES[prefix])
-    found = locality_retrieval(named(vit), noise(2, channels, *size))
-    assert ("class" in found) == (prefix != "no class token")
-    assert all(each.own.shape == each.other.shape == each.picture.shape == (2, 25) for each in found.values())
+def rows_of(table) -> list[dict[str, str]]:
+    return csv_rows(table)
 
 
-def test_an_encoder_in_half_precision():
-    found = locality_retrieval(named(random_vit().bfloat16()), noise(2).bfloat16())
-    assert found["patches"].own.shape == (2, 25)
-
-
-def test_a_swin():
-    assert set(locality_retrieval(named(swin()), noise(2, 3, 32, 32))) == {"mean", "patches"}
-
-
-def photos(folder, count, size=(70, 50)):
-    torch.manual_seed(0)
-    for i in range(count):
-        coarse = torch.randint(256, (5, 7, 3), dtype=torch.uint8).numpy()
-        Image.fromarray(coarse).resize(size).save(folder / f"{i}.png")
-    return open_data(folder).train
-
-
-def asked(tmp_path, count=6, vit=None, card=CARD, **more):
-    (tmp_path / "images").mkdir()
-    source = photos(tmp_path / "images", count)
-    return LookRequest(NamedEncoder("mine", vit or random_vit(), card), source, tmp_path / "out", images=3, **more)
-
-
-def test_the_sheet_and_its_table(tmp_path):
-    twin = NamedEncoder("untrained", random_vit(class_token=False), CARD)
-    files = draw_retrieval(asked(tmp_path, beside=(twin,)))
-    assert [file.name for file in files] == ["retrieval.png", "retrieval.csv"]
-    with Image.open(files[0]) as page:
-        assert min(page.size) > 300
-    with open(files[1], newline="") as file:
-        rows = list(csv.DictReader(file))
+def test_the_table_has_every_encoder_and_representation(tmp_path, pages):
+    one, twin = named(random_vit()), named(random_vit(class_token=False), "untrained")
+    rows = rows_of(draw_retrieval(replace(asked_of(one, tmp_path, beside=(twin,)), source=Shapes(6)))[1])
     assert {(row["encoder"], row["representation"]) for row in rows} == {
         *(("mine", one) for one in ("class", "mean", "patches")),
         *(("untrained", one) for one in ("mean", "patches")),
@@ -175,54 +122,46 @@ def test_the_sheet_and_its_table(tmp_path):
     assert len(rows) == 5 * 6 and {(row["images"], row["crops"]) for row in rows} == {("6", "150")}
     for row in rows:
         assert 0 <= float(row["low"]) <= float(row["share"]) <= float(row["high"]) <= 1
-    again = draw_retrieval(LookRequest(NamedEncoder("mine", random_vit(), CARD), photos(tmp_path / "images", 6),
-                                 tmp_path / "again", (twin,), images=3))  # fmt: skip
-    assert [file.read_bytes() for file in files] == [file.read_bytes() for file in again]
+        measure = "both" if " " in row["alike"] else row["alike"]
+        assert float(row["chance"]) == pytest.approx(chances(row["within"] == "the same image")[measure], abs=1e-4)
 
 
-def test_two_images_tell_nothing_of_others(tmp_path):
-    _, numbers = draw_retrieval(asked(tmp_path, 2))
-    with open(numbers, newline="") as file:
-        assert {(row["low"], row["high"], row["images"]) for row in csv.DictReader(file)} == {("0.0000", "1.0000", "2")}
+def test_two_images_tell_nothing_of_others(tmp_path, pages):
+    rows = rows_of(draw_retrieval(replace(asked_of(named(random_vit()), tmp_path), source=Shapes(2)))[1])
+    assert {(row["low"], row["high"], row["images"]) for row in rows} == {("0.0000", "1.0000", "2")}
 
 
-def test_what_makes_no_sense_is_a_sentence(tmp_path):
-    with pytest.raises(PatchloomError, match="crops of different images, and there is only one"):
-        draw_retrieval(asked(tmp_path, 1))
-    heard = EncoderCard(None, (0.5,), (0.25,), "mp3", "speech", sound=Sound(16000, 1.0))
-    with pytest.raises(PatchloomError, match="an enlarged part of a recording is another sound"):
-        draw_retrieval(LookRequest(NamedEncoder("speech", random_vit(), heard), None, tmp_path))
-    broken = random_vit()
-    torch.nn.init.constant_(broken.norm.weight, torch.nan)
-    with pytest.raises(PatchloomError, match="mine gives features that are not finite"):
-        locality_retrieval(named(broken), noise())
+def test_one_image_and_recordings_are_refused(tmp_path):
+    with pytest.raises(PatchloomError, match="only one"):
+        locality_retrieval(named(random_vit()), noise(1))
+    with pytest.raises(PatchloomError, match="only for images"):
+        draw_retrieval(asked_of_sound(tmp_path))
 
 
-def test_crops_of_dark_images_are_as_bright_as_these(tmp_path, monkeypatch):
+def test_crops_of_dark_images_are_as_bright_as_these(tmp_path, pages):
     (tmp_path / "images").mkdir()
     for i in range(2):
         night = np.full((48, 64, 3), 10, np.uint8)
         night[16:19, :3] = 60  # seen in a few crops at most
         Image.fromarray(night).save(tmp_path / "images" / f"{i}.png")
-    drawn = []
-    monkeypatch.setattr(module, "draw_tiles", lambda rows, *_, **__: drawn.extend(rows))
     source = open_data(tmp_path / "images").train
-    draw_retrieval(LookRequest(NamedEncoder("mine", random_vit(), CARD), source, tmp_path / "out"))
-    assert {int(np.median(tile.picture)) for row in drawn for tile in row} == {int(np.median(drawn[0][0].picture))}
+    draw_retrieval(LookRequest(named(random_vit()), source, tmp_path / "out"))
+    medians = [int(np.median(tile.picture)) for row in pages[0].rows for tile in row]
+    assert len(set(medians)) == 1
 
 
-def test_an_exemplar_is_found_where_it_was_cut(tmp_path):
+def test_an_exemplar_is_found_where_it_was_cut(tmp_path, pages):
     """ExtreMA Fig. 3: a user's query among 25 crops of each image."""
     one, source = named(random_vit((32, 32), 8)), Shapes(6, size=64)
     asked = LookRequest(one, source, tmp_path, images=3)
     whole = asked.pictures(of=one, times=2)
     crop = 2 * len(SCALES) + 3  # the centre, of the scale before the last
-    pixels = crop_of(whole, crop, (32, 32))[1] * 0.25 + 0.5
+    pixels = crop_of(whole, crop, (32, 32))[1] * 0.2 + 0.5
     file = tmp_path / "mine.png"
     Image.fromarray((255 * pixels).round().clamp(0, 255).byte().permute(1, 2, 0).numpy()).save(file)
     picture, table = draw_retrieval(replace(asked, exemplar=file))
-    assert (picture.name, table.name) == ("exemplar.png", "exemplar.csv") and Image.open(picture).width > 300
-    rows = [row for row in csv.DictReader(table.open()) if row["representation"] == "patches"]
+    assert (picture.name, table.name) == ("exemplar.png", "exemplar.csv")
+    rows = [row for row in csv_rows(table) if row["representation"] == "patches"]
     assert len(rows) == 3 * CROP_COUNT
     best = max(rows, key=lambda row: float(row["cosine"]))
     assert (best["image"], best["place"], best["scale"]) == ("2", "centre", "0.6") and float(best["cosine"]) > 0.99

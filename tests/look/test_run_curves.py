@@ -1,6 +1,5 @@
 """Tests of plots of several runs: drawn values, tables, and incomparable runs."""
 
-import csv
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,23 +9,18 @@ import pytest
 import yaml
 from matplotlib.axes import Axes
 from PIL import Image
+from refusing import refusal
 from resolved import VALUES
+from running import csv_rows
 
 from patchloom.cli import main
-from patchloom.errors import PatchloomError
 from patchloom.evaluate.results import Report, Row, append_rows
 from patchloom.look.run_curves import draw_run_curves, lines_of, points_of, read_runs, setting_of
 from patchloom.runs.settings import Settings
 
 ASKED = Settings("photos", task={"name": "mp3", "context_mask_ratio": 0.75}, model={"name": "auto"})
-AUTO = VALUES | {
-    "img_size": (32, 32),
-    "patch_size": 4,
-    "positions": "none",
-    "channels": 3,
-    "epochs": 100,
-    "batch_size": 64,
-}
+AUTO = VALUES | {"img_size": (32, 32), "patch_size": 4, "positions": "none", "channels": 3}
+AUTO |= {"epochs": 100, "batch_size": 64}
 Make = Callable[..., Path]
 
 
@@ -36,11 +30,8 @@ def add_result(run: Path, protocol: str, value: float, control: float = 0.2, dat
     seed = how.pop("seed", 0)
     pooling = how.pop("pooling", "mean")
     mine = Row.of(how.pop("encoder", run.name), pooling, protocol, how, value, 50)
-    rows = [
-        mine,
-        Row.of(name, pooling, protocol, how, control, 50),
-        Row.of("best constant", "-", protocol, {}, 0.1, 50),
-    ]
+    constant = Row.of("best constant", "-", protocol, {}, 0.1, 50)
+    rows = [mine, Row.of(name, pooling, protocol, how, control, 50), constant]
     before = (run / "results.csv").read_text().count("\n") if (run / "results.csv").exists() else 0
     day = f"2026-01-01T00:{before // 60:02}:{before % 60:02}"
     append_rows(run / "results.csv", Report(rows, "", "", tuple(rows[:2]), data, "f" * 16, seed, 50, date=day))
@@ -88,15 +79,11 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list, list]]:
     return found
 
 
-def table(path: Path) -> list[dict[str, str]]:
-    return list(csv.DictReader(path.open()))
-
-
 def test_losses_are_those_of_the_runs_tables(make: Make, drawn: list) -> None:
     one, other = make("a", (2.0, 1.0, 0.5)), make("b", (8.0, 6.0, 6.0, 4.0), task={"name": "mae"}, found=None)
-    picture, points = draw_run_curves([one, other])
-    assert (picture, points) == (Path("losses.png"), Path("losses.csv")) and Image.open(picture).width
-    rows = table(points)
+    picture, points = draw_run_curves([one, other], out=Path("x"))
+    assert (picture, points) == (Path("x/losses.png"), Path("x/losses.csv")) and Image.open(picture).width
+    rows = csv_rows(points)
     assert [(row["run"], row["task"], float(row["epoch"]), float(row["loss"])) for row in rows] == [
         *(("a", "mp3", 1, 2), ("a", "mp3", 2, 1), ("a", "mp3", 3, 0.5)),
         *(("b", "mae", 1, 8), ("b", "mae", 2, 6), ("b", "mae", 3, 6), ("b", "mae", 4, 4)),
@@ -114,19 +101,16 @@ def test_points_are_means_over_seeds_of_what_the_runs_hold(make: Make, drawn: li
         runs.append(run)
     picture, points = draw_run_curves(runs, against="context_mask_ratio")
     assert picture.name == "against-task.context_mask_ratio.png" and Image.open(picture).width
-    rows = [{**row, "runs": row["runs"].split()} for row in table(points)]
+    rows = [{**row, "runs": row["runs"].split()} for row in csv_rows(points)]
     assert [row["result"] for row in rows] == ["position-accuracy"] * 2 + ["finetune"] * 2
     numbers = [[float(row[name]) for name in ("task.context_mask_ratio", "value", "low", "high")] for row in rows]
     expected = [[0.3, 0.45, 0.4, 0.5], [0.75, 0.65, 0.6, 0.7], [0.3, 0.225, 0.2, 0.25], [0.75, 0.325, 0.3, 0.35]]
     for mine, theirs in zip(numbers, expected, strict=True):
         assert mine == pytest.approx(theirs)
-    assert [(row["control"], float(row["control_value"])) for row in rows] == [("chance", 0.015625)] * 2 + [
-        ("from scratch", 0.1)
-    ] * 2
-    assert (
-        rows[0]["runs"] == ["r0.3-0", "r0.3-1"]
-        and rows[2]["measured"] == "labelled, recipe mae, epochs 5, pooling mean"
-    )
+    controls = [("chance", 0.015625)] * 2 + [("from scratch", 0.1)] * 2
+    assert [(row["control"], float(row["control_value"])) for row in rows] == controls
+    assert rows[0]["runs"] == ["r0.3-0", "r0.3-1"]
+    assert rows[2]["measured"] == "labelled, recipe mae, epochs 5, pooling mean"
     solid = [(x, y) for style, x, y in drawn if style == "-"]
     assert [x for x, _ in solid] == [[0.3, 0.75]] * 2
     for (_, y), one, two in zip(solid, expected[::2], expected[1::2], strict=True):
@@ -152,20 +136,14 @@ def test_other_settings_that_differ_give_a_line_each_and_what_auto_became_does_n
     assert (how, control) == ("held-out images", "chance")
     # a setting that has no numbers has places side by side, in the order of the runs
     others = [make("fixed", positions="sincos"), make("learnt", positions="learned")]
-    rows = table(draw_run_curves(others, against="positions", of="position-accuracy")[1])
+    rows = csv_rows(draw_run_curves(others, against="positions", of="position-accuracy")[1])
     assert [row["positions"] for row in rows] == ["sincos", "learned"]
 
 
 def test_the_options_of_another_task_are_no_lines(make: Make) -> None:
-    runs = read_runs([
-        make("a", epochs=10), make("b", epochs=20),
-        make("c", epochs=10, task={"name": "droppos", "mask_ratio": 0.5}, patch_size=8),
-    ])  # fmt: skip
-    assert lines_of(runs, "epochs") == [
-        "task mp3, patch_size 4",
-        "task mp3, patch_size 4",
-        "task droppos, patch_size 8",
-    ]
+    other = make("c", epochs=10, task={"name": "droppos", "mask_ratio": 0.5}, patch_size=8)
+    runs = read_runs([make("a", epochs=10), make("b", epochs=20), other])
+    assert lines_of(runs, "epochs") == [*["task mp3, patch_size 4"] * 2, "task droppos, patch_size 8"]
 
 
 def test_results_are_compared_that_were_measured_alike(make: Make) -> None:
@@ -178,12 +156,12 @@ def test_results_are_compared_that_were_measured_alike(make: Make) -> None:
             add_result(run, "knn", value + more, k=20, temperature=0.07, seed=seed)
     add_result(b, "finetune", 0.9, recipe="mae", epochs=5, encoder="from scratch")  # --from_scratch has no encoder
     add_result(a, "finetune", 0.8, recipe="mae", epochs=100)
-    rows = table(draw_run_curves([a, b], against="epochs")[1])
+    rows = csv_rows(draw_run_curves([a, b], against="epochs")[1])
     values = {(row["result"], row["epochs"]): float(row["value"]) for row in rows}
     assert values[("finetune", "10")] == pytest.approx(0.4) and values[("finetune", "20")] == pytest.approx(0.5)
     assert values[("linear", "10")] == pytest.approx(0.3) and values[("knn", "20")] == pytest.approx(0.5)
     add_result(a, "finetune", 0.45, recipe="mae", epochs=5)  # measured again
-    (first, _) = table(draw_run_curves([a, b], against="epochs", of="finetune")[1])
+    (first, _) = csv_rows(draw_run_curves([a, b], against="epochs", of="finetune")[1])
     assert float(first["value"]) == pytest.approx(0.45)
 
 
@@ -197,14 +175,13 @@ def test_results_against_a_setting_of_the_evaluation(make: Make, drawn: list) ->
     add_result(a, "finetune", 0.9, recipe="small", epochs=10)  # measured otherwise
     picture, points = draw_run_curves(a, against="finetune.epochs")
     assert picture.name == "against-finetune.epochs.png" and Image.open(picture).width
-    rows = table(points)
-    assert [(row["finetune.epochs"], float(row["value"]), row["control"]) for row in rows] == [
-        ("5", 0.3, "from scratch"), ("10", 0.5, "from scratch"), ("20", 0.5, "from scratch"),
-    ]  # fmt: skip
+    rows = csv_rows(points)
+    assert [(row["finetune.epochs"], float(row["value"])) for row in rows] == [("5", 0.3), ("10", 0.5), ("20", 0.5)]
+    assert {row["control"] for row in rows} == {"from scratch"}
     assert {row["measured"] for row in rows} == {"labelled, recipe mae, pooling mean"}
     assert [(x, y) for style, x, y in drawn if style == "-"] == [([5, 10, 20], pytest.approx([0.3, 0.5, 0.5]))]
     add_result(b, "finetune", 0.7, recipe="mae", epochs=20)
-    rows = table(draw_run_curves([a, b], against="finetune.epochs")[1])
+    rows = csv_rows(draw_run_curves([a, b], against="finetune.epochs")[1])
     assert [(row["line"], row["finetune.epochs"]) for row in rows] == [
         *(("context_mask_ratio 0.75", epochs) for epochs in ("5", "10", "20")), ("context_mask_ratio 0.5", "20"),
     ]  # fmt: skip
@@ -226,85 +203,68 @@ def test_rows_of_one_evaluation_are_a_curve(make: Make) -> None:
         row for row in rows if row.settings["mask_ratio"] == "average" and row.settings["measure"] == "top-1"
     )
     append_rows(a / "results.csv", Report(rows, "", "", quoted, "photos", "f" * 16, 0, 50, date="2026-01-01T00:00:00"))
-    found = table(draw_run_curves(a, against="positions.mask_ratio")[1])
+    found = csv_rows(draw_run_curves(a, against="positions.mask_ratio")[1])
     assert [float(row["positions.mask_ratio"]) for row in found] == [0, 0.5]
     assert [float(row["value"]) for row in found] == pytest.approx([0.3, 0.55])
     assert [float(row["control_value"]) for row in found] == pytest.approx([0.1, 0.35])
     assert {row["measured"] for row in found} == {"photos"}
 
 
-def test_a_setting_of_an_evaluation_that_cannot_be_drawn_is_refused(make: Make) -> None:
-    a, b = make("a"), make("b", epochs=5)
-    assert "these runs have no finetune results; they have none" in refused(a, against="finetune.epochs")
-    add_result(a, "finetune", 0.5, recipe="mae", epochs=5)
-    assert "no knn results; they have finetune" in refused(a, against="knn.k")
-    assert f"{b} has no finetune result: patchloom evaluate finetune {b}" in refused([a, b], against="finetune.epochs")
-    assert "have epochs 5: evaluate with another value" in refused(a, against="finetune.epochs")
-    assert "did you mean epochs? They have epochs, recipe." in refused(a, against="finetune.epoch")
-    assert "leave out --of knn" in refused(a, against="finetune.epochs", of="knn")
-    add_result(b, "finetune", 0.5, recipe="small", epochs=5)
-    assert "were not measured in the same way" in refused([a, b], against="finetune.epochs")
-
-
 def test_knn_over_the_epochs_of_training(make: Make, drawn: list) -> None:
     """ExtreMA Figs. 4-5."""
     a, b = make("a"), make("b", epochs=5)
-    assert "a did not measure knn during training, which needs labels: leave it out" in refused([a, b], of="knn")
+    assert "a did not measure knn" in refusal(draw_run_curves, [a, b], of="knn")
     for run, values in ((a, (0.1, 0.3)), (b, (0.2, 0.4))):
         (run / "metrics.csv").write_text("epoch,loss,knn\n" + "".join(f"{i},,{v}\n" for i, v in enumerate(values)))
     picture, points = draw_run_curves([a, b], of="knn")
     assert (picture.name, points.name) == ("knn.png", "knn.csv") and Image.open(picture).width
     assert [y for _, _, y in drawn] == [[0.1, 0.3], [0.2, 0.4]]
-    found = [(row["run"], row["epoch"], float(row["knn"])) for row in table(points)]
+    found = [(row["run"], row["epoch"], float(row["knn"])) for row in csv_rows(points)]
     assert found == [("a", "0.0", 0.1), ("a", "1.0", 0.3), ("b", "0.0", 0.2), ("b", "1.0", 0.4)]
-    assert "a task with its own representation" in refused([a, b], of="instance-knn")
+    assert "own representation" in refusal(draw_run_curves, [a, b], of="instance-knn")
     other = make("c", knn_k=200)
     (other / "metrics.csv").write_text((a / "metrics.csv").read_text())
-    assert "different --knn_k or --knn_gallery" in refused([a, other], of="knn")
-
-
-def test_the_same_runs_give_the_same_bytes_and_out_is_another_folder(make: Make, tmp_path: Path) -> None:
-    runs = [make("a", epochs=10), make("b", epochs=20)]
-    first, again = draw_run_curves(runs, against="epochs", out=tmp_path / "x"), draw_run_curves(runs, against="epochs")
-    assert [path.parent for path in first] == [tmp_path / "x"] * 2 and again[0] == Path("against-epochs.png")
-    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in again]
-
-
-def refused(*given, **options) -> str:
-    with pytest.raises(PatchloomError) as said:
-        draw_run_curves(*given, **options)
-    assert "\n" not in str(said.value)
-    return str(said.value)
+    assert "different --knn_k or --knn_gallery" in refusal(draw_run_curves, [a, other], of="knn")
 
 
 def test_what_cannot_be_compared_is_refused(make: Make, tmp_path: Path) -> None:
-    a, b = make("a", epochs=10), make("b", epochs=20)
-    bare = make("bare", epochs=30, found=None, losses=())
-    assert "compares two runs or more" in refused([a]) and "compares two runs or more" in refused(str(a))
-    assert f"{a} is given twice" in refused([a, b, a.parent / "." / "a"])
-    assert "not the folder of a run" in refused([a, tmp_path / "none"])
-    assert f"{bare} has logged no loss yet" in refused([a, bare])
-    assert "all of these runs have patch_size 4: give runs that differ in it" in refused([a, b], against="patch_size")
-    assert "--against epoch is not a setting of these runs; did you mean epochs?" in refused([a, b], against="epoch")
-    assert "all of these runs have task.name mp3" in refused([a, b], against="task"), "as --task is typed"
-    assert "--of finetune is for --against SETTING" in refused([a, b], of="finetune")
-    said = refused([a, b], against="epochs", of="finetune")
-    assert "--of finetune is not a result of these runs. These runs have position-accuracy." in said
-    add_result(a, "finetune", 0.5, recipe="mae")
-    said = refused([a, b], against="epochs", of="finetune")
-    assert f"{b} has no finetune result (patchloom evaluate finetune {b} DATA makes one)" in said
-    add_result(b, "finetune", 0.5, recipe="small")
-    said = refused([a, b], against="epochs", of="finetune")
-    assert "were not measured in the same way (labelled, recipe mae, pooling mean; labelled, recipe small" in said
-    assert "has no position accuracy" in refused([a, bare], against="epochs", of="position-accuracy")
-    assert "no result in common" in refused([b, bare], against="epochs")
-    mae = make("mae", task={"name": "mae"})
-    (mae / "config.yaml").write_text(
-        yaml.safe_dump({**yaml.safe_load((mae / "config.yaml").read_text()), "task": {"name": "mae"}})
-    )
-    assert f"{mae} has no setting task.context_mask_ratio" in refused([a, mae], against="context_mask_ratio")
-    (b / "results.csv").write_text("protocol,quoted\nknn,True\n")
-    assert "results.csv could not be read" in refused([a, b], against="epochs")
+    a, b, bare = make("a", epochs=10), make("b", epochs=20), make("bare", epochs=30, found=None, losses=())
+    broken, mae = make("broken", epochs=40), make("mae", task={"name": "mae"})
+    (broken / "results.csv").write_text("protocol,quoted\nknn,True\n")
+    settings = yaml.safe_load((mae / "config.yaml").read_text())
+    (mae / "config.yaml").write_text(yaml.safe_dump({**settings, "task": {"name": "mae"}}))
+    cases = [
+        ([a], {}, "two runs or more"),
+        ([a, b, a.parent / "." / "a"], {}, "given twice"),
+        ([a, tmp_path / "none"], {}, "not the folder of a run"),
+        ([a, bare], {}, "bare has logged no loss"),
+        ([a, b], {"against": "patch_size"}, "all of these runs have patch_size 4"),
+        ([a, b], {"against": "task"}, "task.name mp3"),  # as --task is typed
+        ([a, b], {"against": "epoch"}, "did you mean epochs?"),
+        ([a, b], {"of": "finetune"}, "--against SETTING"),
+        ([a, b], {"against": "epochs", "of": "finetune"}, "have position-accuracy"),
+        ([a, bare], {"against": "epochs", "of": "position-accuracy"}, "no position accuracy"),
+        ([b, bare], {"against": "epochs"}, "no result in common"),
+        ([a, mae], {"against": "context_mask_ratio"}, "no setting task.context_mask_ratio"),
+        ([a, broken], {"against": "epochs"}, "results.csv could not be read"),
+        (a, {"against": "finetune.epochs"}, "no finetune results"),
+    ]
+    for runs, options, said in cases:
+        assert said in refusal(draw_run_curves, runs, **options), options
+    add_result(a, "finetune", 0.5, recipe="mae", epochs=5)
+    cases = [
+        ([a, b], {"against": "epochs", "of": "finetune"}, f"patchloom evaluate finetune {b}"),
+        ([a, b], {"against": "finetune.epochs"}, f"patchloom evaluate finetune {b}"),
+        (a, {"against": "knn.k"}, "no knn results; they have finetune"),
+        (a, {"against": "finetune.epochs"}, "have epochs 5"),
+        (a, {"against": "finetune.epoch"}, "did you mean epochs?"),
+        (a, {"against": "finetune.epochs", "of": "knn"}, "leave out --of knn"),
+    ]
+    for runs, options, said in cases:
+        assert said in refusal(draw_run_curves, runs, **options), options
+    add_result(b, "finetune", 0.5, recipe="small", epochs=5)
+    for options in ({"against": "finetune.epochs"}, {"against": "epochs", "of": "finetune"}):
+        assert "not measured in the same way" in refusal(draw_run_curves, [a, b], **options)
 
 
 def test_the_command_line_takes_any_number_of_runs(make: Make, capsys: pytest.CaptureFixture) -> None:
@@ -312,16 +272,14 @@ def test_the_command_line_takes_any_number_of_runs(make: Make, capsys: pytest.Ca
     assert main(["look", "curves", *map(str, runs), "--against", "epochs"]) == 0
     printed = capsys.readouterr().out.split()
     assert [Path(path).name for path in printed] == ["against-epochs.png", "against-epochs.csv"]
-    assert [float(row["epochs"]) for row in table(Path("against-epochs.csv"))] == [5, 10, 20]
+    assert [float(row["epochs"]) for row in csv_rows(Path("against-epochs.csv"))] == [5, 10, 20]
     assert main(["look", "curves", *map(str, runs), "--agianst", "epochs"]) == 2
     assert "did you mean --against?" in capsys.readouterr().err
-    assert main(["look", "curves", "--help"]) == 0
-    assert "--against" in capsys.readouterr().out
     assert main(["look", str(runs[0])]) == 2  # which is still the verb for one run; this one has no more files
-    assert "data.yaml cannot be read" in capsys.readouterr().err
+    assert "data.yaml" in capsys.readouterr().err
 
 
-def test_what_several_runs_hold_is_json_in_words(make: Make) -> None:
+def test_compound_settings_are_json(make: Make) -> None:
     """A compound setting, such as the questions of a mixture, is one value."""
     runs = read_runs([make("a", task={"ask": {"pixels": 1}}), make("b", task={"ask": {"pixels": 2}})])
     assert setting_of(runs, "ask")[1] == [json.dumps({"pixels": 1}), json.dumps({"pixels": 2})]

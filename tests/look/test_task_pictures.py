@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tiling import tiles
 
 from patchloom.cli import main
 from patchloom.look import image_grid, task_pictures
-from patchloom.look.image_grid import FRAME_GREY
 from patchloom.look.task_pictures import title_of
 from patchloom.questions.question import Measure
 from patchloom.runs.settings import Settings
@@ -31,14 +31,11 @@ def test_a_title_has_run_task_epoch_and_the_last_measure():
     assert title.name == "photos: droppos"
     said = "Epoch 45 of 60; on held-out images (at epoch 30): position accuracy 25.0%, chance 8.3%"
     assert title.result == said
-    assert title_of("photos", SETTINGS, (300, 600), rows, "", MEASURE).result == said.replace(
-        "45 of 60; on held-out images (at epoch 30)", "30 of 60; on held-out images"
-    )
+    now = title_of("photos", SETTINGS, (300, 600), rows, "", MEASURE).result
+    assert now == said.replace("45 of 60; on held-out images (at epoch 30)", "30 of 60; on held-out images")
     doubtful = title_of("photos", SETTINGS, (300, 600), rows, "trained", MEASURE).result
-    assert (
-        "on images that pre-trained weights may have seen: position accuracy" in doubtful and "held-out" not in doubtful
-    )
-    assert title_of("photos", SETTINGS, (0, 0), [], "", MEASURE).result == "Epoch 0 of 60"  # of an older version
+    assert "may have seen" in doubtful and "held-out" not in doubtful
+    assert title_of("photos", SETTINGS, (0, 0), [], "", MEASURE).result == "Epoch 0 of 60"
 
 
 def test_of_several_baselines_the_one_to_beat_is_named():
@@ -50,17 +47,13 @@ def test_of_several_baselines_the_one_to_beat_is_named():
     assert title_of("a", SETTINGS, (1, 1), [row], "", measure).result.endswith("error 0.250, blurred 0.125")
 
 
-@pytest.fixture(scope="module", params=["mae", "droppos", "extrema", "lut"])
+@pytest.fixture(scope="module", params=["mae", "extrema"])
 def run(request, small_run, tmp_path_factory):
     return shutil.copytree(small_run(request.param), tmp_path_factory.mktemp("runs") / "one")
 
 
 def rows_of(path) -> int:
-    """Return the number of rows, counted by frames in the first column."""
-    page = np.asarray(Image.open(path))
-    frames = (page == FRAME_GREY).all(-1)
-    edges = [y for y in range(len(frames)) if frames[y].sum() > 50]
-    return len(edges) // 2
+    return len(tiles(np.asarray(Image.open(path))))
 
 
 def test_four_images_are_four_rows(run, tmp_path, monkeypatch, capsys):
@@ -72,8 +65,4 @@ def test_four_images_are_four_rows(run, tmp_path, monkeypatch, capsys):
     assert {title.name.partition(":")[0] for title in titles} == {"one"}
     assert all(title.result.startswith("Epoch 2 of 2; on held-out images: ") for title in titles)
     assert [rows_of(path) for path in (run / "pictures").glob("*.png") if path.stem != "curves"] == [8] * len(drawn)
-
-
-def test_more_images_than_a_sheet_has_room_for_are_refused(run, capsys):
-    assert main(["look", str(run), "--images", "9"]) == 2
-    assert "--images must be 1 to 8" in capsys.readouterr().err
+    assert main(["look", str(run), "--images", "9"]) == 2 and "1 to 8" in capsys.readouterr().err

@@ -14,10 +14,8 @@ from patchloom.withhold.encoder_input import all_patches
 
 KINDS = {
     "class token": {},
-    "registers": {"reg_tokens": 3},
-    "no class token": {"class_token": False},
+    "registers, no positions": {"reg_tokens": 3, "positions": "none"},
     "pre-norm, layer scale, normed queries": {"pre_norm": True, "init_values": 0.1, "qk_norm": True},
-    "no positions": {"positions": "none"},
     "relative positions": {"positions": "relative"},
     "relative positions, no class token": {"positions": "relative", "class_token": False},
 }
@@ -35,25 +33,19 @@ def tiny(size=(16, 24), p=8, channels=3, positions="sincos", **options):
     torch.manual_seed(0)
     built = "none" if positions == "relative" else positions
     options = {"embed_dim": 32, "depth": 3, "num_heads": 4, **options}
-    spec = EncoderSpec("vit_tiny_patch16_224", size, p, channels, built, options)
-    vit = build_encoder(spec)
-    if positions == "relative":
-        vit = with_variant(
-            vit, EncoderCard(spec, (0.5,) * channels, (0.2,) * channels, "untrained", "tiny"), "relative"
-        )
-    return moved(vit)
+    spec = EncoderSpec("nano", size, p, channels, built, options)
+    card = EncoderCard(spec, (0.5,) * channels, (0.2,) * channels, "untrained", "tiny")
+    return moved(with_variant(build_encoder(spec), card, "relative" if positions == "relative" else "keep"))
 
 
-def hooked(net, run):
-    """Record the output of each softmax of ``net`` during ``run`` with explicit attention: the input of its dropout."""
+def softmaxes(net, run):
+    """Return the output of each softmax of ``net`` during ``run`` with explicit attention: the input of its dropout."""
     found = []
-    drops = [module for name, module in net.named_modules() if name.endswith("attn_drop")]
-    hooks = [drop.register_forward_pre_hook(lambda _, given: found.append(given[0])) for drop in drops]
+    for name, module in net.named_modules():
+        if name.endswith("attn_drop"):
+            module.register_forward_pre_hook(lambda _, given: found.append(given[0]))
     fuse_attention(net, False)
     run()
-    fuse_attention(net, True)
-    for hook in hooks:
-        hook.remove()
     return found
 
 
@@ -66,45 +58,34 @@ def test_weights_are_those_of_the_stock_blocks(options, size, p, channels):
     weights = [one for one, _ in attention_each(vit, embed(vit, given), None)]
     t = prefix_count(vit) + patch_count(vit)
     assert [tuple(one.shape) for one in weights] == [(2, 4, t, t)] * 3
-    for mine, its in zip(weights, hooked(vit, lambda: encode(vit, given)), strict=True):
+    for mine, its in zip(weights, softmaxes(vit, lambda: encode(vit, given)), strict=True):
         torch.testing.assert_close(mine, its, rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(mine.sum(-1), torch.ones(2, 4, t))
         assert mine.std(-1).mean() > 0.01  # not uniform weights, for which any two would agree
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("fused", [True, False])
 @torch.no_grad()
-def test_the_encoder_gives_the_same_bit_for_bit(fused):
-    vit = tiny(reg_tokens=2)
+def test_the_encoder_gives_the_same_bit_for_bit_and_weights_are_float32(fused, dtype):
+    vit = tiny(reg_tokens=2).to(dtype)
     fuse_attention(vit, fused)
     use_kernels(vit, "native")
-    given = all_patches(torch.randn(2, 3, 16, 24), patch_count(vit))
+    given = all_patches(torch.randn(2, 3, 16, 24, dtype=dtype), patch_count(vit))
     before, settings = encode(vit, given), [dict(module.__dict__) for module in vit.modules()]
-    *_, (_, last) = attention_each(vit, embed(vit, given), None)
-    assert torch.equal(final_norm(vit, last), before)
-    assert torch.equal(encode(vit, given), before)
-    assert [dict(module.__dict__) for module in vit.modules()] == settings
-
-
-@torch.no_grad()
-def test_weights_of_an_encoder_in_half_precision_are_float32():
-    vit = tiny().bfloat16()
-    given = all_patches(torch.randn(1, 3, 16, 24).bfloat16(), patch_count(vit))
     for weights, tokens in attention_each(vit, embed(vit, given), None):
-        assert weights.dtype == torch.float32 and tokens.dtype == torch.bfloat16
-        torch.testing.assert_close(weights.sum(-1), torch.ones(1, 4, 7))
+        assert weights.dtype == torch.float32 and tokens.dtype == dtype
+        torch.testing.assert_close(weights.sum(-1), torch.ones(2, 4, 9))
+    assert torch.equal(final_norm(vit, tokens), before) and torch.equal(encode(vit, given), before)
+    assert [dict(module.__dict__) for module in vit.modules()] == settings
 
 
 @torch.no_grad()
 def test_class_attention_is_that_of_the_stock_blocks():
     torch.manual_seed(0)
-    head = moved(InstanceHead(32, 4, depth=3))
-    patches = torch.randn(2, 5, 32)
-    before = head(patches)
-    weights = list(class_attention_each(head, patches))
-    theirs = hooked(head, lambda: head(patches))
-    assert torch.equal(head(patches), before) and len(weights) == 3
-    for mine, its in zip(weights, theirs, strict=True):
+    head, patches = moved(InstanceHead(32, 4, depth=3)), torch.randn(2, 5, 32)
+    before, weights = head(patches), list(class_attention_each(head, patches))
+    assert torch.equal(head(patches), before)
+    for mine, its in zip(weights, softmaxes(head, lambda: head(patches)), strict=True):
         torch.testing.assert_close(mine, its[:, :, 0], rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(mine.sum(-1), torch.ones(2, 4))
         assert mine.std(-1).mean() > 0.01

@@ -34,13 +34,8 @@ def test_only_the_last_blocks_and_norm_are_trained(count):
     assert sorted(kept) == sorted(name for name, weight in net.named_parameters() if not weight.requires_grad)
 
 
-def test_parameters_that_are_never_trained_are_not_listed():
+def test_fixed_positions_are_not_listed_and_too_many_blocks_are_rejected():
     assert "pos_embed" not in kept_names(vit("sincos"), 1)
-    freeze_for(net := vit("sincos"), "blocks", 3)
-    assert not net.pos_embed.requires_grad
-
-
-def test_too_many_blocks_are_rejected():
     with pytest.raises(PatchloomError, match="--train_blocks 4 is more than the 3 blocks of the encoder: give fewer"):
         freeze_for(vit(), "blocks", 4)
 

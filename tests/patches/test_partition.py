@@ -14,7 +14,7 @@ from patchloom.patches.partition import (
     share_of,
 )
 
-quick = settings(max_examples=50, deadline=None)
+quick = settings(max_examples=50)
 
 
 @st.composite
@@ -79,18 +79,6 @@ def test_units_are_whole_squares_in_one_part_each(rows, columns, side, seed, dat
         unit = part // grid[1] // side * columns + part % grid[1] // side
         unit = unit.unflatten(1, (size, side**2))  # unit after unit
         assert (unit == unit[..., :1]).all()
-
-
-def test_units_of_one_patch_equal_patches():
-    one = random_unit_partition(4, (3, 5), 1, (4, 6), torch.Generator().manual_seed(0))
-    two = random_partition(4, 15, (4, 6), torch.Generator().manual_seed(0))
-    assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
-
-
-def test_units_are_equally_likely():
-    visible, _ = random_unit_partition(4_000, (4, 6), 2, (2, 4), torch.Generator().manual_seed(0))
-    shares = torch.bincount(visible.flatten(), minlength=24) / 4_000
-    assert (shares - 1 / 3).abs().max() < 0.04
 
 
 @quick

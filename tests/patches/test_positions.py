@@ -26,23 +26,16 @@ def test_one_row_or_column_has_the_whole_width():
     table = sincos_2d(16, (1, 5))
     assert torch.equal(table, sincos_1d(16, torch.arange(5))) and torch.equal(table, sincos_2d(16, (5, 1)))
     assert torch.equal(sincos_2d(16, (1, 1))[0], torch.tensor([0.0] * 4 + [1.0] * 4).repeat(2))
-
-
-def test_impossible_widths_are_rejected():
     with pytest.raises(ValueError, match="divisible by 4, not 6"):
         sincos_2d(6, (2, 2))
     with pytest.raises(ValueError, match="even width"):
         sincos_1d(3, torch.arange(2))
 
 
-def test_distances():
+def test_smoothing_falls_with_the_distance():
     apart = distances((2, 3))
-    assert apart[0, 5].item() == pytest.approx(math.sqrt(1 + 4))
-    assert torch.equal(apart, apart.T)
+    assert apart[0, 5].item() == pytest.approx(math.sqrt(1 + 4)) and torch.equal(apart, apart.T)
     assert (apart.diagonal() == 0).all()
-
-
-def test_smoothing():
     assert torch.equal(smoothed_positions((3, 4), 0), torch.eye(12))
     soft = smoothed_positions((3, 4), 0.8)
     assert torch.allclose(soft.sum(1), torch.ones(12))

@@ -6,6 +6,7 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 import torch
+from answering import noise
 from sweep import build, views_of
 
 from patchloom.nets.teacher import use_half_without_grad
@@ -25,46 +26,38 @@ from patchloom.questions.identity import same_image_found
 from patchloom.withhold.encoder_input import all_patches
 
 
-def seeded(*shape):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
-
-
 def cos(one, two):
     return (one @ two / (one.norm() * two.norm())).item()
 
 
 def test_byol_loss_is_the_squared_distance_of_directions():
-    student, teacher = seeded(3, 5, 8), seeded(5, 8)  # 3 masks, one teacher
+    student, teacher = noise(3, 5, 8), noise(5, 8)  # 3 masks, one teacher
     expected = [2 - 2 * cos(student[v, b], teacher[b]) for v in range(3) for b in range(5)]
     assert byol_loss(student, teacher).item() == pytest.approx(sum(expected) / 15, rel=1e-5)
-    unit = student[0] / student[0].norm(dim=1, keepdim=True) - teacher / teacher.norm(dim=1, keepdim=True)
-    assert byol_loss(student[0], teacher).item() == pytest.approx(unit.square().sum(1).mean().item(), rel=1e-5)
-    assert byol_loss(teacher * 3, teacher).item() == pytest.approx(0, abs=1e-6)
-    assert byol_loss(-teacher, teacher).item() == pytest.approx(4)
+    assert byol_loss(-3 * teacher, teacher).item() == pytest.approx(4)
 
 
-def test_agreement_is_measured_in_float32():
-    student, teacher = seeded(5, 8).bfloat16(), seeded(6, 8)[:5].bfloat16()
-    for loss in (byol_loss(student, teacher), info_nce(student[None], teacher, 0.2)):
-        assert loss.dtype == torch.float32
-    with torch.autocast("cpu", torch.bfloat16):
-        assert cosine(student, teacher).dtype == torch.float32
-
-
-def test_features_that_are_alike_are_measured_in_float32():
+def test_agreement_is_computed_in_float32():
     """bfloat16 has few cosines near 1, and equal ones count as not found."""
-    common, own = seeded(1, 64), 0.05 * seeded(40, 64)
+    common, own = noise(1, 64), 0.05 * noise(40, 64)
     one, two = common + own, common + own + 0.02 * torch.randn(40, 64, generator=torch.Generator().manual_seed(1))
-    exact = same_image_found(one, two), agreement_with_others(one, two)
-    assert exact[0].mean() > 0.9
+    half, loss = two.bfloat16(), AgreementLoss("sigreg", directions=5)
+
+    def found():
+        gaussian = gaussian_agreement(half[None], half[None], loss, torch.Generator().manual_seed(0)).loss
+        losses = byol_loss(half, half.roll(1, 0)), info_nce(half[None], half, 0.2), gaussian
+        return same_image_found(one, two), agreement_with_others(one, two), *losses
+
+    exact = found()
     with torch.autocast("cpu", torch.bfloat16):
-        for found, expected in zip((same_image_found(one, two), agreement_with_others(one, two)), exact, strict=True):
-            torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+        torch.testing.assert_close(found()[:2] + found()[4:], exact[:2] + exact[4:], rtol=0, atol=1e-6)
+        assert cosine(half, half).dtype == torch.float32
+    assert exact[0].mean() > 0.9 and {one.dtype for one in exact} == {torch.float32}
 
 
 @pytest.mark.parametrize("temperature", [0.2, 1.0])
 def test_info_nce_written_out(temperature):
-    student, teacher = seeded(3, 5, 8), seeded(5, 8)
+    student, teacher = noise(3, 5, 8), noise(5, 8)
     expected = 0.0
     for mask in student:
         for i in range(5):
@@ -72,14 +65,6 @@ def test_info_nce_written_out(temperature):
             expected -= math.log(alike[i] / sum(alike))
     found = info_nce(student, teacher, temperature).item()
     assert found == pytest.approx(2 * temperature * expected / 15, rel=1e-5)
-
-
-def test_info_nce_knows_its_own_teacher_and_trains_the_student_alone():
-    student, teacher = seeded(2, 5, 8).requires_grad_(), seeded(5, 8).requires_grad_()
-    info_nce(student, teacher, 0.2).backward()
-    assert teacher.grad is None and student.grad.abs().sum() > 0
-    right, wrong = (info_nce(one[None], teacher, 0.1) for one in (teacher, teacher.roll(1, 0)))
-    assert right < 0.1 < wrong
 
 
 def epps_pulley(y):
@@ -90,7 +75,7 @@ def epps_pulley(y):
 
 
 def test_sigreg_is_the_equation_of_lejepa():
-    views, axes = seeded(3, 20, 6), seeded(6, 5)
+    views, axes = noise(3, 20, 6), noise(6, 5)
     axes /= axes.norm(dim=0)
     projected = (views.double() @ axes.double()).numpy()
     expected = np.mean([epps_pulley(projected[v, :, m]) for v in range(3) for m in range(5)])
@@ -98,7 +83,7 @@ def test_sigreg_is_the_equation_of_lejepa():
 
 
 def test_visreg_is_the_equation_of_its_paper():
-    views, axes = seeded(3, 20, 6) * 2 + 1, seeded(6, 5)
+    views, axes = noise(3, 20, 6) * 2 + 1, noise(6, 5)
     axes /= axes.norm(dim=0)
     quantiles = np.array([NormalDist().inv_cdf(i / 21) for i in range(1, 21)])
     expected = 0.0
@@ -108,31 +93,14 @@ def test_visreg_is_the_equation_of_its_paper():
         along = np.sort((view - mean) / deviation @ axes.double().numpy(), axis=0)
         expected += ((mean**2).mean() + ((deviation - 1) ** 2).mean() + ((along - quantiles[:, None]) ** 2).mean()) / 3
     assert visreg(views, axes).item() == pytest.approx(expected, rel=1e-5)
-
-
-@pytest.mark.parametrize("statistic", [sigreg, visreg])
-def test_tests_for_a_gaussian_prefer_one(statistic):
-    gauss, axes = seeded(1, 512, 4), torch.eye(4)
-    found = statistic(gauss, axes)
-    others = (gauss * 0.5, gauss + 1, torch.zeros_like(gauss), gauss.sign(), gauss[..., :1].expand_as(gauss) * 2)
-    assert all(statistic(one, axes) > 2 * found for one in others)
-
-
-def test_visreg_separates_equal_outputs_faster_than_sigreg():
-    """Near a collapse the gradient that separates outputs is proportional to their spread in sigreg, not in visreg."""
-
-    def pull(statistic, spread):
-        views = (seeded(1, 64, 4) * spread).requires_grad_()
-        (gradient,) = torch.autograd.grad(statistic(views, torch.eye(4)), views)
-        return (gradient - gradient.mean(1, keepdim=True)).norm().item()
-
-    assert pull(sigreg, 1e-3) == pytest.approx(pull(sigreg, 1e-2) / 10, rel=0.05)
-    assert pull(visreg, 1e-3) >= 0.9 * pull(visreg, 1e-2)
+    collapsed = (1e-3 * noise(1, 64, 4)).requires_grad_()  # whose outputs it still separates, unlike sigreg
+    pulls = [torch.autograd.grad(one(collapsed, torch.eye(4)), collapsed)[0].norm() for one in (visreg, sigreg)]
+    assert pulls[0] > 0.1 and pulls[0] > 10 * pulls[1]
 
 
 @pytest.mark.parametrize(("name", "statistic"), [("sigreg", sigreg), ("visreg", visreg)])
 def test_gaussian_agreement_written_out(name, statistic):
-    parts, whole = seeded(3, 8, 6), seeded(2, 8, 6)
+    parts, whole = noise(3, 8, 6), noise(2, 8, 6)
     loss = AgreementLoss(name, gaussian_weight=0.3, directions=7)
     outcome = gaussian_agreement(parts, whole, loss, torch.Generator().manual_seed(5))
     axes = torch.randn(6, 7, generator=torch.Generator().manual_seed(5))
@@ -143,37 +111,23 @@ def test_gaussian_agreement_written_out(name, statistic):
     assert outcome.metrics.keys() == {"distance", name, "output_std", "output_rank"}
     outputs = (whole - whole.mean(1, keepdim=True)).flatten(0, 1)
     shares = torch.linalg.eigvalsh(outputs.T @ outputs).clamp_min(0)
-    assert outcome.metrics["output_rank"].item() == pytest.approx(
-        (shares.sum() ** 2 / (shares**2).sum()).item(), rel=1e-4
-    )
+    rank = (shares.sum() ** 2 / (shares**2).sum()).item()
+    assert outcome.metrics["output_rank"].item() == pytest.approx(rank, rel=1e-4)
     deviation = outputs.square().mean(0).sqrt().mean().item()
     assert outcome.metrics["output_std"].item() == pytest.approx(deviation, rel=1e-5)
 
 
-def test_gaussian_agreement_is_in_float32_and_reaches_the_whole():
-    parts, whole = seeded(2, 8, 6).bfloat16(), seeded(1, 8, 6).bfloat16().requires_grad_()
-    loss = AgreementLoss("sigreg", directions=5)
-    full = gaussian_agreement(parts.float(), whole.float(), loss, torch.Generator().manual_seed(0)).loss
-    with torch.autocast("cpu", torch.bfloat16):
-        found = gaussian_agreement(parts, whole, loss, torch.Generator().manual_seed(0)).loss
-    assert found.dtype == torch.float32 and torch.equal(found, full)
-    found.backward()
-    assert whole.grad.any()
-
-
-@pytest.mark.parametrize("task", ["extrema", "lut"])
-@pytest.mark.parametrize("loss", ["sigreg", "visreg"])
-def test_without_a_teacher_every_weight_that_learns_is_the_encoders_or_the_projections(task, loss):
+@pytest.mark.parametrize(("task", "loss"), [("extrema", "sigreg"), ("lut", "visreg")])
+def test_without_a_teacher_the_encoder_agrees_with_itself(task, loss):
     made = build(task, asked={"loss": loss, "directions": 8})
-    question = made.questions["agreement"]
-    assert question.teacher is None and question.prediction is None
+    question, views = made.questions["agreement"], views_of(made)
+    assert question.teacher is None and question.prediction is None and question.teacher_modules() == {}
     made.after_step(0.5)
-    one, two = (made(*views_of(made), generator=torch.Generator().manual_seed(seed)).loss for seed in (0, 1))
-    assert one != two  # other masks and directions
-    assert made(*views_of(made), generator=torch.Generator().manual_seed(0)).loss == one
-    names = {sheet.name: sheet for sheet in made.eval().draw(views_of(made)[0], torch.Generator().manual_seed(0))}
+    one, same, two = (made(*views, generator=torch.Generator().manual_seed(seed)).loss for seed in (0, 0, 1))
+    assert one == same != two  # other masks and directions
+    names = {sheet.name: sheet for sheet in made.eval().draw(views[0], torch.Generator().manual_seed(0))}
     assert "encoder, 1." in names["neighbours"].columns and "teacher" not in names["neighbours"].caption
-    measure = made.measure(views_of(made)[0], torch.Generator().manual_seed(0))
+    measure = made.measure(views[0], torch.Generator().manual_seed(0))
     assert measure.name == "agreement with the whole image" and measure.outputs is not None
 
 
@@ -187,15 +141,14 @@ def test_the_teachers_momentum_rises_to_1():
 
 
 def test_agreement_with_others_excludes_the_same_image():
-    student, teacher = seeded(4, 8), seeded(5, 8)[:4]
+    student, teacher = noise(4, 8), noise(5, 8)[:4]
     found = agreement_with_others(student, teacher)
     for i in range(4):
         expected = sum(cos(student[i], teacher[j]) for j in range(4) if j != i) / 3
         assert found[i].item() == pytest.approx(expected, abs=1e-6)
     constant = torch.ones(4, 8)
-    torch.testing.assert_close(
-        agreement_with_others(constant, constant), torch.ones(4)
-    )  # a collapsed pair agrees on everything
+    # a collapsed pair agrees on everything
+    torch.testing.assert_close(agreement_with_others(constant, constant), torch.ones(4))
     torch.testing.assert_close(agreement_with_others(student[:1], teacher[:1]), cosine(student[:1], teacher[:1]))
 
 
@@ -223,7 +176,4 @@ def test_the_nearest_others_by_hand():
     places, cosines = nearest_by_cosine(gallery[[0, 3]], gallery, torch.tensor([0, 3]), 3)
     assert places[0].tolist() == [1, 3, 2] and cosines[0].tolist() == pytest.approx([1, 0.5**0.5, 0], abs=1e-6)
     assert sorted(places[1].tolist()) == [0, 1, 2]  # never itself
-    assert nearest_by_cosine(gallery[:1], gallery, torch.tensor([0]), 9)[0].shape == (
-        1,
-        4,
-    )  # as many others as there are
+    assert nearest_by_cosine(gallery[:1], gallery, torch.tensor([0]), 9)[0].shape == (1, 4)  # all others

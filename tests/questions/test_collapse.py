@@ -4,36 +4,33 @@ import math
 
 import pytest
 import torch
+from answering import noise
 
 from patchloom.questions.collapse import centred_rank, deviation, distance_from_mean, effective_rank, output_spread
 
 
-def seeded(*shape):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
-
-
 def test_spread_is_0_for_one_direction_and_1_for_all():
-    direction = seeded(8)
+    direction = noise(8)
     one_direction = direction * torch.rand(50, 1).add(0.1)
     assert output_spread(one_direction) == pytest.approx(0, abs=1e-3)
-    assert output_spread(seeded(4000, 16)) == pytest.approx(1, abs=1e-3)
+    assert output_spread(noise(4000, 16)) == pytest.approx(1, abs=1e-3)
     assert output_spread(torch.tensor([[1.0, 0.0], [-2.0, 0.0]])) == 1
-    outputs = seeded(30, 8) + 2
+    outputs = noise(30, 8) + 2
     unit = outputs / outputs.norm(dim=1, keepdim=True)
     apart = (unit - unit.mean(0)).square().sum(1).mean().sqrt().item()
     assert output_spread(outputs) == pytest.approx(apart, rel=1e-4) and 0.2 < apart < 0.8
 
 
 def test_effective_rank_is_1_on_a_line_and_d_in_all_directions():
-    assert effective_rank(seeded(1, 8) * seeded(20, 1)) == pytest.approx(1, abs=1e-4)
-    basis = torch.linalg.qr(seeded(12, 12))[0]
+    assert effective_rank(noise(1, 8) * noise(20, 1)) == pytest.approx(1, abs=1e-4)
+    basis = torch.linalg.qr(noise(12, 12))[0]
     for d in (2, 5, 12):
         assert effective_rank(3 * basis[:d]) == pytest.approx(d, rel=1e-6)
     assert effective_rank(torch.zeros(4, 8)) == pytest.approx(1)
 
 
 def test_effective_rank_by_its_formula():
-    outputs = seeded(20, 6)
+    outputs = noise(20, 6)
     squares = torch.linalg.eigvalsh(outputs.double().T @ outputs.double())  # of the singular values
     share = squares.sqrt() / squares.sqrt().sum()
     expected = math.exp(-sum(p * math.log(p) for p in share.tolist()))
@@ -41,30 +38,24 @@ def test_effective_rank_by_its_formula():
     assert effective_rank(outputs.bfloat16()) == pytest.approx(expected, rel=1e-2)
 
 
-@pytest.mark.parametrize("offset", [0, 1, 20, 1e4])
+@pytest.mark.parametrize("offset", [0, 1, 20])
 def test_a_common_part_changes_neither_deviation_nor_centred_rank(offset):
     """A common part changes spread and effective rank, but neither deviation nor centred rank."""
-    features = seeded(500, 64)
+    features = noise(500, 64)
     moved = features + offset
     assert deviation(moved) == pytest.approx(deviation(features), rel=1e-3) == pytest.approx(1, rel=0.01)
     assert centred_rank(moved) == pytest.approx(centred_rank(features), rel=1e-3) and centred_rank(features) > 60
     if offset >= 20:
         assert output_spread(moved) < 0.1 and effective_rank(moved) < 10
-
-
-def test_equal_features_and_features_on_a_line():
-    same = seeded(1, 16).expand(50, 16)
-    assert deviation(same) == pytest.approx(0, abs=1e-7)
-    line = 5 + seeded(1, 16) * seeded(50, 1)
-    assert centred_rank(line) == pytest.approx(1, abs=1e-3)  # one line that does not pass through the origin
-    assert deviation(3 * line) == pytest.approx(3 * deviation(line))
+    line = offset + noise(1, 16) * noise(50, 1)  # need not pass through the origin
+    assert centred_rank(line) == pytest.approx(1, abs=1e-3) and deviation(noise(1, 16).expand(50, 16)) < 1e-7
 
 
 def test_equal_rows_have_no_distance_from_their_mean():
-    image = seeded(1, 48)
+    image = noise(1, 48)
     assert distance_from_mean(image.expand(20, 48)) == pytest.approx(0, abs=1e-7)
     assert distance_from_mean(torch.zeros(20, 48)) == 0
-    grain = 0.05 * seeded(4000, 48)
+    grain = 0.05 * noise(4000, 48)
     assert distance_from_mean(image + grain) == pytest.approx(0.05 / image.std().item(), rel=0.05)
-    assert distance_from_mean(seeded(4000, 48)) == pytest.approx(1, abs=1e-3)
+    assert distance_from_mean(noise(4000, 48)) == pytest.approx(1, abs=1e-3)
     assert distance_from_mean(torch.tensor([[1.0, 2.0], [3.0, 4.0]])) == pytest.approx((1 / 1.25) ** 0.5)

@@ -1,16 +1,17 @@
 """Prediction of pixels: trivial baselines, correct predictions, and Beyond Masking's two losses."""
 
-import math
 from dataclasses import replace
 
 import pytest
 import torch
 from answering import Answers, encoded_of, geometry_of, masking
+from golden import close
+from torch.nn import functional as F
 
 from patchloom.errors import PatchloomError
 from patchloom.patches.partition import complement, random_partition
 from patchloom.patches.pictures import fill_holes
-from patchloom.patches.tokens import patch_statistics, patchify
+from patchloom.patches.tokens import in_grid_order, patch_statistics, patchify
 from patchloom.questions.pixels import Pixels, Restoration
 from patchloom.withhold.degradation import Degradation
 from patchloom.withhold.encoder_input import all_patches, blank_patches
@@ -44,15 +45,15 @@ def test_trivial_baselines_are_as_named():
     assert set(baselines(images[:, :2], normalized=True)) == {"patch mean", "blurred copy", "flat patches"}
 
 
-def test_zero_is_the_baseline_of_normalised_targets():
+@pytest.mark.parametrize("normalized", [True, False])
+def test_the_blurred_copy_has_to_be_beaten_and_zero_if_targets_are_normalised(normalized):
     images = torch.randn(2, 1, 16, 16)
-    visible, masked = random_partition(2, 16, (4, 12))
-    encoded = encoded_of(images, masking(images, 4, visible, masked))
-    measured = asking(images, True, torch.zeros(2, 12, 16)).measure(encoded)
-    torch.testing.assert_close(measured.values, measured.baselines["flat patches"])
-    assert measured.has_to_be_beaten("flat patches") and measured.has_to_be_beaten("blurred copy")
-    plain = asking(images, False, torch.zeros(2, 12, 16)).measure(encoded)
-    assert plain.baseline_to_beat() == "blurred copy" and not plain.has_to_be_beaten("mean colour")
+    encoded = encoded_of(images, masking(images, 4, *random_partition(2, 16, (4, 12))))
+    measured = asking(images, normalized, torch.zeros(2, 12, 16)).measure(encoded)
+    assert measured.has_to_be_beaten("blurred copy") and not measured.has_to_be_beaten("mean colour")
+    assert measured.has_to_be_beaten("flat patches") == normalized
+    if normalized:
+        torch.testing.assert_close(measured.values, measured.baselines["flat patches"])
 
 
 def test_the_blur_never_looks_at_masked_patches():
@@ -91,57 +92,43 @@ def blank_question(images, blank, visible_asked):
     return Pixels(geometry_of(images, 4), Answers(answers, visible_asked), False, blank=blank)
 
 
-def test_the_right_number_of_blank_patches_is_measured():
+BLANK = torch.tensor([[0, 1, 2], [5, 6, 7]])
+UNLIKE = torch.tensor([[0, 1, 2], [5, 5, 7]])
+
+
+def test_the_right_number_of_blank_patches_is_measured_and_told_from_masked_ones():
     images = torch.randn(2, 3, 16, 16)
-    encoded = blank_input(images, torch.tensor([[0, 1, 2], [5, 6, 7]]))
-    question = blank_question(images, 3, 3)
+    encoded, question = blank_input(images, BLANK), blank_question(images, 3, 3)
     assert question(encoded, 0.0).loss.isfinite() and question.measure(encoded).values.isfinite().all()
-
-
-def test_a_caption_tells_masked_patches_from_blank_ones():
-    images = torch.randn(2, 3, 16, 16)
     visible, masked = random_partition(2, 16, (4, 12))
-    removed = asking(images, False, torch.zeros(2, 12, 48)).sheets(
-        encoded_of(images, masking(images, 4, visible, masked))
-    )
-    blank = blank_question(images, 4, 4).sheets(blank_input(images, masked[:, :4]))
-    assert removed[0].caption.startswith("75% of the patches are masked;") and "mask token" not in removed[0].caption
-    assert blank[0].caption.startswith("25% of the patches are replaced by a mask token;")
-    both = encoded_of(images, blank_patches(masking(images, 4, visible, masked), torch.tensor([[0, 1], [1, 3]])))
-    assert "75% of the patches are masked and 12%" in blank_question(images, 2, 2).withheld(both.given)
+    given = masking(images, 4, visible, masked)
+    removed = asking(images, False, torch.zeros(2, 12, 48)).sheets(encoded_of(images, given))[0].caption
+    assert removed.startswith("75% of the patches are masked;") and "mask token" not in removed
+    assert "19% of the patches are replaced by a mask token;" in question.sheets(encoded)[0].caption
+    both = blank_patches(given, torch.tensor([[0, 1], [1, 3]]))
+    assert "75% of the patches are masked and 12%" in blank_question(images, 2, 2).withheld(both)
 
 
-@pytest.mark.parametrize("blank", [0, 2, 4])
-@pytest.mark.parametrize("call", ["measure", "sheets"])
-def test_another_number_of_blank_patches_is_an_error(blank, call):
-    images = torch.randn(2, 3, 16, 16)
-    encoded = blank_input(images, torch.tensor([[0, 1, 2], [5, 6, 7]]))
-    with pytest.raises(PatchloomError, match=f"blank={blank}.*blank=k.*visible_asked=k"):
-        getattr(blank_question(images, blank, blank or 3), call)(encoded)
-
-
-def test_different_numbers_of_blank_patches_are_an_error():
-    images = torch.randn(2, 3, 16, 16)
-    encoded = blank_input(images, torch.tensor([[0, 1, 2], [5, 5, 7]]))
-    with pytest.raises(PatchloomError, match="2 to 3"):
-        blank_question(images, 3, 3).measure(encoded)
-
-
-@pytest.mark.parametrize("blank", [0, 3])
-def test_a_step_notices_blank_patches_of_the_question_or_the_input_alone(blank):
-    images = torch.randn(2, 3, 16, 16)
-    everything = torch.arange(16).expand(2, -1)
+@pytest.mark.parametrize(
+    ("which", "blank", "asked", "call", "words"),
+    [
+        (BLANK, 0, 3, "measure", "blank=0.*blank=k"),
+        (BLANK, 2, 2, "measure", "blank=2.*blank=k"),
+        (BLANK, 4, 4, "sheets", "blank=4.*blank=k"),
+        (UNLIKE, 3, 3, "measure", "2 to 3"),
+        (BLANK, 0, 3, "forward", "blank=0, but some"),
+        (None, 3, 3, "forward", "blank=3, but none"),
+        (BLANK, 3, 0, "forward", "predicts nothing.*visible_asked=3"),
+    ],
+)
+def test_another_number_of_blank_patches_is_an_error(which, blank, asked, call, words):
+    """A step tells some from none, without waiting for a GPU; measures and pictures count them."""
+    images, everything = torch.randn(2, 3, 16, 16), torch.arange(16).expand(2, -1)
     without = encoded_of(images, masking(images, 4, everything, everything[:, :0]))
-    encoded = without if blank else blank_input(images, torch.tensor([[0, 1, 2], [5, 6, 7]]))
-    with pytest.raises(PatchloomError, match="blank=k"):
-        blank_question(images, blank, 3)(encoded, 0.0)
-
-
-def test_a_decoder_that_predicts_nothing_is_an_error():
-    images = torch.randn(2, 3, 16, 16)
-    encoded = blank_input(images, torch.tensor([[0, 1, 2], [5, 6, 7]]))
-    with pytest.raises(PatchloomError, match="predicts nothing.*visible_asked=3"):
-        blank_question(images, 3, 0)(encoded, 0.0)
+    encoded = without if which is None else blank_input(images, which)
+    progress = [0.0] if call == "forward" else []
+    with pytest.raises(PatchloomError, match=words):
+        getattr(blank_question(images, blank, asked), call)(encoded, *progress)
 
 
 # restoration: targets and losses beside plain loops
@@ -161,14 +148,6 @@ def canvas_errors(predicted, canvas, masked, normalized, corner=None):
     return question.canvas_errors(encoded_of(canvas, given), patchify(predicted, (4, 4)))
 
 
-def targets(images, asked, normalized):
-    """Return the targets of the patches ``asked`` [b j] of images; None: all patches."""
-    question = restoring(images, normalized)
-    everything = torch.arange(question.geometry.n).expand(len(images), -1)
-    encoded = encoded_of(images, masking(images, 4, everything, everything[:, :0]))
-    return question.targets(encoded, everything if asked is None else asked)
-
-
 def answer_of(guess, truth, normalized):
     """Convert a guessed picture to predictions for all patches."""
     question = restoring(truth, normalized)
@@ -176,15 +155,8 @@ def answer_of(guess, truth, normalized):
 
 
 def area(image, size):
-    """Resize [h w] by averaging: each new pixel is the mean of all old ones that it overlaps."""
-    new = torch.zeros(size, dtype=image.dtype)
-    steps = [old / side for old, side in zip(image.shape, size, strict=True)]
-    for i in range(size[0]):
-        for j in range(size[1]):
-            rows = slice(math.floor(i * steps[0]), math.ceil((i + 1) * steps[0]))
-            columns = slice(math.floor(j * steps[1]), math.ceil((j + 1) * steps[1]))
-            new[i, j] = image[rows, columns].mean()
-    return new
+    """Resize [c h w] by averaging: each new pixel is the mean of all old ones that it overlaps."""
+    return F.interpolate(image[None], size, mode="area")[0]
 
 
 def normalized_by_patch(image, p):
@@ -201,13 +173,13 @@ def plain_errors(predicted, canvas, p, masked, normalized, corner=None):
     """Compute both losses of one image [c h w], [c H W], written out."""
     (h, w), (whole_h, whole_w) = predicted.shape[1:], canvas.shape[1:]
     top, left = corner or ((whole_h - h) // 2, (whole_w - w) // 2)
-    grown = torch.stack([area(channel, (whole_h, whole_w)) for channel in predicted])
+    grown = area(predicted, (whole_h, whole_w))
     hole, strips = [], [[], [], [], []]
     for c in range(len(canvas)):
         truth = canvas[c, top : top + h, left : left + w]
         truth = normalized_by_patch(truth, p) if normalized else truth
-        small = area(canvas[c], (h, w))
-        target = area(normalized_by_patch(small, p) if normalized else small, (whole_h, whole_w))
+        small = area(canvas[c : c + 1], (h, w))[0]
+        target = area((normalized_by_patch(small, p) if normalized else small)[None], (whole_h, whole_w))[0]
         for i in range(whole_h):
             for j in range(whole_w):
                 y, x = i - top, j - left
@@ -221,72 +193,40 @@ def plain_errors(predicted, canvas, p, masked, normalized, corner=None):
 
 
 @pytest.mark.parametrize("normalized", [True, False])
-@pytest.mark.parametrize(("size", "whole"), [((8, 12), (12, 18)), ((8, 8), (10, 10))])
-def test_both_errors_against_a_loop(size, whole, normalized):
-    p, (rows, columns) = 4, (size[0] // 4, size[1] // 4)
-    predicted, canvas = torch.randn(2, 2, *size), torch.rand(2, 2, *whole)
-    _, masked = random_partition(2, rows * columns, (1, rows * columns - 1))
-    inside, band = canvas_errors(predicted, canvas, masked, normalized)
-    for i in range(2):
-        expected = plain_errors(predicted[i], canvas[i], p, set(masked[i].tolist()), normalized)
-        assert (inside[i].item(), band[i].item()) == pytest.approx(expected, rel=1e-5)
-
-
-@pytest.mark.parametrize("normalized", [True, False])
-def test_both_errors_at_any_place_of_the_canvas_against_a_loop(normalized):
-    predicted, canvas = torch.randn(3, 2, 8, 12), torch.rand(3, 2, 12, 18)
-    _, masked = random_partition(3, 6, (1, 5))
-    corner = [(0, 0), (4, 3), (1, 6)]  # at an edge there is no strip
-    inside, band = canvas_errors(predicted, canvas, masked, normalized, torch.tensor(corner))
+@pytest.mark.parametrize(
+    ("size", "whole", "corners"),
+    [
+        ((8, 12), (12, 18), [None] * 3),
+        ((8, 8), (10, 10), [None] * 3),
+        ((8, 12), (12, 18), [(0, 0), (4, 3), (1, 6)]),  # at an edge there is no strip
+    ],
+)
+def test_both_errors_against_a_loop(size, whole, corners, normalized):
+    n = size[0] * size[1] // 16
+    predicted, canvas = torch.randn(3, 2, *size), torch.rand(3, 2, *whole)
+    _, masked = random_partition(3, n, (1, n - 1))
+    corner = None if None in corners else torch.tensor(corners)
+    inside, band = canvas_errors(predicted, canvas, masked, normalized, corner)
     for i in range(3):
-        expected = plain_errors(predicted[i], canvas[i], 4, set(masked[i].tolist()), normalized, corner[i])
+        expected = plain_errors(predicted[i], canvas[i], 4, set(masked[i].tolist()), normalized, corners[i])
         assert (inside[i].item(), band[i].item()) == pytest.approx(expected, rel=1e-5)
 
 
-def test_visible_patches_count_in_neither_error():
-    canvas, predicted = torch.rand(1, 1, 12, 12), torch.zeros(1, 1, 8, 8)
-    masked = torch.tensor([[0, 1, 2]])
-    before = canvas_errors(predicted, canvas, masked, False)
-    changed = canvas.clone()
-    changed[:, :, 7:9, 7:9] += 0.5  # inside the visible patch 3, and far from the band
-    inside, band = canvas_errors(predicted, changed, masked, False)
-    assert inside.item() == before[0].item() and band.item() == pytest.approx(before[1].item(), rel=1e-6)
-    changed[:, :, 2:4, 2:4] += 0.5  # inside patch 0
-    assert canvas_errors(predicted, changed, masked, False)[0] > inside
-
-
-def test_the_band_is_four_strips_of_equal_weight():
-    """An error in one corner column of a side strip is weighted by the area of the strip, not of the band."""
-    canvas = torch.zeros(1, 1, 16, 16)
-    predicted = torch.zeros(1, 1, 8, 8)
-    predicted[..., 0, 4] = 1.0  # enlarged twice: rows 0 and 1 of the upper strip of 4 x 16
-    _, band = canvas_errors(predicted, canvas, torch.tensor([[0]]), False)
-    assert band.item() == pytest.approx(4 / (4 * 16))
-    predicted = torch.zeros(1, 1, 8, 8)
-    predicted[..., 4, 0] = 1.0  # the left strip of 8 x 4
-    _, band = canvas_errors(predicted, canvas, torch.tensor([[0]]), False)
-    assert band.item() == pytest.approx(4 / (8 * 4))
-
-
-def test_targets_are_normalised_in_each_channel_of_each_patch():
-    images = torch.rand(2, 3, 8, 12) * torch.tensor([1.0, 0.1, 0.5]).view(3, 1, 1)
-    every = targets(images, None, True).unflatten(-1, (3, 16))
-    assert every.shape == (2, 6, 3, 16)
-    assert every.mean(-1).abs().max() < 1e-5 and (every.std(-1) - 1).abs().max() < 1e-3
-    asked = torch.tensor([[4, 0], [1, 1]])
-    some = targets(images, asked, True).unflatten(-1, (3, 16))
-    assert torch.equal(some[1, 0], every[1, 1]) and torch.equal(some[0, 0], every[0, 4])
-    plain = targets(images, asked, False)
-    assert torch.equal(plain, patchify(images, (4, 4), asked))
-    flat = targets(torch.full((1, 3, 4, 4), 0.7), None, True)
-    assert flat.isfinite().all() and flat.abs().max() < 0.1
-
-
-def test_the_truth_is_a_perfect_guess():
-    images = torch.rand(2, 3, 8, 8)
-    for normalized in (True, False):
-        target = targets(images, None, normalized)
-        assert torch.equal(answer_of(images, images, normalized), target)
+@pytest.mark.parametrize("at_once", [1, 2, 3])
+def test_errors_and_gradients_of_a_canvas_do_not_depend_on_the_images_computed_at_once(at_once, monkeypatch):
+    canvas, answers = torch.rand(3, 2, 12, 18), torch.randn(3, 6, 32, requires_grad=True)
+    visible, masked = random_partition(3, 6, (2, 4))
+    question = restoring(torch.empty(3, 2, 8, 12), True, (12, 18), band_weight=0.3)
+    encoded = encoded_of(canvas, masking(torch.empty(3, 2, 8, 12), 4, visible, masked))
+    mask, band = question.canvas_errors(encoded, in_grid_order(answers, visible, masked))
+    whole = 0.7 * mask + 0.3 * band
+    monkeypatch.setattr("patchloom.questions.pixels.rows_at_once", lambda images: at_once)
+    found = question.errors(encoded, torch.cat([visible, masked], dim=1), answers)
+    close(found["loss"], whole)
+    close(found["mask_loss"], mask)
+    close(found["band_loss"], band)
+    slopes = [torch.autograd.grad(loss @ torch.tensor([1.0, 2.0, 3.0]), answers)[0] for loss in (found["loss"], whole)]
+    torch.testing.assert_close(*slopes)
 
 
 def test_the_scale_of_guesses_is_limited():

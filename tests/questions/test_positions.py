@@ -6,12 +6,10 @@ from answering import Answers, encoded_of, geometry_of, masking
 from small import seeded, small
 from torch.nn import functional as F
 
-from patchloom.patches.partition import random_partition
 from patchloom.patches.tokens import patchify
 from patchloom.questions.positions import (
     PositionPrediction,
     Positions,
-    affinity,
     chance_accuracy,
     loss_weights,
     shift_note,
@@ -22,35 +20,26 @@ from patchloom.tasks.droppos import DropPos
 from patchloom.withhold.encoder_input import blank_patches, drop_positions
 
 
-def test_affinity_prefers_patches_like_the_class_token():
-    features = torch.randn(2, 1 + 5, 8)
-    features[:, 3] = features[:, 0] * 2
-    weights = affinity(features, prefix=1, temperature=0.1)
-    assert torch.allclose(weights.sum(1), torch.ones(2))
-    assert (weights.argmax(1) == 2).all()
-    alone = affinity(features[:, 1:], prefix=0, temperature=0.1, has_class_token=False)
-    registers = affinity(features, prefix=1, temperature=0.1, has_class_token=False)
-    torch.testing.assert_close(alone, registers)
-    assert not torch.allclose(alone, weights)
-
-
 def test_only_dropped_positions_count():
-    visible = torch.tensor([[3, 1, 0]])
     dropped = torch.tensor([[True, False, True]])
-    affinities = torch.tensor([[0.4, 0.1, 0.3, 0.2]])
-    weights = loss_weights(dropped, visible, affinities)
-    torch.testing.assert_close(weights, torch.tensor([[0.2, 0.0, 0.4]]) / 0.7)
+    weights = loss_weights(dropped, torch.tensor([[0.2, 0.1, 0.4]]))
+    assert weights.tolist() == [[pytest.approx(0.2), 0.0, pytest.approx(0.4)]]
     assert weighted_mean(torch.tensor([[1.0, 100.0, 4.0]]), weights).item() == pytest.approx((0.2 + 1.6) / 0.6)
-    assert loss_weights(dropped, visible).tolist() == [[1.0, 0.0, 1.0]]
+    assert loss_weights(dropped).tolist() == [[1.0, 0.0, 1.0]]
 
 
-def test_chance_excludes_known_positions():
-    n, known, trials = 9, 3, 40_000
-    generator = torch.Generator().manual_seed(0)
-    (taken,) = random_partition(trials, n, (n,), generator)
-    true, free = taken[:, known], taken[:, known:]  # a random guess among the remaining positions
-    guess = free.gather(1, torch.randint(0, n - known, (trials, 1), generator=generator))[:, 0]
-    assert (guess == true).float().mean().item() == pytest.approx(chance_accuracy(n, known), abs=0.01)
+@pytest.mark.parametrize("class_token", [True, False])
+def test_attentive_reconstruction_weighs_the_visible_patches(class_token):
+    """The weights are shares of the visible patches of those of all patches, which a plain pass has (Eq. 9)."""
+    task = small(DropPos, p=8, mask_ratio=0.5, temperature=0.1, encoder={"class_token": class_token})
+    images = torch.randn(3, 3, 32, 32)
+    given = task.given(images, torch.Generator().manual_seed(0))
+    found = task.questions["positions"].affinities(task.encode(images, given))
+    features = task.encoder.eval().forward_features(images)
+    patches = features[:, task.encoder.num_prefix_tokens :]
+    query = features[:, :1] if class_token else patches.mean(1, keepdim=True)
+    shares = (torch.cosine_similarity(query, patches, dim=-1) / 0.1).exp().gather(1, given.visible)
+    torch.testing.assert_close(found, shares / shares.sum(1, keepdim=True), atol=1e-5, rtol=1e-5)
 
 
 def test_accuracy_counts_only_dropped_positions():

@@ -1,18 +1,31 @@
-"""Tests of reading a run's folder, also of unfinished, damaged and older runs."""
+"""Tests of reading a run's folder: unfinished and damaged runs, settings, commands and comparisons."""
 
-import csv
 import json
-import os
+import shlex
+import shutil
 from dataclasses import replace
 
 import pytest
+from running import csv_rows
 from safetensors.torch import load_file, save_file
 
 from patchloom.errors import PatchloomError
-from patchloom.report.load_run import _rounded, disambiguate_runs, load_run, settings_of
+from patchloom.options import parse_pretrain
+from patchloom.report.load_run import (
+    CHOSEN,
+    DEFAULT,
+    command_of,
+    disambiguate_runs,
+    expand_runs,
+    is_comparison,
+    load_run,
+    settings_of,
+)
+from patchloom.report.report import report
+from patchloom.runs.checksummed import write_checksummed
 from patchloom.runs.folder import RunFolder
+from patchloom.runs.settings import request
 from patchloom.runs.verdict import Health, Verdict, write_health
-from patchloom.train.checkpointing import TrainState
 
 
 def test_a_finished_run_tells_all_of_itself(run):
@@ -21,40 +34,23 @@ def test_a_finished_run_tells_all_of_itself(run):
     assert (found.measure, found.percent) == ("position accuracy", True)
     assert found.asked["task"]["mask_ratio"] == "auto" and found.reasons["task.mask_ratio"]
     assert found.reasons["channels"] == "as the images" and "epochs" not in found.reasons
-    last = [row["held_out"] for row in csv.DictReader((run / "metrics.csv").open()) if row["held_out"]][-1]
+    last = [row["held_out"] for row in csv_rows(run / "metrics.csv") if row["held_out"]][-1]
     assert f"{found.measured.value:.6g}" == last and found.measured.n == len(found.data["held_out"])
     assert not found.problems and found.health is not None and found.health.ended
     write_health(run, Health(Verdict.HEALTHY, 2.0, True, words=("it learns", "")))
     assert load_run(run).health == Health(Verdict.HEALTHY, 2.0, True, words=("it learns", ""))
 
 
-def test_a_run_of_an_older_version_keeps_words_and_no_reasons(run):
-    """The text of an old measure is not parsed: a neutral label replaces its name."""
-    (run / "reasons.yaml").unlink()
-    tensors, about, _ = (checkpoints := RunFolder(run).checkpoints).read()
-    checkpoints.save(tensors, about | {"measured": ["position accuracy 7.2% (chance 6.2%)", "position accuracy 7.2%"]})
-    found = load_run(run)
-    assert (found.measure, found.percent, found.reasons) == ("held-out measure", False, {}) and not found.problems
-    assert {setting.reason for setting in settings_of(found)} >= {"chosen for you"}
-    state = TrainState.of(checkpoints.about(), {})
-    assert state.measured is None and state.step == about["step"]
-
-
-def test_reasons_are_no_comments_of_the_configuration(run):
+def test_reasons_are_read_from_their_own_file(run):
     (run / "config.yaml").write_text("".join(line for line in open(run / "config.yaml") if not line.startswith("#")))
     assert load_run(run).reasons["channels"] == "as the images"
     (run / "reasons.yaml").write_text("channels: [1]\n")
     found = load_run(run)
     assert found.reasons == {} and "reasons.yaml" in found.problems[0]
-
-
-def test_reading_changes_nothing(run):
-    def state():
-        return {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in [run, *run.rglob("*")]}
-
-    before = state()
-    load_run(run)
-    assert state() == before
+    (run / "reasons.yaml").unlink()
+    found = load_run(run)
+    assert found.reasons == {} and not found.problems
+    assert "chosen for you" in {setting.reason for setting in settings_of(found)}
 
 
 def test_a_run_that_trains_says_how_far_it_is(run):
@@ -66,23 +62,14 @@ def test_a_run_that_trains_says_how_far_it_is(run):
     assert found.state(now=written + 7200.5).startswith("epoch 2 of 2, not finished; last written 2 h 0")
     ending = replace(found, settings=replace(found.settings, epochs=1.98701))  # whole steps go beyond it
     assert ending.state(now=written) == "epoch 1.99 of 1.99, training"
-    assert [_rounded(epochs) for epochs in (1200.0, 2.531, 0.0)] == ["1,200", "2.53", "0"]
+    long = replace(found, settings=replace(found.settings, epochs=1200.0))
+    assert long.state(now=written) == "epoch 1,200 of 1,200, training"
     (run / "metrics.csv").unlink()
     assert load_run(run).epoch == 2  # by the checkpoint
     for path in (run / "checkpoints").iterdir():
         path.unlink()
     early = load_run(run)
     assert early.epoch == 0 and early.metrics == {} and early.measure == "held-out measure"
-
-
-def test_the_checkpoint_before_tells_where_the_last_one_is_damaged(run):
-    last = run / "checkpoints" / "last.safetensors"
-    step = load_run(run).about["step"]
-    last.write_bytes(last.read_bytes()[:100])
-    about = load_run(run).about
-    assert about == {} or about["step"] <= step
-    os.replace(run / "checkpoints" / "before.safetensors", last)
-    assert 0 <= load_run(run).about["step"] <= step
 
 
 def test_what_is_damaged_costs_its_own_part(run):
@@ -92,32 +79,149 @@ def test_what_is_damaged_costs_its_own_part(run):
     found = load_run(run)
     assert (found.metrics, found.data, found.asked) == ({}, {}, {})
     assert len(found.problems) == 3 and all("\n" not in one for one in found.problems)
-
-
-def test_values_of_another_kind_cost_their_own_part(run):
     (run / "requested.yaml").write_text("data: x\ntask: mae\n")
     for name in ("last", "before"):
         path = run / "checkpoints" / f"{name}.safetensors"
         save_file(load_file(path), path, metadata={"about": json.dumps({"step": "many", "steps": 3})})
     found = load_run(run)
-    assert (found.asked, found.about) == ({}, {}) and "requested.yaml is not what patchloom wrote" in found.problems[0]
+    assert (found.asked, found.about) == ({}, {}) and any("requested.yaml" in one for one in found.problems)
 
 
-@pytest.mark.parametrize(
-    ("places", "names"),
-    [
+def test_runs_of_one_name_are_told_apart_by_the_folders_above(finished, tmp_path):
+    found = load_run(finished)
+    for places, names in (
         (["a/one", "b/two"], ["one", "two"]),
         (["a/run", "b/run", "b/two"], ["a/run", "b/run", "two"]),
         (["x/a/run", "y/a/run", "x/b/run"], ["x/a/run", "y/a/run", "b/run"]),
-        (["run", "run/run"], [".../run", "run/run"]),
-    ],
-)
-def test_runs_of_one_name_are_told_apart_by_the_folders_above(run, tmp_path, places, names):
-    found = load_run(run)
-    runs = [replace(found, name=place[-3:], folder=RunFolder(tmp_path / place)) for place in places]
-    assert [one.name for one in disambiguate_runs(runs)] == [name.replace("...", tmp_path.name) for name in names]
-
-
-def test_no_run_is_refused(tmp_path):
+        (["run", "run/run"], [f"{tmp_path.name}/run", "run/run"]),
+    ):
+        runs = [replace(found, name=place[-3:], folder=RunFolder(tmp_path / place)) for place in places]
+        assert [one.name for one in disambiguate_runs(runs)] == names
     with pytest.raises(PatchloomError, match="is not the folder of a run"):
         load_run(tmp_path)
+
+
+# Settings with their reasons, and the command that repeats a run.
+
+
+def typed_again(command: str):
+    """Return the settings and the folder of a command."""
+    verb, name, *words = shlex.split(command)
+    assert (verb, name) == ("patchloom", "pretrain")
+    given, out = parse_pretrain(words)
+    data, task = given.pop("data"), given.pop("task")
+    return request(data, task, given), out
+
+
+def test_every_value_has_its_reason(run):
+    found = {one.name: one for one in settings_of(load_run(run))}
+    assert found["channels"].value == "3" and found["channels"].reason == "as the images"
+    assert found["task.mask_ratio"].reason not in ("", CHOSEN, DEFAULT)
+    assert found["epochs"].value == "2" and found["epochs"].reason == ""
+    assert found["model.embed_dim"].value == "32" and found["task.name"].reason == ""
+    assert found["clip"].reason == DEFAULT and found["compile"].value == "false"
+    assert found["img_size"].value == "32x32" and "rate" not in found and "task.pixel_decoder_depth" not in found
+    kinds = [{DEFAULT: 2, "": 1}.get(one.reason, 0) for one in found.values()]
+    assert set(kinds) == {0, 1, 2} and kinds == sorted(kinds)  # chosen for the user, given, defaults
+
+
+def test_the_command_means_the_same_run(run, finished):
+    asked = load_run(run)
+    again, out = typed_again(command_of(asked))
+    assert again.plain() == asked.asked and out == str(run.with_name("mine-again"))
+    words = shlex.split(command_of(asked))
+    assert not {"--clip", "--task.mask_ratio", "auto"} & set(words)
+    (run / "summary.txt").unlink()
+    assert typed_again(command_of(load_run(run)))[1] == str(run)  # an unfinished run goes on
+
+
+@pytest.mark.parametrize(
+    ("task", "options"),
+    [
+        ("auto", {"recipe": "mae-vit-b", "epochs": 7, "batch_size": 64}),
+        ("mae", {"img_size": (64, 32), "patch_size": (8, 4), "flip": False, "model": {"name": "swin-nano"}}),
+        (
+            "mae",
+            {"clip": 1e-07, "model": {"name": "nano", "class_token": False}, "group": r"^(.*) '\"_\$", "cache": 64},
+        ),
+        ({"name": "droppos", "temperature": float("inf"), "sigma": 0.5}, {}),
+    ],
+)
+def test_any_settings_are_typed_so_that_they_are_read_again(finished, tmp_path, task, options):
+    folder = tmp_path / "a b, 'c' $(d)\n<img>"
+    folder.mkdir()
+    asked = request([folder, tmp_path] if isinstance(task, dict) else folder, task, options)
+    command = command_of(replace(load_run(finished), asked=asked.plain()))
+    assert typed_again(command)[0] == asked
+
+
+def test_what_cannot_be_typed_has_no_command(finished):
+    found = load_run(finished)
+    assert command_of(replace(found, asked={})) == ""
+    assert command_of(replace(found, asked=found.asked | {"data": ""})) == ""
+
+
+def test_a_report_never_imports_the_code_that_a_run_names(finished, tmp_path):
+    file = tmp_path / "theirs.py"
+    file.write_text("raise SystemExit('run')\n")
+    found = load_run(finished)
+    asked = found.asked | {"task": {"name": f"{file}:Theirs#0123456789abcdef", "strength": 3}}
+    its = replace(found, asked=asked)
+    words = shlex.split(command_of(its))
+    assert words[words.index("--task") + 1] == f"{file}:Theirs" and words[words.index("--task.strength") + 1] == "3"
+    assert settings_of(its)
+
+
+# The runs of a comparison.
+
+
+def begin(folder, seeds=2):
+    """Write the plan of a comparison like `patchloom.compare.plan.store`."""
+    folder.mkdir()
+    write_checksummed(folder / "compare.yaml", {"asked": {"seeds": seeds}, "epochs": {"mae": 2.0, "droppos": 2.0}})
+    (folder / "logs").mkdir()
+    return folder
+
+
+def add(folder, name, finished=True):
+    (folder / name).mkdir()
+    (folder / name / "config.yaml").write_text("seed: 0\n")
+    if finished:
+        (folder / name / "summary.txt").write_text("It learnt.\n")
+    return folder / name
+
+
+def test_a_comparison_stands_for_the_runs_that_are_there(tmp_path):
+    lab = begin(tmp_path / "lab")
+    runs = [add(lab, "droppos-seed0"), add(lab, "mae-seed0", finished=False)]
+    places, (said,) = expand_runs([lab])
+    assert places == runs and "2 of 4 runs have begun, 1 finished" in said
+    (runs[1] / "summary.txt").write_text("It learnt.\n")
+    runs += [add(lab, "mae-seed1")]
+    (lab / "report.html").write_text("")
+    places, (said,) = expand_runs([tmp_path / "other", lab])
+    assert places == [tmp_path / "other", *runs] and "3 of 4 runs have begun" in said and "report.html" in said
+    assert is_comparison(lab) and not is_comparison(runs[0])
+
+
+def test_a_comparison_without_a_run_or_a_plan_is_a_sentence(tmp_path):
+    lab = begin(tmp_path / "lab")
+    with pytest.raises(PatchloomError, match="no run of the comparison"):
+        expand_runs([lab])
+    add(lab, "mae-seed0")
+    write_checksummed(lab / "compare.yaml", {"asked": {}, "epochs": {}})
+    with pytest.raises(PatchloomError, match="compare.yaml is not the plan"):
+        expand_runs([lab])
+
+
+def test_the_page_of_a_comparison_leaves_its_own_alone(finished, tmp_path):
+    lab = begin(tmp_path / "lab")
+    for name in ("droppos-seed0", "droppos-seed1"):
+        shutil.copytree(finished, lab / name)
+    (lab / "report.html").write_text("what it found")
+    path = report(lab)
+    assert path == lab / "runs.html" and (lab / "report.html").read_text() == "what it found"
+    text = path.read_text("utf-8")
+    assert "<h1>Runs of lab</h1>" in text and "2 of 4 runs" in text
+    assert 'id="run-2-title">droppos-seed1<' in text
+    assert report(lab, out=tmp_path / "own.html").exists()

@@ -14,35 +14,34 @@ from patchloom.runs.folder import RunFolder
 def test_broken_files_are_named(run):
     assert "All files that the run opened could be read." in describe_data_issues(load_run(run))
     (run / "unreadable.txt").write_bytes(b"a<b>.png\n\xff.png\n")
-    assert (
-        describe_data_issues(load_run(run))[0] == "2 files could not be read and were skipped: a<b>.png, \\udcff.png."
-    )
+    said = describe_data_issues(load_run(run))[0]
+    assert said.startswith("2 files") and said.endswith(": a<b>.png, \\udcff.png.")
     (run / "unreadable.txt").write_text("".join(f"{i}.png\n" for i in range(13)))
     said = describe_data_issues(load_run(run))[0]
     assert said.startswith("13 files") and ", and 3 more: " in said and said.endswith("unreadable.txt.")
-
-
-def test_a_broken_file_in_a_folder_of_two_lines_counts_once(run):
-    folder = RunFolder(run)
-    folder.lock()
-    folder.note_unreadable([f"two\nlines/{i}.png" for i in range(6)])
+    (run / "unreadable.txt").unlink()
+    RunFolder(run).lock()
+    RunFolder(run).note_unreadable([f"two\nlines/{i}.png" for i in range(6)])
     said = describe_data_issues(load_run(run))[0]
-    assert said.startswith('6 files could not be read and were skipped: "two\\nlines/0.png", ') and "\n" not in said
+    assert said.startswith("6 files") and '"two\\nlines/0.png", ' in said and "\n" not in said
 
 
-def test_exact_copies_are_counted(run):
-    found = load_run(run)
+def test_exact_copies_are_counted(finished):
+    found = load_run(finished)
 
     def said(**data):
         return describe_data_issues(replace(found, data=found.data | data))
 
-    assert "No training image is an exact copy of a held-out one." in said()
-    assert "2 exact copies of held-out images were excluded from training." in said(held_out_copies=[1, 5])
-    assert "1 exact copy of held-out images was excluded from training." in said(held_out_copies=[1])
-    assert "The data were not searched for exact copies of the held-out images." in said(held_out_looked=False)
+    for data, words in (
+        ({}, "No training image is an exact copy"),
+        ({"held_out_copies": [1, 5]}, "2 exact copies of held-out images were excluded"),
+        ({"held_out_copies": [1]}, "1 exact copy of held-out images was excluded"),
+        ({"held_out_looked": False}, "not searched"),
+    ):
+        assert any(words in one for one in said(**data))
 
 
-def test_near_copies_are_told(run, tmp_path, images):
+def test_near_copies_are_reported(finished, tmp_path, images):
     rng, folder = np.random.default_rng(0), tmp_path / "films"
     folder.mkdir()
     for film in range(15):
@@ -50,9 +49,8 @@ def test_near_copies_are_told(run, tmp_path, images):
         for frame in range(5):
             frames = (scene + rng.integers(0, 20, scene.shape)).astype(np.uint8)
             Image.fromarray(frames).save(folder / f"film{film}_{frame:03}.png")
-    said = describe_data_issues(load_run(run), open_data(folder).train)[-1]
+    said = describe_data_issues(load_run(finished), open_data(folder).train)[-1]
     assert said.startswith("Neighbours in name are near copies (") and "--group" in said
-    assert "No near copies were found" in describe_data_issues(load_run(run), open_data(images).train)[-1]
-    assert describe_data_issues(load_run(run), open_data("shapes:40").train) == describe_data_issues(
-        load_run(run)
-    )  # they have no names
+    assert "No near copies were found" in describe_data_issues(load_run(finished), open_data(images).train)[-1]
+    plain = describe_data_issues(load_run(finished))
+    assert describe_data_issues(load_run(finished), open_data("shapes:40").train) == plain  # they have no names

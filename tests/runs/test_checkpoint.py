@@ -1,22 +1,30 @@
-"""Checkpoints and run folders: round trips, compatibility with older versions, and error messages."""
+"""Checkpoints: round trips, damaged and foreign ones, and writing behind a GPU."""
 
-from dataclasses import replace
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from resolved import resolved_settings
+from pseudo_cuda import pseudo_cuda
 from safetensors.torch import save_file
 
-from patchloom.data.stats import Stats
-from patchloom.errors import PatchloomError
+from patchloom.errors import PatchloomError, TemporaryError
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.format import checksum
 from patchloom.runs import checkpoint
-from patchloom.runs.checkpoint import Checkpoints, SaveTimer, restore, tensors_of
-from patchloom.runs.folder import RunFolder, metrics_row, write_metrics
-from patchloom.runs.settings import Settings
-from patchloom.runs.training_set import no_record
-from patchloom.tasks import build_task, with_defaults
+from patchloom.runs.checkpoint import (
+    _MARGIN,
+    _ROUNDED,
+    Checkpoints,
+    SaveTimer,
+    all_finite,
+    restore,
+    tensors_of,
+)
+from patchloom.tasks import build_task
 from patchloom.train.step import build_optimizer
 
 SIZES = {"embed_dim": 32, "depth": 1, "num_heads": 2}
@@ -44,6 +52,18 @@ def save(folder, task, optimizer, number):
     return kept
 
 
+def test_weights_that_are_not_finite_are_found_by_one_wait_for_a_gpu():
+    task, _ = make()
+    with pseudo_cuda() as waits:
+        weights = [*task.to("cuda").parameters()]
+        waits.clear()
+        assert all_finite(weights)
+        assert sum(waits.values()) == 1
+        with torch.no_grad():
+            weights[-1][0] = float("nan")
+        assert not all_finite(weights)
+
+
 def test_resuming_equals_an_uninterrupted_run(tmp_path):
     task, optimizer = make()
     for number in range(3):
@@ -68,16 +88,6 @@ def test_checkpoints_are_readable_by_others(tmp_path):
     assert kept.last.stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 
-def test_a_checkpoint_without_a_checksum_gives_weights_but_cannot_be_resumed(tmp_path):
-    task, optimizer = make()
-    kept = save(tmp_path, task, optimizer, 0)
-    tensors, _, _ = kept.read()
-    save_file(tensors, kept.last, {"about": "{}"})
-    assert kept.weights().keys() == task.state_dict().keys()
-    with pytest.raises(PatchloomError, match="no checksum, .* --from can load its weights"):
-        kept.read()
-
-
 @pytest.mark.parametrize(
     "about", ["[]", '{"best": "x"}', '{"step": "3"}', '{"step": 2.5}', '{"step": -1}', '{"step": NaN}', "[" * 10**5]
 )
@@ -90,115 +100,19 @@ def test_values_of_a_stranger_are_checked(about, tmp_path):
     assert kept.about() == {} and kept.progress() == (0, 0.0)
 
 
-def test_another_tasks_checkpoint_is_refused(tmp_path):
-    save(tmp_path, *make(), 0)
-    with pytest.raises(PatchloomError, match="another task or model"):
-        restore(Checkpoints(tmp_path).read()[0], make(name="droppos")[0])
-
-
-def test_a_checkpoint_of_an_older_version_is_refused_with_a_remedy(tmp_path):
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (lambda own: tensors_of(*make(name="droppos")), "another task or model"),
+        (lambda own: {name.replace("pixels.", ""): one for name, one in own.items()}, "it has .* it lacks"),
+        (lambda own: {name: one for name, one in own.items() if "decoder" not in name}, "it lacks questions.pixels"),
+        (lambda own: {name: torch.cat([one, one]) if one.ndim else one for name, one in own.items()}, "size mismatch"),
+    ],
+)
+def test_a_checkpoint_of_another_task_or_size_is_refused(changed, said):
     task, optimizer = make()
-    own = tensors_of(task, optimizer)
-    older = {name.replace("questions.pixels.decoder", "decoder"): value for name, value in own.items()}
-    assert older.keys() != own.keys()
-    with pytest.raises(PatchloomError) as refusal:
-        restore(older, task)
-    said = str(refusal.value)
-    assert "an older patchloom (it has decoder." in said and "and it lacks questions.pixels.decoder." in said
-    assert "use the version that wrote it" in said and "--from" in said
-    assert len(said) < 500
-    lacking = {name: value for name, value in own.items() if not name.startswith("questions.pixels.decoder.answer")}
-    with pytest.raises(PatchloomError, match=r"older patchloom \(it lacks questions.pixels.decoder.answer.bias\)"):
-        restore(lacking, task)
-
-
-def test_a_checkpoint_of_another_size_is_refused(tmp_path):
-    task, optimizer = make()
-    wider = {
-        name: torch.cat([value, value]) if value.ndim else value for name, value in tensors_of(task, optimizer).items()
-    }
-    with pytest.raises(PatchloomError, match="another task or model: .* size mismatch"):
-        restore(wider, task)
-
-
-ASKED = Settings("photos/", {"name": "mae", "mask_ratio": 0.75}, {"name": "auto"})
-RESOLVED = resolved_settings(img_size=(32, 64), epochs=10)
-STATS = Stats((0.5, 0.4, 0.3), (0.2, 0.2, 0.2), 32, 64, 10, [])
-
-
-def test_a_run_is_recognised_and_restores_its_settings(tmp_path):
-    folder = RunFolder(tmp_path / "run")
-    assert not folder.holds(ASKED)
-    folder.begin(ASKED, RESOLVED, {"img_size": "as the images"}, STATS, "abc", {}, no_record())
-    assert folder.holds(ASKED)
-    assert folder.read_config() == RESOLVED
-    assert folder.read_data()["mean"] == [0.5, 0.4, 0.3] and folder.read_data()["fingerprint"] == "abc"
-    assert "# img_size: as the images" in folder.config.read_text()
-
-
-def test_other_settings_are_refused_with_the_difference(tmp_path):
-    folder = RunFolder(tmp_path / "run")
-    folder.begin(ASKED, RESOLVED, {}, STATS, "abc", {}, no_record())
-    other = Settings("photos/", {"name": "mae", "mask_ratio": 0.5}, {"name": "auto"}, epochs=9)
-    with pytest.raises(PatchloomError, match="epochs: was auto, now 9; task.mask_ratio: was 0.75, now 0.5"):
-        folder.holds(other)
-
-
-def test_the_value_of_auto_is_no_difference(tmp_path):
-    folder = RunFolder(tmp_path / "run")
-    folder.begin(ASKED, replace(RESOLVED, epochs=9), {}, STATS, "abc", {}, no_record())
-    assert folder.holds(replace(ASKED, epochs=9, patch_size=4, img_size=(32, 64), model={"name": "nano"}))
-    with pytest.raises(PatchloomError, match=r"with other settings \(epochs: was auto, now 8\): for a new run, give"):
-        folder.holds(replace(ASKED, epochs=8))
-
-
-def test_options_of_another_task_or_model_are_not_listed(tmp_path):
-    folder = RunFolder(tmp_path / "run")
-    folder.begin(ASKED, RESOLVED, {}, STATS, "abc", {}, no_record())
-    other = replace(
-        ASKED, data="other/", task={"name": "droppos", "mask_ratio": 0.1}, model={"name": "mini", "depth": 3}
-    )
-    said = "data: was photos/, now other/; model: was auto, now mini; task: was mae, now droppos"
-    with pytest.raises(PatchloomError, match=rf"run holds a run with other settings \({said}\)"):
-        folder.holds(other)
-    folder.summary.write_text("Done.\n")
-    many = replace(ASKED, epochs=8, seed=1, clip=2.0, flip=False, blr=1.0, batch_size=3, held_out=0.3)
-    with pytest.raises(PatchloomError, match=r"holds a finished run .*; and 1 more\): .* --out or delete this one"):
-        folder.holds(many)
-
-
-def test_a_run_of_an_older_version_is_recognised(tmp_path):
-    folder = RunFolder(tmp_path / "run")
-    folder.begin(ASKED, RESOLVED, {}, STATS, "abc", {}, no_record())
-    for file in (folder.requested, folder.config):
-        kept = [line for line in file.read_text().splitlines() if not line.startswith(("compile", "threads", "# if"))]
-        file.write_text("\n".join(kept) + "\n")
-    assert folder.holds(ASKED) and (config := folder.read_config()).compile is False
-    assert config.threads == torch.get_num_threads()
-    with pytest.raises(PatchloomError, match="compile: was auto, now True"):
-        folder.holds(replace(ASKED, compile=True))
-
-
-def test_an_option_that_a_task_did_not_have_is_at_its_default(tmp_path):
-    folder = RunFolder(tmp_path / "run")
-    folder.begin(ASKED, RESOLVED, {}, STATS, "abc", {}, no_record())
-    now = replace(ASKED, task=with_defaults(ASKED.task))
-    assert folder.holds(now)
-    with pytest.raises(PatchloomError, match="task.normalized_pixels: was True, now False"):
-        folder.holds(replace(ASKED, task=now.task | {"normalized_pixels": False}))
-
-
-def test_a_folder_of_something_else_is_refused(tmp_path):
-    (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(PatchloomError, match="holds no run of patchloom"):
-        RunFolder(tmp_path).holds(ASKED)
-    assert (tmp_path / "thesis.tex").read_text() == "years of work"
-
-
-def test_columns_may_appear_later(tmp_path):
-    rows = [{"step": 10, "loss": 10 / 7}, {"step": 20, "loss": 20 / 7, "knn": 0.5}]
-    write_metrics(tmp_path / "metrics.csv", [metrics_row(row) for row in rows])
-    assert (tmp_path / "metrics.csv").read_text().splitlines() == ["step,loss,knn", "10,1.42857,", "20,2.85714,0.5"]
+    with pytest.raises(PatchloomError, match=f"another task or model.*{said}|{said}.*--from"):
+        restore(changed(tensors_of(task, optimizer)), task)
 
 
 # When the next checkpoint is due: soon after the start, then ever later, never so often that writing takes long.
@@ -226,3 +140,126 @@ def test_seconds_between_checkpoints(monkeypatch, limits, took, pauses) -> None:
         found.append(now[0] - begun - 1)  # due once more than the pause has passed
         timer.saved(took)
     assert found == pauses
+
+
+# Checkpoints of a GPU are copies there, which a thread writes while training goes on.
+
+
+class Held:
+    """Writing of checkpoints that waits until it may go on, in `Checkpoints`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.may, write = threading.Event(), Checkpoints._write
+
+        def held(this, *what):
+            assert self.may.wait(60)
+            write(this, *what)
+
+        monkeypatch.setattr(Checkpoints, "_write", held)
+
+
+@pytest.fixture
+def held(monkeypatch):
+    """Let a GPU be imitated, and writing wait."""
+    with pseudo_cuda():
+        yield Held(monkeypatch)
+
+
+def content(path: Path) -> tuple[Any, bytes]:
+    """Return the header of a file, whose entries safetensors writes in any order, and its other bytes."""
+    read = path.read_bytes()
+    end = 8 + int.from_bytes(read[:8], "little")
+    return json.loads(read[8:end]), read[end:]
+
+
+def on_gpu(number=1):
+    """Return a task on the imitated GPU, trained for some steps, and its optimiser."""
+    task, optimizer = make()
+    for i in range(number):
+        step(task, optimizer, i)
+    state = optimizer.state_dict()
+    task = task.to("cuda")
+    optimizer = build_optimizer(task, 0.05, "cuda")
+    optimizer.load_state_dict(state)
+    return task, optimizer
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, held):
+    task, optimizer = on_gpu()
+    tensors = tensors_of(task, optimizer)
+    plain = {name: one.cpu().contiguous() for name, one in tensors.items()}
+    assert all(one.is_cuda for one in tensors.values()) and any(name.startswith("optimizer.") for name in tensors)
+    kept = Checkpoints(tmp_path / "cuda")
+    kept.save(tensors, {"step": 1})
+    del tensors
+    assert not kept.there()
+    with torch.no_grad():
+        for weight in task.parameters():
+            weight += 1
+    kept.wait(only_if_done=True)
+    assert not kept.there()
+    held.may.set()
+    kept.wait()
+    Checkpoints(tmp_path / "cpu").save(plain, {"step": 1})
+    assert content(kept.last) == content(tmp_path / "cpu" / "last.safetensors")
+
+
+def test_the_next_checkpoint_and_reading_wait_for_the_last_one(tmp_path, held):
+    task, optimizer = on_gpu()
+    kept, begun = Checkpoints(tmp_path), time.monotonic()
+    for number in (1, 2):
+        threading.Timer(0.3 * number, held.may.set).start()
+        kept.save(tensors_of(task, optimizer), {"step": number})
+    assert kept.read()[1] == {"step": 2} and time.monotonic() - begun > 0.3
+    assert Checkpoints(tmp_path).about() == {"step": 2}
+
+
+def test_a_failure_of_writing_is_raised_once_it_is_known(tmp_path, monkeypatch):
+    def full(*what):
+        raise TemporaryError("no space")
+
+    monkeypatch.setattr(Checkpoints, "_write", full)
+    with pseudo_cuda():
+        task, optimizer = on_gpu()
+        for ask in (
+            lambda kept: kept.wait(),
+            lambda kept: kept.save(tensors_of(task, optimizer), {"step": 2}),
+            lambda kept: kept.read(),
+            lambda kept: [time.sleep(0.02) or kept.wait(only_if_done=True) for _ in range(500)],
+        ):
+            kept = Checkpoints(tmp_path)
+            kept.save(tensors_of(task, optimizer), {"step": 1})
+            with pytest.raises(TemporaryError, match="no space"):
+                ask(kept)
+        kept.save(tensors_of(task, optimizer), {"step": 1})
+        with pytest.raises(ZeroDivisionError), kept.finished():
+            raise ZeroDivisionError
+
+
+def test_an_error_waits_for_the_checkpoint_and_ctrl_c_does_not(tmp_path, held):
+    task, optimizer = on_gpu()
+    kept = Checkpoints(tmp_path)
+    kept.save(tensors_of(task, optimizer), {"step": 1})
+    with pytest.raises(KeyboardInterrupt), kept.finished():
+        raise KeyboardInterrupt
+    assert not kept.there()
+    threading.Timer(0.3, held.may.set).start()
+    with pytest.raises(ZeroDivisionError), kept.finished():
+        raise ZeroDivisionError
+    assert kept.there()
+
+
+def test_a_gpu_without_room_for_copies_waits(tmp_path, monkeypatch):
+    with pseudo_cuda():
+        task, optimizer = on_gpu()
+        size = sum(one.nbytes for one in tensors_of(task, optimizer).values())
+        enough = int(_ROUNDED * size) + _MARGIN + 1
+        for free in (size, enough):
+            monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_, free=free: (free, 2**40))
+            tensors = tensors_of(task, optimizer)
+            assert {one.is_cuda for one in tensors.values()} == {free == enough}
+            kept = Checkpoints(tmp_path / str(free))
+            kept.save(tensors, {"step": 1})
+            kept.wait()
+        read = [content(Checkpoints(tmp_path / str(free)).last) for free in (size, enough)]
+    assert read[0] == read[1]

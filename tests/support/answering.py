@@ -8,6 +8,11 @@ from patchloom.questions.question import Encoded
 from patchloom.withhold.encoder_input import EncoderInput, all_patches, mask_patches
 
 
+def noise(*shape: int) -> Tensor:
+    """Draw normal numbers, the same for each shape."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
 class Answers(nn.Module):
     """Decoder with fixed answers; ``visible_asked`` is as in real decoders."""
 

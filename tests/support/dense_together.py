@@ -35,15 +35,14 @@ def _rank(
     from patchloom.dense import segmenter
     from patchloom.dense.annotations import segmentation
     from patchloom.dense.annotations.base import AnnotatedData
-    from patchloom.evaluate import trainer
+    from patchloom.evaluate import features, trainer
     from patchloom.evaluate.trainer import Loop
     from patchloom.runs import checkpoint
-    from patchloom.system import hardware
 
     parts = AnnotatedData(Squares(8), Squares(3, seed=1), Squares(5, seed=2))
     segmentation.open_label_maps = lambda *_, **__: parts
     segmenter._DROPOUT = 0.0  # each process draws its own
-    hardware.bfloat16_pays = lambda: (False, "as the test says")
+    features.choose_precision = lambda device: ("float32", "as the test says")
     run_loop, update = Loop.run, Loop.update
 
     def noted(self: Loop, *given: Any) -> Any:

@@ -11,6 +11,7 @@ import random
 import signal
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,9 +21,11 @@ from dying import die_at
 from forked import server
 from matplotlib.figure import Figure
 from PIL import Image
+from pseudo_cuda import pseudo_cuda
 from safetensors.torch import load_file
 
-from patchloom.look.charts import read_metrics, write_figure
+from patchloom.look.charts import write_figure
+from patchloom.runs.folder import read_metrics
 
 SMALL = {"model": {"name": "nano", "embed_dim": 32, "depth": 1, "num_heads": 2, "drop_path_rate": 0.1}, "img_size": 32}
 SMALL |= {"patch_size": 8, "batch_size": 16, "epochs": 6, "precision": "float32", "attention": "explicit"}
@@ -98,7 +101,8 @@ def _train(images: str, out: str, options: dict[str, Any], event: int | None, to
     training._SAVE_EVERY = 0.02  # so that many kills meet a checkpoint that is being written
     checkpoint.SAVE_COST = 0
     torch.set_num_threads(1)
-    training.pretrain(images, out=out, **SMALL | options)
+    with pseudo_cuda() if options.get("device") == "cuda" else nullcontext():
+        training.pretrain(images, out=out, **SMALL | options)
     told.put(len(seen))
 
 
@@ -139,6 +143,8 @@ def left_behind(run: Path) -> dict[str, Any]:
     tensors = load_file(run / "checkpoints" / "last.safetensors")
     found: dict[str, Any] = {name: value.numpy().tobytes() for name, value in tensors.items()}
     for table, times in (("metrics.csv", "seconds"), ("results.csv", "date")):
+        if not (run / table).exists():  # without labels
+            continue
         with open(run / table, newline="") as file:
             found[table] = [{k: v for k, v in row.items() if k != times} for row in csv.DictReader(file)]
     for path in [*sorted(run.glob("pictures/*.png")), *[run / name for name in _KEPT]]:

@@ -1,4 +1,4 @@
-"""Small folders of images with label maps, for tests."""
+"""Small folders of images with classes, label maps or boxes, for tests."""
 
 from pathlib import Path
 
@@ -14,6 +14,12 @@ def ids(*numbers, height=8, width=10):
     """Return a label map whose columns have the numbers in turn."""
     row = np.array(numbers)[np.arange(width) * len(numbers) // width]
     return np.tile(row, (height, 1)).astype(np.uint8 if row.max() < 256 else np.uint16)
+
+
+def picture(path: Path, size=(20, 16), **options):
+    """Write a grey image of (w, h) pixels, and the folders above it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.full((size[1], size[0], 3), 90, np.uint8)).save(path, **options)
 
 
 def write(folder: Path, files):
@@ -35,3 +41,15 @@ def labelled(folder: Path, maps, form="{kind}/{name}", **others):
         files[form.format(kind="images", name=name) + ".jpg"] = None
         files[form.format(kind="labels", name=name) + ".png"] = content
     return write(folder, files | others)
+
+
+def two_tones(folder: Path) -> Path:
+    """Write 12 dark and 12 light images of 20 by 26 pixels, in a folder per class, and a truncated light one."""
+    rng = np.random.default_rng(0)
+    for label, tone in (("dark", 40), ("light", 200)):
+        (folder / label).mkdir(parents=True)
+        for i in range(12):
+            pixels = np.clip(rng.normal(tone, 30, (20, 26, 3)), 0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / label / f"{i}.jpg")
+    (folder / "light" / "broken.jpg").write_bytes((folder / "dark" / "0.jpg").read_bytes()[:300])
+    return folder

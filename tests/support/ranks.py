@@ -6,6 +6,7 @@ import signal
 import socket
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,8 +40,18 @@ class Signal(NamedTuple):
 
 
 def _rank(
-    rank: int, world: int, port: int, images: str, out: str, options: dict[str, Any], beside: str, sent: Signal | None
+    rank: int,
+    world: int,
+    port: int,
+    images: str,
+    out: str,
+    options: dict[str, Any],
+    beside: str,
+    sent: Signal | None,
+    environment: dict[str, str],
 ) -> None:
+    os.environ.clear()
+    os.environ.update(environment)  # the server has that of the test in which it began
     multiprocessing.set_start_method("fork", force=True)
     for stream, number in (("out", 1), ("err", 2)):
         os.dup2(os.open(f"{beside}.{rank}.{stream}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
@@ -56,6 +67,9 @@ def _rank(
     shorten_ends()
     training._SAVE_EVERY = 0.0 if sent and sent.number == signal.SIGKILL else 60.0
     torch.set_num_threads(1)
+    if options.get("compile"):  # without a compiler, and with graphs split as DDP splits those of large models
+        torch.compile = partial(torch.compile, backend="aot_eager", fullgraph=True)
+        torch.distributed._DEFAULT_FIRST_BUCKET_BYTES = 4096
     begin, update, train, save = Stepper.__init__, Stepper.update, training.train, Checkpoints.save
     steppers = []
 
@@ -98,7 +112,7 @@ def run_together(
     processes = [
         context.Process(
             target=_rank,
-            args=(rank, world, port, str(images), str(out), options, str(beside), sent),
+            args=(rank, world, port, str(images), str(out), options, str(beside), sent, dict(os.environ)),
         )
         for rank in range(world)
     ]

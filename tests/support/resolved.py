@@ -8,7 +8,8 @@ VALUES: dict[str, Any] = {
     **{"img_size": (16, 16), "patch_size": 4, "positions": "sincos", "channels": 3, "epochs": 3, "batch_size": 8},
     **{"blr": 1e-3, "weight_decay": 0.05, "warmup_epochs": 0.3, "crop_scale": 0.2, "held_out": 0.05, "workers": 0},
     **{"device": "cpu", "devices": 1, "precision": "float32", "attention": "fused", "kernels": "torch"},
-    **{"compile": False, "threads": 1, "layer_decay": 1.0, "normalization": "data", "adapt": "all", "heads_first": 0.0},
+    **{"compile": False, "threads": 1, "cache": "none", "layer_decay": 1.0, "normalization": "data"},
+    **{"adapt": "all", "heads_first": 0.0},
 }
 
 

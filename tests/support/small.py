@@ -1,10 +1,13 @@
 """Small tasks for tests of their computations."""
 
+import sys
+
 import torch
 from golden import close
 from torch import nn
 
 from patchloom.nets.build import EncoderSpec, build_encoder
+from patchloom.tasks import custom
 from patchloom.tasks.task import Task
 
 SIZES = {"embed_dim": 32, "depth": 2, "num_heads": 2}
@@ -40,3 +43,41 @@ def same_loss_and_gradients(task: nn.Module, ours: torch.Tensor, other: nn.Modul
 def indices_of(flags: torch.Tensor) -> torch.Tensor:
     """Return the indices [b m] of the flagged patches [b n], equally many per image."""
     return flags.nonzero()[:, 1].view(len(flags), -1)
+
+
+def pixel_targets(images: torch.Tensor, p: int, normalized: bool = True) -> torch.Tensor:
+    """Return the pixels [b n c*p*p] of patches by torch's unfold, perhaps normalised within each patch."""
+    pixels = nn.functional.unfold(images, p, stride=p).mT  # (channel, row, column) in a patch
+    if normalized:
+        pixels = (pixels - pixels.mean(-1, keepdim=True)) / (pixels.var(-1, keepdim=True) + 1e-6).sqrt()
+    return pixels
+
+
+def plain_tokens(vit: nn.Module, embedded: torch.Tensor, visible: torch.Tensor | None = None, positions: bool = True):
+    """Return tokens [b prefix+k d] of patches by timm's modules, before the final norm.
+
+    Args:
+        vit: the encoder.
+        embedded: [b n d] embedded patches.
+        visible: [b k] patches that enter; None: all.
+        positions: whether the patches have their position embeddings.
+    """
+    first = [token for token in (vit.cls_token, vit.reg_token) if token is not None]
+    prefix, table = vit.num_prefix_tokens, vit.pos_embed
+    tokens = embedded if table is None or not positions else embedded + table[:, prefix:]
+    if visible is not None:
+        tokens = torch.stack([one[which] for one, which in zip(tokens, visible, strict=True)])
+    if prefix:
+        first = torch.cat(first, dim=1) + (0 if table is None else table[:, :prefix])
+        tokens = torch.cat([first.expand(len(tokens), -1, -1), tokens], dim=1)
+    for block in vit.blocks:
+        tokens = block(tokens)
+    return tokens
+
+
+def forget() -> None:
+    """Return to the state of a process that has not loaded any class of a custom task."""
+    custom._HERE.clear()
+    custom._TYPED.clear()
+    for name in [name for name in sys.modules if name.startswith("patchloom_")]:
+        del sys.modules[name]

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import torch
 
-from patchloom.evaluate import trainer
+from patchloom.evaluate import features, trainer
 from patchloom.evaluate.protocols import evaluate
 from patchloom.evaluate.training import Training
 from patchloom.runs import checkpoint
-from patchloom.system import hardware
 
 # noqa: F401
 
@@ -38,7 +37,7 @@ def tune(run: str, home: str, event: int | None) -> None:
     """Fine-tune and store the result; the process is killed during step ``event``, if given."""
     torch.set_num_threads(1)
     os.environ["XDG_CACHE_HOME"] = home  # the server has that of an earlier test
-    hardware.bfloat16_pays = lambda: (False, "")
+    features.choose_precision = lambda device: ("float32", "")
     trainer._SAVE_EVERY, checkpoint.SAVE_COST = 0.0, 0  # after every step
     steps, step = 0, Training.update
 

@@ -24,66 +24,15 @@ SMALL = ["shapes:50", "--model=nano", "--model.embed_dim=32", "--model.depth=1",
 
 NUMBERS = [0, 1, 2, 3, 7, 8, 16, -1, 2**31 - 1, 2**31, 2**63, 10**6, 10**18, 10**400, 0.5, 0.75, 1e-9, -0.5, 1e308]
 NUMBERS += [float("nan"), float("inf"), -float("inf"), 1e-400]
-WORDS = ["", " ", "auto", "none", "None", "null", "true", "yes", "~", "nan", "inf", "1e308", "0x10", "1_000", "٣", "½"]
-WORDS += [
-    "-",
-    "--",
-    "---",
-    "-1",
-    "-x",
-    "=",
-    "a=b",
-    "a b",
-    "a\nb",
-    "a\rb",
-    "a\0b",
-    "\udcff",
-    "\ud83d",
-    "é",
-    "😀",
-    "[",
-    "]",
-]
-WORDS += [
-    "[]",
-    "[1, 2]",
-    "[1",
-    "{}",
-    "{",
-    "{a: 1}",
-    "{mask: 0.5}",
-    "{mask:.5, mask:1}",
-    "{1: 2}",
-    "{name: mae}",
-    "&a",
-    "*a",
-]
-WORDS += [
-    "!!python/object:os.system",
-    "!!int x",
-    "!!binary x",
-    "2026-11-20",
-    "96",
-    "64x128",
-    "9" * 5000,
-    "a" * 300,
-    "%s",
-]
-WORDS += [
-    "{0}",
-    "$HOME",
-    "~/x",
-    "/",
-    ".",
-    "..",
-    "/dev/null",
-    "/proc/self/mem",
-    "a/" * 2000,
-    "@file",
-    "timm:",
-    "timm:vit_x",
-]
-WORDS += ["shapes:0", "shapes:1", "shapes:-1", "shapes:x", "digits", "hf:", "hf:/nowhere", "*.tar", "mae", "[[1], {}]"]
+WORDS = (
+    *("", " ", "auto", "none", "None", "null", "true", "yes", "~", "nan", "inf", "1e308", "0x10", "1_000", "٣", "½"),
+    *("-", "--", "---", "-1", "-x", "=", "a=b", "a b", "a\nb", "a\rb", "a\0b", "\udcff", "\ud83d", "é", "😀", "[", "]"),
+    *("[]", "[1, 2]", "[1", "{}", "{", "{a: 1}", "{mask: 0.5}", "{mask:.5, mask:1}", "{1: 2}", "{name: mae}", "&a"),
+    *("*a", "!!python/object:os.system", "!!int x", "!!binary x", "2026-11-20", "96", "64x128", "9" * 5000, "a" * 300),
+    *("%s", "{0}", "$HOME", "~/x", "/", ".", "..", "/dev/null", "/proc/self/mem", "a/" * 2000, "@file", "timm:"),
+    *("timm:vit_x", "shapes:0", "shapes:1", "shapes:-1", "shapes:x", "digits", "hf:", "hf:/nowhere", "*.tar", "mae"),
+    "[[1], {}]",
+)
 word = st.sampled_from(WORDS) | st.sampled_from(NUMBERS).map(str) | st.text(max_size=6) | st.floats().map(str)
 
 
@@ -165,34 +114,13 @@ value = st.recursive(
 )
 SETTINGS = [name for name, _ in options(Settings)]
 KEYS = [*SETTINGS, "out", "config", "task.mask_ratio", "model.depth", "nonsense", "", 1, None, True, (1, 2)]
-PIECES = ["a: &a [*a]", "&x {task: *x}", "*nowhere", "!!python/object/apply:os.system [exit]", "!!set {a}", "? [1]: 2"]
-PIECES += [
-    "epochs: 1\nepochs: 2",
-    "a: b: c",
-    "\t- x",
-    "- 1\n- 2",
-    "task:\n  name: mae\n  name: lut",
-    "--- 1\n--- 2",
-    "%YAML 9",
-]
-PIECES += [
-    "<<: [1]",
-    "<<: {epochs: 1}",
-    "seed: 2026-11-20",
-    "seed: 1:30:00",
-    "blr: 1e-3",
-    "data: [a]",
-    "data: {a: b}",
-    "data:",
-]
-PIECES += [
-    "config: run.yaml",
-    "{" * 3000,
-    "[" * 3000 + "]" * 3000,
-    "a: " + "b" * 100_000,
-    "model: nano\ntask: {}",
-    "task: [mae]",
-]
+PIECES = (
+    *("a: &a [*a]", "&x {task: *x}", "*nowhere", "!!python/object/apply:os.system [exit]", "!!set {a}", "? [1]: 2"),
+    *("epochs: 1\nepochs: 2", "a: b: c", "\t- x", "- 1\n- 2", "task:\n  name: mae\n  name: lut", "--- 1\n--- 2"),
+    *("%YAML 9", "<<: [1]", "<<: {epochs: 1}", "seed: 2026-11-20", "seed: 1:30:00", "blr: 1e-3", "data: [a]"),
+    *("data: {a: b}", "data:", "config: run.yaml", "{" * 3000, "[" * 3000 + "]" * 3000, "a: " + "b" * 100_000),
+    *("model: nano\ntask: {}", "task: [mae]"),
+)
 configuration = st.one_of(
     st.binary(max_size=40),
     st.text(max_size=40).map(lambda text: text.encode("utf-16")),

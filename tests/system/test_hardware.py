@@ -1,11 +1,10 @@
-"""Measurements of the machine: cached, interleaved, and repeated if they are doubtful."""
+"""Rules by capability are fixed; speed, load and memory are measured."""
 
-import json
 import os
-import platform
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -15,67 +14,111 @@ from patchloom.errors import PatchloomError
 from patchloom.system import distributed, hardware
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return tmp_path / "patchloom" / "machine.json"
+@pytest.mark.parametrize(
+    ("fields", "mkldnn", "precision", "why"),
+    [
+        ({"flags": "avx512f avx512_bf16"}, True, "bfloat16", "AVX512-BF16"),
+        ({"flags": "avx512f avx512_bf16 amx_bf16"}, True, "bfloat16", "AMX-BF16"),
+        ({"flags": "avx2 avx512f avx512bw amx_int8"}, True, "float32", "no instructions for bfloat16"),
+        ({"Features": "asimd bf16"}, True, "bfloat16", "ARM's BF16"),
+        ({"Features": "asimd bf16"}, False, "float32", "no instructions"),  # torch without oneDNN
+        ({"Features": "asimd svebf16"}, True, "float32", "no instructions"),
+        ({}, True, "float32", "no instructions"),
+    ],
+)
+def test_the_processors_instructions_choose_the_precision(monkeypatch, fields, mkldnn, precision, why):
+    monkeypatch.setattr(hardware, "processor", lambda what: fields.get(what, ""))
+    monkeypatch.setattr("torch.backends.mkldnn.is_available", lambda: mkldnn)
+    chosen, reason = hardware.choose_precision("cpu")
+    assert chosen == precision and why in reason
 
 
-def test_figures_are_cached_by_processor_torch_and_threads(own_cache, monkeypatch):
-    figures = iter([2.0, 3.0, 4.0])
-    assert hardware.cached_figure("a", lambda: next(figures)) == 2.0
-    assert hardware.cached_figure("a", lambda: next(figures)) == 2.0
-    assert hardware.cached_figure("b", lambda: next(figures)) == 3.0
-    assert hardware.cached_figure("a", lambda: next(figures), again=True) == 4.0
-    assert torch.__version__ in own_cache.read_text("utf-8")
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
-    assert hardware.cached_figure("a", lambda: 5.0) == 5.0
+def test_gpus_choose_the_precision(monkeypatch):
+    for native, chosen in ((True, "bfloat16"), (False, "float16")):
+        monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation, native=native: native)
+        assert hardware.choose_precision("cuda")[0] == chosen
+    assert hardware.choose_precision("mps")[0] == "float32"
 
 
-def test_figures_of_a_busy_machine_are_measured_again(own_cache, monkeypatch):
-    now, load = [1e9], [0.9]
-    monkeypatch.setattr(hardware.time, "time", lambda: now[0])
-    monkeypatch.setattr(hardware.BackgroundLoad, "share", lambda self: load[0])
-    busy = hardware.cached_figure("a", lambda: 1.0)
-    assert hardware.when(busy) == ", measured on 2001-09-09 while the machine was busy"
-    assert hardware.cached_figure("a", lambda: 2.0) == 1.0
-    now[0] += 3600
-    assert hardware.cached_figure("a", lambda: 3.0) == 1.0  # it is still busy
-    now[0], load[0] = now[0] + 3600, 0.0
-    idle = hardware.cached_figure("a", lambda: 4.0)
-    assert idle == 4.0 and "busy" not in hardware.when(idle)
-    now[0] += 13 * 86400
-    assert hardware.cached_figure("a", lambda: 5.0) == 4.0
-    now[0], load[0] = now[0] + 2 * 86400, 0.9
-    assert hardware.cached_figure("a", lambda: 6.0) == 4.0  # old, but not of a busy machine
-    now[0], load[0] = now[0] + 3600, 0.0
-    assert hardware.cached_figure("a", lambda: 7.0) == 7.0
+@pytest.mark.parametrize(
+    ("precision", "capability", "fits"), [("tf32", (8, 0), 1), ("tf32", (7, 5), 0), ("bfloat16", (7, 5), 1)]
+)
+def test_tf32_is_of_gpus_since_ampere(precision, capability, fits, monkeypatch):
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: capability)
+    hardware.check_precision("float32", "cpu")
+    for device in ("cuda", *(("cpu", "mps") if not fits else ())):
+        with nullcontext() if fits else pytest.raises(PatchloomError, match="8.0 or later: use --precision float32"):
+            hardware.check_precision(precision, device)
 
 
-def test_a_figure_of_an_older_version_is_measured_again(own_cache):
-    hardware.cached_figure("a", lambda: 1.0)
-    own_cache.write_text(json.dumps({name: 9.0 for name in json.loads(own_cache.read_text())}))
-    assert hardware.cached_figure("a", lambda: 2.0) == 2.0
+@pytest.mark.parametrize("tf32", [True, False])
+def test_products_and_convolutions_have_one_precision(tf32):
+    places = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = [place.allow_tf32 for place in places]
+    with hardware.float32_products(tf32):
+        assert [place.allow_tf32 for place in places] == [tf32, tf32]
+    assert [place.allow_tf32 for place in places] == before
+    assert hardware.product("cpu", "tf32" if tf32 else "float32", 8)().dtype == torch.float32
 
 
-@pytest.mark.skipif(hardware._worked() is None, reason="the system does not tell what its cores did")
-def test_background_load_excludes_this_process():
-    work = "import time; end = time.time() + 60\nwhile time.time() < end: pass"
-    others = [subprocess.Popen([sys.executable, "-c", work]) for _ in hardware.own_cores()]
-    try:
-        time.sleep(0.3)
-        seen = hardware.BackgroundLoad()
-        time.sleep(0.5)
-        assert seen.share() > hardware._BUSY
-    finally:
-        for one in others:
-            one.kill()
-            one.wait()
-    times = iter([0.0, 3.0])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hardware, "_worked", lambda: next(times))
-        patch.setattr(hardware.time, "process_time", iter([0.0, 3.0]).__next__)
-        assert hardware.BackgroundLoad().share() == 0.0
+def test_threads_are_torchs_or_fewer_in_a_container(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    for there, threads, why in ((64, 8, "torch's default"), (8, 8, "torch's"), (3, 3, "3 cores"), (1, 1, "one core")):
+        monkeypatch.setattr(hardware, "cores", lambda there=there: there)
+        chosen, reason = hardware.choose_threads("cpu")
+        assert chosen == threads and why in reason
+    assert hardware.choose_threads("cuda")[0] == 8
+
+
+LACKS = {
+    "compute capability 7.0": {"capability": (6, 1)},
+    "Triton is not installed": {"triton": None},
+    "no C compiler": {"compiler": None},
+    "Python.h": {"header": False},
+    "a first kernel": {"fault": "a first kernel does not compile"},
+}
+
+
+@pytest.mark.parametrize("why", [None, *LACKS])
+def test_long_runs_are_compiled_on_gpus_that_triton_serves(monkeypatch, why):
+    machine, tried = (
+        {"capability": (8, 0), "triton": True, "compiler": "/usr/bin/gcc", "header": True, "fault": None},
+        [],
+    )
+    machine |= LACKS.get(why, {})
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: machine["capability"])
+    monkeypatch.setattr(hardware, "find_spec", lambda name: machine["triton"])
+    monkeypatch.setattr("shutil.which", lambda name: machine["compiler"])
+    monkeypatch.setattr(hardware.Path, "exists", lambda path: machine["header"])
+    monkeypatch.setattr(hardware, "compiling_fault", lambda device: tried.append(device) or machine["fault"])
+    for steps, device in ((9_999, "cuda"), (10_000, "cpu"), (10_000, "mps")):
+        assert hardware.choose_compile(device, steps)[0] is False
+    assert not tried  # no kernel is tried for a run that is not compiled
+    compiles, reason = hardware.choose_compile("cuda", 10_000)
+    assert compiles is (why is None) and (why or "") in reason
+
+
+def test_a_kernel_that_does_not_compile_is_explained_in_one_line(monkeypatch):
+    def compile_broken(function, **_):
+        raise RuntimeError("In file included from x.cpp\nbroken.h: no such file\n\n")
+
+    monkeypatch.setattr(torch, "compile", compile_broken)
+    said = hardware.compiling_fault.__wrapped__("cpu")
+    assert said == "a first kernel does not compile (RuntimeError: broken.h: no such file)"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_first_kernel_shows_whether_the_compiler_works(broken, tmp_path):
+    compiler = tmp_path / "g++"
+    compiler.write_text("#!/bin/sh\necho 'broken.h: no such file' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    code = "from patchloom.system.hardware import compiling_fault\nprint(compiling_fault('cpu'))"
+    environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+    environment |= {"CXX": str(compiler)} if broken else {}
+    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    said = ended.stdout.strip()
+    assert said.startswith("a first kernel does not compile (") and said.count("\n") == 0 if broken else said == "None"
 
 
 def test_a_quota_of_a_control_group_counts(monkeypatch):
@@ -85,97 +128,70 @@ def test_a_quota_of_a_control_group_counts(monkeypatch):
     assert distributed.cores_here() == hardware.Cores(4, 1)
 
 
-@pytest.mark.parametrize("damage", ["", "[1]", "{", '{"x": "y"}'])
-def test_a_damaged_cache_is_replaced(own_cache, damage):
-    hardware.cached_figure("a", lambda: 1.0)
-    own_cache.write_text(damage or json.dumps(dict.fromkeys(json.loads(own_cache.read_text()), "many")))
-    assert hardware.cached_figure("a", lambda: 2.0) == 2.0
-    assert hardware.cached_figure("a", lambda: 3.0) == 2.0
+@pytest.mark.parametrize(
+    ("folder", "limit", "now", "total"),
+    [("", "memory.max", "memory.current", ""), ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")],
+)
+def test_cached_files_leave_the_memory_of_a_control_group_free(monkeypatch, tmp_path, folder, limit, now, total):
+    """Files that are read again and again, such as those of --cache, are active; the kernel drops them if need be."""
+    place = tmp_path / folder
+    place.mkdir(exist_ok=True)
+    monkeypatch.setattr(hardware, "control_groups", lambda controller: [place])
+    monkeypatch.setattr(hardware, "memory", lambda device: (0.0, 2.0**20))
+    (place / limit).write_text("1000000\n")
+    (place / now).write_text("900000\n")
+    own = "inactive_file 1\nactive_file 1\n" if total else ""  # without those of the groups inside
+    (place / "memory.stat").write_text(f"anon 5\n{own}{total}inactive_file 200000\n{total}active_file 600000\n")
+    assert hardware.free_memory("cpu") * 2**30 == pytest.approx(900_000)
 
 
-def test_an_unwritable_cache_only_costs_time(tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert hardware.cached_figure("a", lambda: 1.5) == 1.5
+def test_memory_is_in_gib(monkeypatch):
+    monkeypatch.setattr(hardware, "_groups", lambda: [(2**20, 5)])
+    monkeypatch.setattr(hardware, "resident", lambda peak: 3.0 * 2**30)
+    assert hardware.memory("cpu") == (3, 2**-10)
+
+
+def test_errors_other_than_of_memory_pass_its_guard():
+    with pytest.raises(RuntimeError, match="negative dimension"), hardware.MemoryGuard(1):
+        torch.empty(-1)
 
 
 def test_timing_is_interleaved_after_a_warm_up_round():
     order = []
     ways = {"one": lambda: order.append("one"), "two": lambda: (order.append("two"), time.sleep(0.01))}
     seconds = hardware.seconds_of(ways, rounds=3)
-    assert order == ["one", "two"] * 4
-    assert [len(values) for values in seconds.values()] == [3, 3]
+    assert order == ["one", "two"] * 4 and [len(values) for values in seconds.values()] == [3, 3]
     assert hardware.median_seconds(ways, rounds=3)["two"] >= 0.01
-
-
-def test_threads_are_fewer_only_if_that_is_clearly_faster(own_cache, monkeypatch):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
-    monkeypatch.setattr(hardware, "cores", lambda: 8)
-    told = []
-    monkeypatch.setattr(torch, "set_num_threads", told.append)
-    for seconds, best in (
-        ({"8": 1.0, "4": 0.95, "2": 2.0, "1": 4.0}, 8),
-        ({"8": 5.0, "4": 0.95, "2": 0.9, "1": 4.0}, 4),
-        ({"8": 5.0, "4": 3.0, "2": 2.0, "1": 1.0}, 1),
-    ):
-        monkeypatch.setattr(
-            hardware, "median_seconds", lambda ways, seconds=seconds: {name: seconds[name] for name in ways}
-        )
-        own_cache.unlink(missing_ok=True)
-        assert hardware.best_threads() == best
-        assert told[-1] == 8  # measuring changes no setting
-    monkeypatch.setattr(hardware, "cores", lambda: 2)  # in a container
-    monkeypatch.setattr(hardware, "median_seconds", lambda ways: {name: 1.0 for name in ways})
-    own_cache.unlink()
-    assert hardware.best_threads() == 2
-
-
-def test_the_figures_are_those_of_real_work():
     rates = hardware.product_rates(size=256, rounds=2)
     assert set(rates) == {"float32", "bfloat16"} and min(rates.values()) > 1e8
-    assert hardware.bfloat16_gain() > 0 and hardware.fused_gain("cpu", "float32", 2, 9, 8) > 0
 
 
 def test_a_dtype_without_instructions_multiplies_smaller_matrices(monkeypatch):
     """A product of 2048 rows took 20 s in bfloat16 on a CPU with AVX2 alone, and in float32 a tenth of one."""
-    pace, asked = {"float32": 1e11, "bfloat16": 1e9}, []
+    pace, most = {"float32": 1e11, "bfloat16": 1e9}, {}
 
     def timed(ways, device="cpu", rounds=5):
         return {name: 2 * rows**3 / pace[dtype] for (name, (dtype, rows)) in ways.items()}
 
     def product(device, dtype, size):
-        asked.append((dtype, size))
+        most[dtype] = max(size, most.get(dtype, 0))
         return dtype, size
 
     monkeypatch.setattr(hardware, "median_seconds", timed)
     monkeypatch.setattr(hardware, "product", product)
-    assert hardware.product_rates() == pytest.approx(pace)
-    assert max(size for dtype, size in asked if dtype == "float32") == 2048
-    assert max(size for dtype, size in asked if dtype == "bfloat16") == 512
+    assert hardware.product_rates() == pytest.approx(pace) and most == {"float32": 2048, "bfloat16": 512}
 
 
-def test_a_compiled_steps_gain_is_known_only_after_it_was_measured():
-    assert hardware.compile_gain("cpu", "float32", "nano", "torch", 2) is None
-    assert hardware.compile_gain("cpu", "float32", "nano", "torch", 2, lambda: 1.25) == 1.25
-    assert hardware.compile_gain("cpu", "float32", "nano", "torch", 2) == 1.25
-    assert hardware.compile_gain("cpu", "float32", "nano", "torch", 1) is None
-    assert hardware.compile_gain("cpu", "bfloat16", "nano", "torch", 2) is None
-    assert hardware.compile_gain("cpu", "float32", "nano", "native", 2) is None
-
-
-def test_memory_is_measured_in_a_process_whose_errors_are_raised():
-    with pytest.raises(PatchloomError, match=r"has died \(-6\), perhaps because there is too little"):
-        hardware.peak_in_subprocess(os.abort, "cpu")
+def test_errors_of_a_process_that_measures_memory_are_raised():
     with pytest.raises(ValueError, match="invalid literal"):
         hardware.peak_in_subprocess(int, "cpu", "no number")
 
 
-def test_peak_memory_is_that_of_the_work_alone():
+@pytest.mark.slow
+def test_peak_memory_is_that_of_the_work_alone_and_a_death_is_reported():
+    with pytest.raises(PatchloomError, match=r"has died \(-6\), perhaps because there is too little"):
+        hardware.peak_in_subprocess(os.abort, "cpu")
     small, large = (hardware.peak_in_subprocess(np.ones, "cpu", (mib, 2**20), np.uint8) for mib in (50, 400))
     if small is None:
         pytest.skip("this system does not tell")
     assert 0.25 < large - small < 0.45  # 350 MiB
-
-
-def test_freed_memory_is_kept_where_the_system_can():
-    assert hardware.keep_freed_memory() == (platform.libc_ver()[0] == "glibc")

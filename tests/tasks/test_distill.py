@@ -1,6 +1,5 @@
 """Distill: a frozen teacher's features at blank patches, on another grid and with another normalisation."""
 
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,6 +9,7 @@ import timm
 import torch
 from golden import close
 from killing import SMALL, draw_images
+from small import SIZES, seeded
 from sweep import TEACHER, build, teacher_file, views_of
 from torch.nn import functional as F
 
@@ -18,7 +18,7 @@ from patchloom.errors import PatchloomError
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file, save_encoder
 from patchloom.nets.teacher import FrozenTeacher
-from patchloom.patches.tokens import gather_tokens, patchify, unpatchify
+from patchloom.patches.tokens import gather_tokens, patchify
 from patchloom.runs.checkpoint import restore
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.held_out import own_held_out
@@ -29,12 +29,6 @@ from patchloom.tasks.defaults import frozen_teacher
 from patchloom.train.init import Start
 from patchloom.train.loop import pretrain
 
-SIZES = {"embed_dim": 32, "depth": 2, "num_heads": 2}
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
-
 
 @pytest.mark.parametrize("loss", ["cosine", "smooth_l1"])
 def test_the_loss_written_out(loss):
@@ -42,7 +36,7 @@ def test_the_loss_written_out(loss):
     task = build("distill", asked={"loss": loss})
     (images,) = views_of(task, b=3)
     task.normalized_by((0.4, 0.5, 0.3), (0.2, 0.3, 0.25))
-    given = task.given(images, generator())
+    given = task.given(images, seeded())
     found = task(images, given=given)
 
     spec = {"embed_dim": 16, "depth": 1, "num_heads": 2, "patch_size": 8, "img_size": (64, 48), "num_classes": 0}
@@ -66,7 +60,10 @@ def test_the_loss_written_out(loss):
     assert given.blank.sum(1).tolist() == [20] * 3  # 48 patches, a fraction of 0.4, rounded up
 
 
-def test_the_teacher_is_frozen_and_draws_nothing():
+def test_the_teacher_is_frozen_draws_nothing_and_is_named_from_any_folder(monkeypatch):
+    monkeypatch.chdir(Path(teacher_file()).parent)
+    asked = request("digits", {"name": "distill", "features_of": "teacher.safetensors"}, {})
+    assert asked.task["features_of"] == teacher_file()
     geometry = build("mae").geometry
     torch.manual_seed(5)
     teacher = frozen_teacher(geometry, teacher_file())
@@ -88,10 +85,10 @@ def test_the_teacher_is_frozen_and_draws_nothing():
 def test_a_right_answer_has_no_error_and_the_teachers_colours(name, asked, monkeypatch):
     task = build(name, asked=asked).eval()
     question, (images,) = task.questions["features"], views_of(task, b=4)
-    encoded = task.encode(images, task.given(images, generator()))
+    encoded = task.encode(images, task.given(images, seeded()))
     asked_patches, _ = question.answer(encoded)
     truth = gather_tokens(question.teacher_features(encoded), asked_patches)
-    monkeypatch.setattr(question, "answer", lambda encoded: (asked_patches, 3 * truth))  # of any length
+    monkeypatch.setattr(question, "predict", lambda encoded: (asked_patches, 3 * truth))  # of any length
     assert question(encoded, 0.5).loss < 1e-6
     assert question.measure(encoded).value > 0.9999 > question.measure(encoded).means()["mean feature"]
     (sheet,) = question.sheets(encoded)
@@ -104,27 +101,18 @@ def test_a_right_answer_has_no_error_and_the_teachers_colours(name, asked, monke
     assert torch.equal(given.isnan().any(-1), shown)
 
 
-def test_blank_patches_are_not_seen():
-    task, (images,) = build("distill").eval(), views_of(build("distill"))
-    given = task.given(images, generator())
-    noise = torch.where(given.blank[..., None], torch.randn(8, 48, 48), patchify(images, (4, 4)))
-    other = unpatchify(noise, (4, 4), task.geometry.grid)
-    one, two = (task.encode(x, replace(given, images=x)).tokens for x in (images, other))
-    assert torch.equal(one, two)
-
-
 def test_teachers_that_do_not_fit_are_rejected(tmp_path):
     encoder = build_encoder(EncoderSpec("nano", (32, 32), 4, options=SIZES))
-    with pytest.raises(PatchloomError, match="needs a teacher of features: give --task.features_of timm:NAME"):
+    with pytest.raises(PatchloomError, match="give --task.features_of timm:NAME"):
         build_task({"name": "distill"}, encoder)
     with pytest.raises(PatchloomError, match="nowhere"):
         build_task({"name": "distill", "features_of": str(tmp_path / "nowhere.safetensors")}, encoder)
     spec = EncoderSpec("nano", (32, 32), 4, channels=1, options=SIZES)
     grey = tmp_path / "grey.safetensors"
     save_encoder(build_encoder(spec), EncoderCard(spec, (0.5,), (0.2,), "mae", "grey"), grey)
-    with pytest.raises(PatchloomError, match="is for images of 1 channels, and these have 3: give --channels 1"):
+    with pytest.raises(PatchloomError, match="1 channels, and these have 3"):
         build_task({"name": "distill", "features_of": str(grey)}, encoder)
-    with pytest.raises(PatchloomError, match="features_of has no effect here, because --task.ask has no features"):
+    with pytest.raises(PatchloomError, match="features_of has no effect"):
         build_task({"name": "mixture", "features_of": str(grey)}, encoder)
 
 
@@ -147,7 +135,7 @@ def test_a_teacher_that_only_norms_pooled_features_norms_its_tokens_by_it():
     torch.testing.assert_close(found, F.layer_norm(tokens, (64,)))
 
 
-def test_checkpoints_leave_the_teacher_out_and_recognise_it(tmp_path):
+def test_checkpoints_leave_the_teacher_out_and_recognise_another(tmp_path):
     task, other = build("distill"), build("distill", seed=3)
     state = task.state_dict()
     assert not any("teacher.encoder" in name for name in state)
@@ -162,6 +150,15 @@ def test_checkpoints_leave_the_teacher_out_and_recognise_it(tmp_path):
         restore(state, another)
     assert torch.equal(another.questions["features"].teacher.encoder.norm.weight, before)
 
+    # `--from` with another teacher uses the one that is named now
+    start = Start.__new__(Start)
+    start.run = start.asked = SimpleNamespace(task={"name": "distill"}, from_run="before", init=None)
+    start.checkpoint, start.sentences = (state, {}), []
+    start.load_task_weights(another)
+    question = another.questions["features"]
+    assert torch.equal(question.teacher.encoder.norm.weight, before)
+    assert torch.equal(question.decoder.weight, task.questions["features"].decoder.weight)
+
 
 def changed_teacher(folder):
     """A file of a teacher with other weights than in the sweep."""
@@ -172,35 +169,21 @@ def changed_teacher(folder):
     return str(folder / "changed.safetensors")
 
 
-def test_another_run_does_not_bring_its_teacher(tmp_path):
-    """`--from` with another teacher uses the one that is named now."""
-    begun, now = build("distill"), build("distill", seed=1, asked={"features_of": changed_teacher(tmp_path)})
-    own = now.questions["features"].teacher.encoder.norm.weight.clone()
-    start = Start.__new__(Start)
-    start.run = start.asked = SimpleNamespace(task={"name": "distill"}, from_run="before", init=None)
-    start.checkpoint, start.sentences = (begun.state_dict(), {}), []
-    start.load_task_weights(now)
-    question = now.questions["features"]
-    assert torch.equal(question.teacher.encoder.norm.weight, own)
-    assert torch.equal(question.decoder.weight, begun.questions["features"].decoder.weight)
-    assert "0 missing, 0 unexpected" in " ".join(start.sentences)
-
-
 def test_the_mean_feature_is_that_of_other_images():
     task = build("distill").eval()
     (images,) = views_of(task, b=3)
-    question, encoded = task.questions["features"], task.encode(images, task.given(images, generator()))
+    question, encoded = task.questions["features"], task.encode(images, task.given(images, seeded()))
     features, blank = question.teacher_features(encoded), encoded.given.blank
     baseline = question.measure(encoded).baselines["mean feature"]
     for i in range(3):
         mean = (features.sum(0) - features[i]) / 2
         expected = F.cosine_similarity(mean, features[i], dim=-1)[blank[i]].mean()
         torch.testing.assert_close(baseline[i], expected)
-    alone = question.measure(task.encode(images[:1], task.given(images[:1], generator())))
+    alone = question.measure(task.encode(images[:1], task.given(images[:1], seeded())))
     assert alone.baselines["mean feature"].item() < 0.999
 
 
-def test_training_data_of_a_teacher_is_not_called_new(tmp_path):
+def test_training_data_of_a_teacher_is_not_called_new(tmp_path, quick_probe):
     images = draw_images(tmp_path / "images", count=40)
     small = SMALL | {"epochs": 1}
     pretrain(images, "mae", out=tmp_path / "teacher", **small | {"held_out": 0.6, "seed": 1})
@@ -213,9 +196,3 @@ def test_training_data_of_a_teacher_is_not_called_new(tmp_path):
     assert not np.isin(source.contents()[held_out.indices], trained).any()
     assert str(tmp_path / "teacher") in held_out.sentence("The images")
     assert np.isin(trained, read_record(folder.trained_on).contents).all()
-
-
-def test_a_teacher_is_named_from_any_folder(monkeypatch):
-    monkeypatch.chdir(Path(teacher_file()).parent)
-    asked = request("digits", {"name": "distill", "features_of": "teacher.safetensors"}, {})
-    assert asked.task["features_of"] == teacher_file()

@@ -1,78 +1,117 @@
-"""A run whose images are cached on the disc."""
+"""Runs whose images are cached on the disc, or cropped on the device."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from killing import SMALL
 from PIL import Image
+from pseudo_cuda import pseudo_cuda
+from resolved import resolved_settings
+from running import rows
+from safetensors.torch import load_file
+from sweep import build
 
 import patchloom
-from patchloom.cli import main
+from patchloom.data.augment import RandomCrop
+from patchloom.data.loader import training_batches
+from patchloom.data.sources.open import open_data
+from patchloom.data.sources.synthetic import Shapes
+from patchloom.data.stats import Stats
 from patchloom.errors import PatchloomError
-from patchloom.runs.settings import Settings
+from patchloom.runs.folder import RunFolder
+from patchloom.runs.task import augment_of_readers
 from patchloom.system.files import cache_root
+from patchloom.tasks import TASKS
+from patchloom.tasks.mae import MAE
+from patchloom.train.resolve import default_cache
 
-SMALL = {"name": "nano", "embed_dim": 32, "depth": 1}
-HOW = {"task": "mae", "model": SMALL, "epochs": 2, "img_size": 16, "batch_size": 8, "device": "cpu"}
-HOW |= {"precision": "float32", "attention": "explicit", "threads": 1}  # else all would be measured for each cache
+pytestmark = pytest.mark.usefixtures("quick_probe")
+
+HOW = {
+    "task": "mae",
+    "model": {"name": "nano", "embed_dim": 32, "depth": 1},
+    "epochs": 1,
+    "img_size": 16,
+    "batch_size": 8,
+    "device": "cpu",
+}
+HOW |= {"precision": "float32", "attention": "explicit", "threads": 1}
+
+LONG = HOW | {"epochs": 4}  # enough for --cache auto
+
+
+def draw_jpegs(folder: Path, height: int, width: int) -> np.random.Generator:
+    """Save JPEG files of growing height, one of them broken; return the generator of their pixels."""
+    rng = np.random.default_rng(0)
+    for i in range(30):
+        Image.fromarray(rng.integers(0, 256, (height + i, width, 3), dtype=np.uint8)).save(folder / f"{i:02}.jpg")
+    (folder / "29.jpg").write_bytes(b"broken")
+    return rng
 
 
 @pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def photos(tmp_path_factory):
     """Unlabelled images, which need no evaluation; one is broken."""
     folder = tmp_path_factory.mktemp("photos")
-    rng = np.random.default_rng(0)
-    for i in range(30):
-        Image.fromarray(rng.integers(0, 256, (24 + i, 30, 3), dtype=np.uint8)).save(folder / f"{i:02}.jpg")
-    (folder / "29.jpg").write_bytes(b"broken")
+    draw_jpegs(folder, 24, 30)
     return folder
 
 
-def test_whole_images_train_the_same_encoder(photos, tmp_path, capsys):
-    weights = []
-    for name, more in {"none": {}, "whole": {"cache": "whole"}, "again": {"cache": "whole", "workers": 2}}.items():
-        run = patchloom.pretrain(photos, out=tmp_path / name / "run", randaugment=9.0, **HOW, **more)
-        weights.append((run.folder / "encoder.safetensors").read_bytes())
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images that are worth storing; one is broken, and one has 16 bits."""
+    folder = tmp_path_factory.mktemp("large")
+    rng = draw_jpegs(folder, 130, 150)
+    np.save(folder / "deep.npy", rng.integers(0, 2**16, (130, 140, 3), dtype=np.uint16))
+    return folder
+
+
+def result(run: Path) -> tuple[bytes, list[dict[str, str]]]:
+    """Return the weights of a run, and its metrics without times."""
+    return (run / "encoder.safetensors").read_bytes(), rows(run)
+
+
+def test_stored_images_train_the_same_encoder(large, tmp_path, monkeypatch, capsys):
+    """Also while they are being stored, which a short run may be for the most part."""
+    found = []
+    ways = {"none": {"cache": "none"}, "auto": {}, "again": {}, "whole": {"cache": "whole", "workers": 1}}
+    for name, more in ways.items():
+        if name != "again":
+            monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / f"cache of {name}"))
+        run = patchloom.pretrain(large, out=tmp_path / name / "run", randaugment=9.0, **LONG, **more)
+        found.append(result(run.folder))
         said = capsys.readouterr().out
-        assert ("Decoding 30 images, to be cached in" in said) == (name == "whole")
-        assert (run.folder / "unreadable.txt").read_text().split() == [str(photos / "29.jpg")]
-    assert weights[0] == weights[1] == weights[2]
+        assert ("31 decoded images need" in said) == (name in ("auto", "again"))
+        assert (run.folder / "unreadable.txt").read_text().split() == [str(large / "29.jpg")]
+        assert bool(list((cache_root() / "images").glob("*/*.part"))) == (name != "none")
+    assert all(one == found[0] for one in found[1:])
 
 
-def test_reduced_images_change_what_is_seen_but_not_the_measures_at_the_start(photos, tmp_path):
-    first, last = [], []
-    for cache in ("none", 20):
-        run = patchloom.pretrain(photos, out=tmp_path / str(cache) / "run", cache=cache, **HOW)
-        rows = (run.folder / "metrics.csv").read_text().splitlines()
-        first.append(rows[1]), last.append((run.folder / "encoder.safetensors").read_bytes())
-    assert last[0] != last[1]
-    without_time = [[value for value in row.split(",") if value][:6] for row in first]
-    assert without_time[0] == without_time[1]
+def test_a_run_that_is_resumed_asks_for_room_again(large, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    given = LONG | {"out": tmp_path / "run"}
+    run = patchloom.pretrain(large, **given).folder
+    assert RunFolder(run).read_config().cache == "whole"
+    (run / "summary.txt").unlink()
+    monkeypatch.setattr("patchloom.data.cache.free_memory", lambda device: 0)
+    planned = patchloom.pretrain(large, dry_run=True, **given).planned
+    assert planned["settings"]["cache"] == "none" and "more than half of" in planned["reasons"]["cache"]
 
 
-def test_native_crops_train_another_encoder_and_are_measured_at_their_scale(photos, tmp_path):
-    first, last = [], []
-    for scale in (0.2, "native"):
-        run = patchloom.pretrain(photos, out=tmp_path / str(scale) / "run", crop_scale=scale, **HOW)
-        rows = (run.folder / "metrics.csv").read_text().splitlines()
-        first.append(rows[1].split(",")[:6]), last.append((run.folder / "encoder.safetensors").read_bytes())
-    assert f"crop_scale: {scale}" in (run.folder / "config.yaml").read_text()
-    assert last[0] != last[1] and first[0] != first[1]
-    assert patchloom.pretrain(photos, out=run.folder, crop_scale="native", **HOW).folder == run.folder
+def test_auto_stores_images_that_are_much_work_to_decode(draw):
+    files, memory = open_data(draw("in/0.png").parent).train, open_data("shapes:20").train
 
+    def chosen(side, epochs=4, size=16, source=files):
+        stats = Stats((0.5,) * 3, (0.2,) * 3, side, side, 10, [])
+        return default_cache(epochs, (size, size), stats, source)
 
-def test_no_room_ends_before_the_run_begins(photos, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    (tmp_path / "file").touch()
-    out = tmp_path / "run"
-    words = ["pretrain", str(photos), "--img_size", "16", "--model", "nano", "--cache", "whole", "--out", str(out)]
-    assert main(words) == 2
-    assert capsys.readouterr().err.startswith(f"patchloom: {cache_root() / 'images'}") and not out.exists()
-
-
-def test_images_in_memory_are_refused(tmp_path, capsys):
-    assert main(["pretrain", "shapes:40", "--cache", "whole", "--out", str(tmp_path / "run")]) == 2
-    assert "are in memory already: leave out --cache" in capsys.readouterr().err
+    assert chosen(128)[0] == "whole" and chosen(127) == ("none", "images of 127x127 are decoded fast enough")
+    assert chosen(160, size=113)[0] == "whole" and chosen(160, size=114)[0] == "none"
+    assert chosen(160, epochs=3) == ("none", "images are decoded too seldom in 3 epochs")
+    assert chosen(160, source=memory) == ("none", "the images are in memory")
 
 
 ZOOMED = {"name": "restore"}  # its canvas is 10/7 of the image: 22 for 16
@@ -82,35 +121,71 @@ ENLARGED = {"name": "restore", "scale": 0.714}  # crops of the usual size
 
 @pytest.mark.parametrize(
     ("task", "size", "needed"),
-    [("mae", 16, 16), ("mae", "auto", 24), ("mae", (24, 16), 24), ("extrema", 16, 16)]
-    + [(ZOOMED, 16, 22), (ZOOMED, (16, 32), 44), (BENT, 16, 20), (ENLARGED, 16, 16)],
+    [("mae", (24, 16), 24), (ZOOMED, (16, 32), 44), (BENT, 16, 20), (ENLARGED, 16, 16)],
 )
-def test_fewer_pixels_than_the_tasks_crops_have_are_refused(photos, tmp_path, cache_in, task, size, needed):
+def test_fewer_pixels_than_the_tasks_crops_have_are_refused(photos, tmp_path, monkeypatch, task, size, needed):
     """The size that the message proposes is the smallest that enlarges no crop."""
-    cache_in(tmp_path / "cache")
-    folder = alike(photos, tmp_path / "photos") if size == "auto" else photos
-    how = HOW | {"task": task, "img_size": size, "patch_size": 4, "epochs": 1, "out": tmp_path / "run"}
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    how = HOW | {"task": task, "img_size": size, "patch_size": 4, "out": tmp_path / "run"}
     for cache in (needed - 1, -5):
         with pytest.raises(PatchloomError, match=rf"--cache {cache} keeps too few pixels.*: give {needed} or more, or"):
-            patchloom.pretrain(folder, cache=cache, **how)
+            patchloom.pretrain(photos, cache=cache, **how)
     assert not (tmp_path / "run").exists() and not (cache_root() / "images").exists()
-    patchloom.pretrain(folder, cache=needed, **how)
-    assert (tmp_path / "run" / "encoder.safetensors").exists()
+    assert patchloom.pretrain(photos, cache=needed, dry_run=True, **how).planned["settings"]["cache"] == needed
 
 
-def alike(photos: Path, folder: Path) -> Path:
-    """Images of 24 x 30 pixels."""
-    folder.mkdir()
-    for path in sorted(photos.glob("*.jpg"))[:20]:
-        Image.open(path).crop((0, 0, 30, 24)).save(folder / path.name)
-    return folder
+# Random crops that are resized on the device.
+
+ON = SMALL | {"crop_on": "device", "epochs": 1}
 
 
-def test_a_run_of_an_earlier_version_goes_on(photos, tmp_path, monkeypatch):
-    """A cache with fewer pixels than the task's crops is not refused for a run that has begun."""
-    how = HOW | {"task": ZOOMED, "patch_size": 4, "cache": 17, "out": tmp_path / "run"}
-    with monkeypatch.context() as earlier:
-        earlier.setattr(Settings, "check_cache", lambda *_: None)
-        whole = patchloom.pretrain(photos, **how).folder
-    (whole / "summary.txt").unlink()
-    assert patchloom.pretrain(photos, **how).summary
+class OwnCrop(RandomCrop):
+    pass
+
+
+class Own(MAE):
+    def __init__(self, encoder):
+        super().__init__(encoder)
+        self.augment = OwnCrop(self.geometry.size)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_runs_are_those_of_the_readers_crops_up_to_rounding(device, large, tmp_path):
+    """Their crops are nearly always equal to the bit, so that even the weights are."""
+    found = []
+    with pseudo_cuda() if device == "cuda" else nullcontext():
+        for crop_on in ("workers", "device"):
+            given = ON | {"crop_on": crop_on, "device": device, "out": tmp_path / crop_on}
+            run = patchloom.pretrain(large, "mae", **given).folder
+            found.append(torch.cat([one.flatten() for one in load_file(run / "encoder.safetensors").values()]))
+    assert (found[0] - found[1]).abs().mean() < 1e-4 * found[0].abs().mean()
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_every_task_gets_the_same_views(name):
+    task, settings = build(name), resolved_settings(crop_on="device")
+    expected, found = (
+        next(training_batches(Shapes(12, size=40), augment, 6, 0, 0, 1, device="cpu"))
+        for augment in (task.augment, augment_of_readers(task, settings))
+    )
+    assert len(found.views) == len(expected.views)
+    for mine, its in zip(expected.views, found.views, strict=True):
+        assert (mine.float() - its.float()).abs().mean() < 1e-3 * (1 if mine.is_floating_point() else 255)
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"randaugment": 9.0}, "--randaugment 9.0 changes crops after they are resized, in the workers: leave out"),
+        ({"crop_scale": "padded"}, "--crop_scale padded changes crops after they are resized"),
+        ({"task": Own}, "--crop_on device has no effect on .*Own, whose augment is none of RandomCrop, "),
+        ({"crop_on": "gpu"}, "--crop_on cannot be gpu: it takes workers or device"),
+    ],
+)
+def test_what_cannot_be_cropped_on_the_device_is_refused(how, said, images, tmp_path):
+    given = ON | {"task": "mae"} | how
+    with pytest.raises(PatchloomError, match=said):
+        patchloom.pretrain(images, given.pop("task"), out=tmp_path / "run", **given)
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(PatchloomError, match="--crop_on is for images, and tones holds recordings: leave it out"):
+        patchloom.pretrain("tones", "mp3", out=tmp_path / "run", crop_on="device")

@@ -1,20 +1,18 @@
 """Early stopping: --patience keeps the weights of the best measure and stops without improvement."""
 
-import csv
 import re
 import shutil
-from pathlib import Path
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
-from killing import SMALL, Kill, start
+from killing import SMALL, left_behind
+from running import column, each_update, killed, rows
 from safetensors.torch import load_file
 from torch import nn
 
 from patchloom.errors import PatchloomError
-from patchloom.look.look import look
 from patchloom.nets.checkpoints.format import read_encoder_card
 from patchloom.questions.question import Measure
 from patchloom.runs.checkpoint import as_best
@@ -22,31 +20,15 @@ from patchloom.runs.encoder import load_encoder
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.settings import Settings
 from patchloom.runs.task import load_task
-from patchloom.train.checkpointing import BestMeasure, TrainState, describe_best
-from patchloom.train.loop import pretrain
-
-NEVER = '''
-"""MAE, of which no measure is a number."""
-
-from dataclasses import replace
-
 from patchloom.tasks.mae import MAE
+from patchloom.train.checkpointing import BestMeasure, TrainState, describe_best
+from patchloom.train.clock import Piece
+from patchloom.train.loop import pretrain
+from patchloom.train.step import Update
 
+pytestmark = pytest.mark.usefixtures("quick_probe")
 
-class Never(MAE):
-    """MAE with a measure that cannot be taken after the first update."""
-
-    updated = False
-
-    def after_step(self, progress):
-        super().after_step(progress)
-        self.updated = True
-
-    def measure(self, *given):
-        found = super().measure(*given)
-        return replace(found, values=found.values * float("nan")) if self.updated else found
-'''
-OPTIONS = {"task": "droppos", "patience": 2, "epochs": 8}
+OPTIONS = SMALL | {"task": "droppos", "patience": 2, "epochs": 8}
 
 
 def measure(value: float, higher: bool = True) -> Measure:
@@ -103,52 +85,63 @@ def test_patience_counts_measures_in_a_row():
     assert not best.out_of_patience(Settings(""))
 
 
-def test_description_of_the_final_weights():
-    settings = Settings("", patience=2, epochs=20)
-    assert describe_best(BestMeasure(0.5, 30, 2), 50, 100, settings) == (
-        "The run stopped early after epoch 10 of 20: no improvement in 2 evaluations (--patience 2). These are the "
-        "weights of its best measure, at epoch 6 of 20."
-    )
-    assert "at epoch 0 of 20, before the first step, not of its last step (" in describe_best(
-        BestMeasure(0.5, 0, 1), 100, 100, settings
-    )
-    assert "at epoch 20 of 20, its last step (" in describe_best(BestMeasure(0.5, 100, 0), 100, 100, settings)
-    assert describe_best(BestMeasure(failed=2), 50, 100, settings) == (
-        "The run stopped after epoch 10 of 20. None of its held-out measures was a number, so --patience 2 found no "
-        "best one: these are its last weights."
-    )
-    assert "The run ended after epoch 20 of 20. None " in describe_best(BestMeasure(failed=1), 100, 100, settings)
+@pytest.mark.parametrize(
+    ("best", "step", "said"),
+    [
+        (BestMeasure(0.5, 30, 2), 50, "stopped early after epoch 10 of 20: .* in 2 evaluations .* epoch 6 of 20"),
+        (BestMeasure(0.5, 0, 1), 100, "at epoch 0 of 20, before the first step, not of its last step"),
+        (BestMeasure(0.5, 100, 0), 100, "at epoch 20 of 20, its last step"),
+        (BestMeasure(failed=2), 50, "stopped after epoch 10 of 20. None of .* its last weights"),
+        (BestMeasure(failed=1), 100, "ended after epoch 20 of 20. None of .* its last weights"),
+    ],
+)
+def test_description_of_the_final_weights(best, step, said):
+    assert re.search(said, describe_best(best, step, 100, Settings("", patience=2, epochs=20)))
 
 
-def test_a_patience_of_none_is_refused(tmp_path):
-    with pytest.raises(PatchloomError, match="--patience must be 1 or more, not 0"):
-        pretrain("shapes:100", patience=0, out=tmp_path / "run")
+def test_a_state_sums_updates_and_counts_those_that_are_skipped():
+    made = Update(True, False, 1.0, ("loss", "accuracy"), [[1.0, 0.2], [3.0, 0.4]], [], None)
+    lost, overflow = made._replace(good=False), made._replace(good=False, overflow=True, scaling=(2.0**15, 0))
+    state = TrainState()
+    assert state.count(made) and state.count(overflow) and (state.scale, state.steady) == (2.0**15, 0)
+    assert (state.skipped, state.in_a_row) == (0, 0), "an overflow only halves the scale"
+    assert not state.count(lost) and not state.count(lost) and (state.skipped, state.in_a_row) == (2, 2)
+    state.scale = 1.0
+    assert not state.count(overflow) and state.in_a_row == 3, "unless it is 1 already"
+    assert state.count(made) and state.in_a_row == 0 and state.counted == 4
+    assert state.means() == pytest.approx({"loss": 2, "accuracy": 0.3, "skipped": 3})
+    assert (state.sums, state.counted, state.skipped, state.means()) == ({}, 0, 0, {})
+    state.setbacks = 2
+    assert state.factor == 0.25
+
+
+def test_a_state_knows_when_training_ends_and_is_longer():
+    settings = Settings("", patience=1)
+    state = TrainState(step=10, steps=10, best=BestMeasure(0.5, 8, 1, True))
+    assert TrainState(step=10).is_finished(10, Settings("")) and not TrainState(step=9).is_finished(10, Settings(""))
+    assert state.is_finished(20, settings), "by early stopping"
+    assert not TrainState(step=0, best=BestMeasure(0.5, 0, 1)).is_finished(20, settings), "not before an update"
+    state.train_on(10, earlier=False)
+    assert (state.began, state.best.failed) == (0, 1)
+    state.train_on(20, earlier=False)
+    assert (state.began, state.steps, state.best.failed, state.best.chosen) == (10, 20, 0, False)
+    assert TrainState(pieces=[[0, 0.0, 9], [3, 0.5, 7]]).piece == Piece(3, 0.5, 7)
+    assert TrainState(pieces=[[0, 0.0, 9]], began=4).piece is None
+    with pytest.raises(PatchloomError, match="values that no run writes"):
+        TrainState.of({"step": -1}, {})
 
 
 @pytest.fixture(scope="module")
 def plain(unlabelled_images, tmp_path_factory):
-    """Run that stops early, with the number of file events."""
-    out = tmp_path_factory.mktemp("plain") / "run"
-    killed, events = start(unlabelled_images, out, OPTIONS, Kill())
-    assert not killed
-    return SimpleNamespace(out=out, events=events, about=RunFolder(out).checkpoints.about())
-
-
-def results_of(run: Path) -> dict[str, Any]:
-    """Return the contents of a finished run without labels: tensors, rows without times, pictures and texts."""
-    tensors = load_file(run / "checkpoints" / "last.safetensors")
-    with open(run / "metrics.csv", newline="") as file:
-        rows = [{name: value for name, value in row.items() if name != "seconds"} for row in csv.DictReader(file)]
-    files = [*sorted(run.glob("pictures/*.png")), *(run / name for name in ("summary.txt", "verdict.yaml"))]
-    found = {path.name: path.read_bytes() for path in [*files, run / "encoder.safetensors"]}
-    return {name: value.numpy().tobytes() for name, value in tensors.items()} | found | {"rows": rows}
+    """Run that stops early."""
+    out = pretrain(unlabelled_images, out=tmp_path_factory.mktemp("plain") / "run", **OPTIONS).folder
+    return SimpleNamespace(out=out, about=RunFolder(out).checkpoints.about())
 
 
 def test_it_stops_and_its_encoder_is_the_best_one(plain):
     best, done = plain.about["best"], plain.about["step"]
     assert done < plain.about["steps"] and best["chosen"] and best["failed"] == 2
-    with open(plain.out / "metrics.csv", newline="") as file:
-        measured = {int(row["step"]): float(row["held_out"]) for row in csv.DictReader(file) if row["held_out"]}
+    measured = {int(row["step"]): float(row["held_out"]) for row in rows(plain.out) if row["held_out"]}
     assert len(measured) >= 3 and max(measured) == done
     assert best["step"] == max(measured, key=measured.__getitem__) == [*measured][-3]  # max takes the first of equals
     tensors = load_file(plain.out / "checkpoints" / "last.safetensors")
@@ -160,81 +153,55 @@ def test_it_stops_and_its_encoder_is_the_best_one(plain):
 
 
 def test_summary_and_card_report_early_stopping(plain):
-    said = re.compile(r"The run stopped early after epoch [\d.]+ of 8: no improvement in 2 evaluations")
-    assert said.search((plain.out / "summary.txt").read_text())
-    assert said.match(read_encoder_card(plain.out / "encoder.safetensors").note)
-    held_out = (plain.out / "summary.txt").read_text()
+    said, summary = "The run stopped early after epoch ", (plain.out / "summary.txt").read_text()
+    assert said in summary and read_encoder_card(plain.out / "encoder.safetensors").note.startswith(said)
     best = plain.about["best"]["value"]
-    assert f"position accuracy {best:.1%}" in held_out, "the closing sentence is about the weights that are kept"
+    assert f"position accuracy {best:.1%}" in summary, "the closing sentence is about the weights that are kept"
 
 
-@pytest.fixture
-def unfinished(plain, tmp_path):
-    """Run that was killed in its final evaluation, before it wrote its encoder."""
-    folder = tmp_path / "run"
-    shutil.copytree(plain.out, folder)
+def test_killed_in_its_final_evaluation_it_is_called_by_the_step_of_its_weights(plain, tmp_path):
+    run = shutil.copytree(plain.out, tmp_path / "run")
     for name in ("summary.txt", "encoder.safetensors"):
-        (folder / name).unlink()
-    return folder
-
-
-def test_killed_in_its_final_evaluation_it_is_called_by_the_step_of_its_weights(plain, unfinished):
-    vit, card = load_encoder(unfinished)
+        (run / name).unlink()
+    vit, card = load_encoder(run)
     whole = load_file(plain.out / "encoder.safetensors")
     assert all(torch.equal(value, whole[name]) for name, value in vit.state_dict().items())
     reached = f"step {plain.about['best']['step']} of {plain.about['steps']}"
     assert plain.about["best"]["step"] < plain.about["step"]
-    assert card.name == f"run ({reached})"
-    assert card.note == (
-        f"The run {unfinished} is not finished: this is its newest checkpoint, with the weights of its best measure, "
-        f"at {reached}."
-    )
+    assert card.name == f"run ({reached})" and card.note.endswith(f"the weights of its best measure, at {reached}.")
 
 
-def test_its_pictures_are_called_by_the_epoch_and_the_measure_of_its_weights(plain, monkeypatch):
-    titles = []
-
-    def noted(*given, title, **options):
-        titles.append(title(measure(0.5)).result)
-        return []
-
-    monkeypatch.setattr("patchloom.look.look.draw_task", noted)
-    look(plain.out)
-    best = plain.about["best"]
-    epoch = f"{8 * best['step'] / plain.about['steps']:.4g}"
-    (said,) = titles
-    assert said.startswith(f"Epoch {epoch} of 8; on held-out images: accuracy {best['value']:.1%}, chance ")
-
-
-def test_a_killed_and_resumed_run_is_equal_and_trackers_have_each_row_once(unlabelled_images, plain, tmp_path):
+def test_a_killed_and_resumed_run_is_equal_and_trackers_have_each_row_once(
+    unlabelled_images, plain, tmp_path, monkeypatch
+):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    out, options = tmp_path / "run", OPTIONS | {"log": "tensorboard"}
-    at = [Kill(event=round(share * plain.events)) for share in (0.3, 0.5, 0.6)]
-    kills = [start(unlabelled_images, out, options, kill)[0] for kill in at]
-    while start(unlabelled_images, out, options, Kill())[0]:
-        pass
-    assert any(kills)
-    assert results_of(out) == results_of(plain.out)
-    with open(out / "metrics.csv", newline="") as file:
-        steps = [int(row["step"]) for row in csv.DictReader(file)]
+    out, given = tmp_path / "run", OPTIONS | {"log": "tensorboard"}
+    for call in (2, 5):
+        killed(monkeypatch, TrainState, "count", call, unlabelled_images, out=out, **given)
+    pretrain(unlabelled_images, out=out, **given)
+    assert left_behind(out) == left_behind(plain.out)
     found = EventAccumulator(str(out / "logs" / "tensorboard"), size_guidance={"scalars": 0}).Reload()
-    assert [one.step for one in found.Scalars("epoch")] == steps
+    assert [one.step for one in found.Scalars("epoch")] == column(out, "step")
     assert "switched off" not in (out / "log.txt").read_text()
 
 
-def test_measures_that_are_no_numbers_leave_the_weights_before_the_first_step(unlabelled_images, tmp_path):
-    (tmp_path / "never.py").write_text(NEVER)
-    out, options = tmp_path / "run", SMALL | OPTIONS | {"task": f"{tmp_path}/never.py:Never", "patience": 1}
-    pretrain(unlabelled_images, out=out, **options)
+def test_measures_that_are_no_numbers_leave_the_weights_before_the_first_step(unlabelled_images, tmp_path, monkeypatch):
+    measure, updated = MAE.measure, []
+
+    def never(self, *given):
+        found = measure(self, *given)
+        return replace(found, values=found.values * float("nan")) if updated else found
+
+    monkeypatch.setattr(MAE, "measure", never)
+    each_update(monkeypatch, lambda *_: updated.append(True))
+    out = pretrain(unlabelled_images, out=tmp_path / "run", **OPTIONS | {"task": "mae", "patience": 1}).folder
     about = RunFolder(out).checkpoints.about()
     assert about["best"].pop("value") > 0 and about["best"] == {"step": 0, "failed": 1, "chosen": True}
     assert 0 < about["step"] < about["steps"]
     assert "the weights of its best measure, at epoch 0 of 8" in " ".join((out / "log.txt").read_text().split())
 
 
-def test_it_goes_on_only_with_the_same_patience_and_with_any_tracker(unlabelled_images, plain, capsys):
+def test_it_goes_on_only_with_the_same_patience(unlabelled_images, plain):
     with pytest.raises(PatchloomError, match="patience: was 2, now 3"):
-        pretrain(unlabelled_images, out=plain.out, **SMALL | OPTIONS | {"patience": 3})
-    assert pretrain(unlabelled_images, out=plain.out, log="tensorboard", **SMALL | OPTIONS).folder == plain.out
-    assert "is finished" in capsys.readouterr().out
+        pretrain(unlabelled_images, out=plain.out, **OPTIONS | {"patience": 3})

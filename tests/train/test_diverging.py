@@ -1,22 +1,26 @@
 """Updates that are not finite are skipped; after several, the run goes back, and in the end it stops."""
 
-import csv
 import math
 from dataclasses import replace
 
 import pytest
 import torch
 from killing import SMALL
+from noting import Noting
+from running import rows
 from safetensors.torch import load_file
 
 from patchloom.errors import PatchloomError
+from patchloom.loggers import queue
+from patchloom.loggers.queue import TrackerSet
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.task import prepare_task
 from patchloom.tasks import task_class
 from patchloom.tasks.mae import MAE
 from patchloom.train import loop as training
+from patchloom.train import metrics
+from patchloom.train.checkpointing import BestMeasure
 from patchloom.train.loop import pretrain
-from patchloom.train.plan import Planner
 from patchloom.train.step import Stepper
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
@@ -41,32 +45,29 @@ def spoil(monkeypatch, name, which, how=math.nan):
         return outcome._replace(loss=outcome.loss * how) if which(step, len(seen)) else outcome
 
     monkeypatch.setattr(task_class(name), "forward", forward)
-    monkeypatch.setattr(Planner, "forecast", lambda self, plan: None)  # its trial steps are none of the training
     return seen
 
 
-def rows(run):
-    with open(run / "metrics.csv", newline="") as file:
-        return list(csv.DictReader(file))
+def finite(run):
+    saved = load_file(run / "checkpoints" / "last.safetensors")
+    return all(value.isfinite().all() for value in saved.values() if value.is_floating_point())
 
 
-@pytest.mark.parametrize(("name", "how"), [("mae", math.nan), ("mae", math.inf), ("lut", math.nan)])
-def test_one_bad_step_is_skipped_and_named(images, tmp_path, monkeypatch, capsys, name, how):
+@pytest.mark.parametrize(("name", "how"), [("mae", math.inf), ("lut", math.nan)])
+def test_one_bad_step_is_skipped_and_named(unlabelled_images, tmp_path, monkeypatch, capsys, name, how):
     spoil(monkeypatch, name, lambda step, _: step == 7, how)
-    pretrain(images, name, out=tmp_path / "run", **SMALL)
-    (line,) = (tmp_path / "run" / "skipped.txt").read_text().splitlines()
+    run = pretrain(unlabelled_images, name, out=tmp_path / "run", **SMALL).folder
+    (line,) = (run / "skipped.txt").read_text().splitlines()
     step, why, *names = line.split("\t")
     assert step == "step 8" and f"loss {how:g}" in why
-    assert len(names) == len(set(names)) == 16 and all((images / name).is_file() for name in names)
+    assert len(names) == len(set(names)) == 16 and all((unlabelled_images / name).is_file() for name in names)
     assert "skipped step 8: loss" in capsys.readouterr().out
-    table = {row["step"]: row for row in rows(tmp_path / "run")}
+    table = {row["step"]: row for row in rows(run)}
     assert [step for step, row in table.items() if row.get("skipped")] == ["8"]
-    assert table["8"]["loss"] == "" and math.isfinite(float(table["9"]["loss"]))
-    saved = load_file(tmp_path / "run" / "checkpoints" / "last.safetensors")
-    assert all(value.isfinite().all() for value in saved.values() if value.is_floating_point())
+    assert table["8"]["loss"] == "" and math.isfinite(float(table["9"]["loss"])) and finite(run)
 
 
-def test_a_skipped_step_leaves_no_trace(images, tmp_path, monkeypatch):
+def test_a_skipped_step_leaves_no_trace(unlabelled_images, tmp_path, monkeypatch):
     """The loss is changed after the forward pass, which has updated the running statistics by then."""
     spoil(monkeypatch, "lut", lambda step, _: step == 0)
     update, save, states = Stepper.update, training.save_checkpoint, []
@@ -83,7 +84,7 @@ def test_a_skipped_step_leaves_no_trace(images, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Stepper, "update", noted_update)
     monkeypatch.setattr(training, "save_checkpoint", noted_save)
-    pretrain(images, "lut", out=tmp_path / "run", **SMALL)
+    pretrain(unlabelled_images, "lut", out=tmp_path / "run", **SMALL)
     start, skipped, made = states[:3]
     assert not [name for name in start if not torch.equal(start[name], skipped[name])]
     assert [name for name in start if "running_mean" in name and not torch.equal(start[name], made[name])]
@@ -93,15 +94,17 @@ def copied(task):
     return {name: value.detach().clone() for name, value in task.state_dict().items()}
 
 
-def test_several_in_a_row_go_back_to_the_last_good_checkpoint_with_a_lower_rate(images, tmp_path, monkeypatch, capsys):
+def test_several_in_a_row_go_back_to_the_last_good_checkpoint_with_a_lower_rate(
+    unlabelled_images, tmp_path, monkeypatch, capsys
+):
     seen = spoil(monkeypatch, "mae", lambda step, count: step >= 9 and count <= 14)
-    pretrain(images, "mae", out=tmp_path / "run", **SMALL)
+    pretrain(unlabelled_images, "mae", out=tmp_path / "run", **SMALL)
     assert seen == [*range(14), *range(9, STEPS)]
     told = capsys.readouterr().out
     assert "not finite at step 14: going back to step 9, with ×0.5 the learning rate" in told
     rates = {int(row["step"]): float(row["lr"]) for row in rows(tmp_path / "run") if row["lr"]}
     assert sorted(rates) == list(range(1, STEPS + 1))
-    plain = pretrain(images, "mae", out=tmp_path / "plain", **SMALL).folder
+    plain = pretrain(unlabelled_images, "mae", out=tmp_path / "plain", **SMALL).folder
     usual = {int(row["step"]): float(row["lr"]) for row in rows(plain) if row["lr"]}
     for step, rate in rates.items():
         assert rate == pytest.approx(usual[step] * (0.5 if step > 9 else 1), rel=1e-5)
@@ -109,41 +112,30 @@ def test_several_in_a_row_go_back_to_the_last_good_checkpoint_with_a_lower_rate(
     assert len((tmp_path / "run" / "skipped.txt").read_text().splitlines()) == 5
 
 
-def test_three_setbacks_end_the_run(images, tmp_path, monkeypatch):
+def test_three_setbacks_end_the_run(unlabelled_images, tmp_path, monkeypatch):
     seen = spoil(monkeypatch, "mae", lambda step, count: step >= 9)
     with pytest.raises(PatchloomError, match="no longer finite after 14 steps, .* halved 3 times: .* --blr"):
-        pretrain(images, "mae", out=tmp_path / "run", **SMALL)
+        pretrain(unlabelled_images, "mae", out=tmp_path / "run", **SMALL)
     assert seen == [*range(14), *[9, 10, 11, 12, 13] * 3]
-    saved = load_file(tmp_path / "run" / "checkpoints" / "last.safetensors")
-    assert all(value.isfinite().all() for value in saved.values() if value.is_floating_point())
+    assert finite(tmp_path / "run")
     with pytest.raises(PatchloomError, match="no longer finite"):  # and a restart does not forget the setbacks
-        pretrain(images, "mae", out=tmp_path / "run", **SMALL)
+        pretrain(unlabelled_images, "mae", out=tmp_path / "run", **SMALL)
     assert len(seen) == 14 + 15 + 5
 
 
-class Unmeasurable(MAE):
-    """MAE whose measure is nan.
+def test_what_is_not_finite_before_the_first_step_stops_the_run(unlabelled_images, tmp_path, monkeypatch):
+    measure = MAE.measure
 
-    Args:
-        encoder: ViT to train.
-    """
-
-    def __init__(self, encoder):
-        super().__init__(encoder)
-
-    def measure(self, images, generator):
-        found = super().measure(images, generator)
+    def unknown(self, *given):
+        found = measure(self, *given)
         return replace(found, values=found.values * math.nan)
 
-
-def test_a_measure_that_is_not_finite_before_the_first_step_stops_the_run(images, tmp_path):
-    with pytest.raises(PatchloomError, match="before the first step.*Unmeasurable") as stopped:
-        pretrain(images, Unmeasurable, out=tmp_path / "run", **SMALL)
-    assert "blr" not in str(stopped.value) and "12 of 12" in str(stopped.value)
+    with monkeypatch.context() as patch:
+        patch.setattr(MAE, "measure", unknown)
+        with pytest.raises(PatchloomError, match="not finite for 12 of 12 held-out images before the first step"):
+            pretrain(unlabelled_images, "mae", out=tmp_path / "run", **SMALL)
     assert not RunFolder(tmp_path / "run").checkpoints.there()
 
-
-def test_initial_weights_that_are_not_finite_are_named_rather_than_the_measure(images, tmp_path, monkeypatch):
     def spoilt(*args, **kwargs):
         task = prepare_task(*args, **kwargs)
         torch.nn.init.constant_(task.encoder.norm.weight, math.nan)
@@ -151,4 +143,46 @@ def test_initial_weights_that_are_not_finite_are_named_rather_than_the_measure(i
 
     monkeypatch.setattr(training, "prepare_task", spoilt)
     with pytest.raises(PatchloomError, match="initial weights"):
-        pretrain(images, "mae", out=tmp_path / "run", **SMALL)
+        pretrain(unlabelled_images, "mae", out=tmp_path / "weights", **SMALL)
+
+
+# Trackers receive each row once after a setback, early stopping, and a rejected result.
+
+FIRST_BAD, LAST = 8, 14  # steps done; after the last of them there is a measure
+
+
+def test_trackers_after_a_setback_a_kill_an_early_stop_and_a_rejected_result(
+    unlabelled_images, tmp_path, monkeypatch, capsys
+):
+    bad = training._MAX_IN_A_ROW
+    seen = spoil(monkeypatch, "mae", lambda step, count: step >= FIRST_BAD and count <= FIRST_BAD + bad)
+    Noting.forget()
+    monkeypatch.setattr(queue, "tracker_class", {"tensorboard": Noting}.__getitem__)
+    monkeypatch.setattr(metrics, "drawing_steps", lambda steps, measured, *_: {0, LAST} & {0, *measured})
+    monkeypatch.setattr(BestMeasure, "out_of_patience", lambda self, settings: seen[-1] == LAST - 1)
+
+    def train():
+        Noting.calls = []
+        pretrain(unlabelled_images, "mae", out=tmp_path / "run", log="tensorboard", patience=100, **SMALL)
+
+    def received(name):
+        return [one[1] for one in Noting.calls if one[0] == name]
+
+    def kill(*given, rewind=TrackerSet.rewind):
+        rewind(*given)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
+        killed.setattr(TrackerSet, "rewind", kill)
+        train()
+    assert received("row") == [*range(FIRST_BAD + bad)]  # the last of the bad ones has none
+    assert received("back") == [FIRST_BAD]
+    Noting.fails = {("result",): OSError("no network")}
+    train()
+    assert received("back") == [] and received("row") == [*range(FIRST_BAD + 1, LAST + 1)]
+    assert received("pictures") == [LAST, LAST], "those on the way, and those of the weights that are kept"
+    assert received("result") == []
+    Noting.fails = {}
+    train()
+    assert "is finished" in capsys.readouterr().out
+    assert received("result") == received("pictures") == [LAST] and received("row") == []

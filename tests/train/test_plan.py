@@ -1,10 +1,7 @@
 """Plan and forecast of a run before it begins, and refusal of runs that do not fit."""
 
-import os
 import re
 import shutil
-import signal
-import threading
 import time
 from collections import namedtuple
 from dataclasses import replace
@@ -20,13 +17,14 @@ from torch.autograd.graph import saved_tensors_hooks
 from patchloom.cli import main
 from patchloom.data.sources.open import open_data
 from patchloom.data.stats import Stats
-from patchloom.errors import PatchloomError
-from patchloom.options import parse_pretrain
+from patchloom.errors import PatchloomError, TemporaryError
+from patchloom.estimate import Estimate
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.held_out import HeldOut
 from patchloom.runs.settings import request
-from patchloom.system.files import run_interruptibly
 from patchloom.system.hardware import Cores
+from patchloom.system.load import Load
+from patchloom.tasks import task_class
 from patchloom.train import estimate
 from patchloom.train.estimate import Step, TaskBytes, sketch, upper_bound_bytes
 from patchloom.train.loop import pretrain
@@ -36,6 +34,7 @@ from patchloom.train.resolve import resolve
 pytestmark = pytest.mark.usefixtures("quick_probe")
 STATS = Stats((0.5,) * 3, (0.2,) * 3, 32, 32, 10, [])
 GIB = 2**30
+SHORT = SMALL | {"epochs": 2}  # 6 steps
 
 
 def settings_for(task="mae", **given):
@@ -51,13 +50,6 @@ def test_a_run_that_stopped_early_goes_on_from_where_it_stopped(tmp_path):
     assert kept == f"the run of 40 epochs is kept in {tmp_path}/earlier/epochs-40"
 
 
-@pytest.mark.parametrize("option", ["--dry-run", "--dry_run", "--dry-run=true", "--dry_run=true"])
-def test_a_dry_run_is_asked_for_in_either_spelling(option):
-    for words in ([option, "shapes"], ["shapes", option], ["shapes", option, "--epochs", "3"]):
-        assert parse_pretrain(words)[0]["dry_run"] is True
-    assert "dry_run" not in parse_pretrain(["shapes"])[0]
-
-
 def test_a_dry_run_says_the_plan_and_writes_nothing(images, tmp_path, capsys):
     words = typed(images, tmp_path / "run", {"task": "mae", "epochs": 3})
     assert main([*words, "--dry-run"]) == 0
@@ -71,48 +63,40 @@ def test_a_dry_run_says_the_plan_and_writes_nothing(images, tmp_path, capsys):
     assert run.folder == tmp_path / "run" and "takes about" in run.summary and not run.folder.exists()
 
 
-def test_values_of_auto_are_aligned(images, tmp_path, capsys):
-    words = typed(images, tmp_path / "run", {"task": "mp3", "epochs": 1})
-    assert main([*words, "--dry-run"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    became = [line for line in lines if re.fullmatch(r"  [a-z_.]+ +\S+ +\(.*\)", line)]
-    assert len(became) > 2 and any("task.context_mask_ratio" in line for line in became)
-    assert len({re.match(r"  \S+ +", line).end() for line in became}) == 1
+def test_planning_does_not_affect_training(images, small_run, tmp_path, monkeypatch):
+    forecast = Planner.forecast
+    monkeypatch.setattr(Planner, "forecast", lambda self, plan, timed: forecast(self, plan, True))
+    measured = pretrain(images, "extrema", out=tmp_path / "extrema", **SHORT).folder
+    assert left_behind(measured) == left_behind(small_run("extrema"))
 
 
-def test_planning_does_not_affect_training(images, tmp_path, monkeypatch):
-    for task in ("droppos", "extrema"):
-        pretrain(images, task, out=tmp_path / task / "measured" / "run", **SMALL | {"epochs": 2})
-        with monkeypatch.context() as patch:
-            patch.setattr(Planner, "forecast", lambda *_: None)
-            pretrain(images, task, out=tmp_path / task / "not" / "run", **SMALL | {"epochs": 2})
-        one, two = (left_behind(tmp_path / task / name / "run") for name in ("measured", "not"))
-        assert one == two
+def test_training_begins_without_a_trial_and_its_first_updates_show_the_time(unlabelled_images, tmp_path, monkeypatch):
+    tried, whole = [], task_class("mae").forward
+    monkeypatch.setattr(
+        task_class("mae"), "forward", lambda *given, **named: tried.append("step") or whole(*given, **named)
+    )
+    pretrain(unlabelled_images, "mae", out=tmp_path / "run", **SMALL | {"epochs": 4})
+    assert len(tried) == 12, "no step but those of the training"
+    log = (tmp_path / "run" / "log.txt").read_text()
+    places = [log.index(said) for said in ("takes 12 steps", "everything goes to", "before the first", "takes about")]
+    assert places == sorted(places) and log.count("takes about") == log.count("takes 12 steps") == 1
+    assert re.search(r"takes about \d+ s: 12 steps of [\d.e-]+ s, measured", log)
+    assert re.search(r"needs at most \d\.\d of [\d.,]+ GiB of memory\n", log)
 
 
-def test_the_plan_is_in_the_log_and_a_run_that_goes_on_says_what_is_left(images, tmp_path, capsys):
-    out = tmp_path / "run"
-    pretrain(images, "mae", out=out, **SMALL | {"epochs": 2})
-    log = (out / "log.txt").read_text()
-    assert log.count("takes about") == 1 and log.index("takes about") < log.index("everything goes to")
-    (out / "summary.txt").unlink()
-    capsys.readouterr()
-    pretrain(images, "mae", out=out, dry_run=True, **SMALL | {"epochs": 2})
-    assert re.search(r"takes about \d+ s: 0 steps of [\d.e-]+ s, as before", capsys.readouterr().out)
-    assert (out / "log.txt").read_text() == log and not (out / "summary.txt").exists()
-
-
-@pytest.mark.parametrize(
-    "rows", ["", "step,seconds\n1,0.5\n", "step,seconds\n900,0.5\n"], ids=["none", "older", "newer"]
-)
-def test_the_rest_is_planned_from_the_checkpoint(images, tmp_path, rows):
+def test_the_rest_is_planned_from_the_checkpoint(images, small_run, tmp_path):
     """A kill between the checkpoint and its rows leaves a metrics.csv of another step."""
-    out = tmp_path / "run"
-    pretrain(images, "mae", out=out, **SMALL | {"epochs": 2})
+    out = shutil.copytree(small_run("mae"), tmp_path / "mae")
     (out / "summary.txt").unlink()
-    (out / "metrics.csv").write_text(rows)
-    planned = pretrain(images, "mae", out=out, dry_run=True, **SMALL | {"epochs": 2}).planned
-    assert planned["forecast"]["steps"] == 0 and planned["forecast"]["step_seconds"] > 0
+    log, before = (out / "log.txt").read_text(), RunFolder(out).checkpoints.progress()
+    for rows in ("", "step,seconds\n1,0.5\n", "step,seconds\n900,0.5\n"):
+        (out / "metrics.csv").write_text(rows)
+        planned = pretrain(images, "mae", out=out, dry_run=True, **SHORT).planned["forecast"]
+        assert (planned["steps"], planned["how"][:9]) == (0, "as before")
+        assert before[0] == 6 and planned["step_seconds"] == pytest.approx(before[1] / 6)
+    assert (out / "log.txt").read_text() == log and not (out / "summary.txt").exists()
+    sizes = [path.stat().st_size for path in (out / "checkpoints").iterdir()]
+    assert planned["disc_bytes"] == 3 * max(sizes) + max(sizes) // 3 - sum(sizes) + 2**22
 
 
 def real_bytes(settings, images):
@@ -168,7 +152,8 @@ def test_steps_larger_than_the_memory_are_refused():
 
 
 def test_a_refusal_names_the_batch_that_fits(monkeypatch):
-    settings = settings_for(batch_size=128, img_size=64, patch_size=4, attention="fused", kernels="torch")
+    small = {"img_size": 32, "model": {"name": "nano", "depth": 1}, "attention": "fused", "kernels": "torch"}
+    settings = settings_for(batch_size=128, patch_size=4, **small)
     whole = sketch(settings, 128)
     monkeypatch.setattr(estimate, "resident", lambda *_: 0.0)
     monkeypatch.setattr(estimate, "memory", lambda device: (0.0, whole.least(40) / 0.8 / GIB))
@@ -191,9 +176,48 @@ def test_slow_or_tight_runs_get_hints():
     assert "without" in time_ and "without" not in replace(days, steps_alone=False).sentences()[0]
     assert memory == "needs about 9.0 of 10.0 GiB of memory" and "8.0 GiB are free now: do less" in tight
     assert disc == "needs 1.0 GB of the 2.0 GB that are free on the disc"
-    assert replace(days, processes=2).sentences()[2].endswith("10.0 GiB of memory in each of 2 processes")
-    quick = replace(days, step=0.06, memory=1 * GIB).sentences()
-    assert len(quick) == 3
+    assert replace(days, processes=2, bounded=True).sentences()[2].startswith("needs at most 9.0 of 10.0 GiB of")
+    assert replace(days, processes=2).sentences()[2].endswith("in each of 2 processes")
+    quick = replace(days, step=0.06, memory=8 * GIB)
+    assert len(quick.sentences()) == 3 and "1,000 steps of 0.06 s" in quick.sentences()[0]
+    assert replace(days, step=None).sentences()[0].startswith("takes 1,000 steps: ")
+    busy = replace(quick, load=Load(cores=2, wanted=2, own=0.4, others=1.6))
+    assert "other programs use 1.6 of 2 cores" in busy.sentences()[1]
+    assert busy.plain()["load"]["busy"] and not quick.plain()["load"]["busy"]
+
+
+def test_minutes_become_epochs_by_the_time_of_a_step():
+    settings = settings_for(batch_size=16)
+    known = estimate.Forecast(steps=300, step=0.5, how="measured", disc=0.0, room=0.0)
+    assert estimate.epochs_in(2, known, settings, 160)[0] == 24  # 240 steps of 10 an epoch
+    assert estimate.epochs_in(0.001, known, settings, 160)[0] == 0.1, "one step"
+    with pytest.raises(PatchloomError, match="give --epochs"):
+        estimate.epochs_in(2, replace(known, step=None), settings, 160)
+    assert [estimate.rounded(one) for one in (3.0, 1.23456, 123456.0)] == [3, 1.235, 123500]
+    assert isinstance(estimate.rounded(3.0), int)
+
+
+def test_the_time_of_reading_is_shared_by_workers_and_saved_by_a_cache():
+    tried = estimate.Tried(0.4, 0.6, "measured", TaskBytes(1, 1, 1, 1), None)
+    settings = settings_for(epochs=10, threads=2, workers=0, cache="none")
+    assert estimate.estimated(settings, tried, Cores(4), 7) == Estimate(steps=7, step=0.4, reading=0.6)
+    three = replace(settings, workers=3)
+    work = (0.4 * 2 + 0.6) / 4  # of the cores that there are
+    shared = Estimate(steps=7, step=0.4, reading=0.6 / 3, apart=True, shared=pytest.approx(work))
+    assert estimate.estimated(three, tried, Cores(4), 7) == shared
+    assert estimate.with_cache(settings, 0.5, 0.1) == pytest.approx(0.6)
+    assert estimate.with_cache(replace(settings, cache="whole"), 0.5, 0.1) == pytest.approx(0.15)
+
+
+def test_bytes_of_a_task_and_of_a_step():
+    task = estimate.meta_task(settings_for(img_size=32, patch_size=8, model={"name": "nano", "depth": 1}))
+    sizes = TaskBytes.of(task)
+    assert sizes.encoder == 4 * sum(one.numel() for one in task.encoder.state_dict().values())
+    assert sizes.trained == 4 * sum(one.numel() for one in task.parameters() if one.requires_grad)
+    assert sizes.checkpoint == 4 * sum(one.numel() for one in task.state_dict().values()) + 2 * sizes.trained
+    assert sizes.state == sizes.weights + 3 * sizes.trained
+    step = estimate.Sketch(8, TaskBytes(10, 5, 0, 0), 80, 800, 1.0)
+    assert (step.least(), step.least(4), step.likely) == (25 + 880, 25 + 440, 25 + 400 + 1000)
 
 
 def test_a_large_model_is_calculated_and_not_made_twice(monkeypatch):
@@ -205,42 +229,11 @@ def test_a_large_model_is_calculated_and_not_made_twice(monkeypatch):
     assert found.how == "calculated" and found.total > 0 and found.memory > 0
 
 
-def test_no_gpu_is_set_up_for_steps_that_are_tried_elsewhere(monkeypatch):
-    settings, source = settings_for(batch_size=4), open_data("shapes:20").train
-    asked = []
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: asked.append(device) or torch.get_rng_state())
-    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: None)
-    tried = estimate.Tried(1.0, 0.0, "", estimate.TaskBytes(1, 1, 1, 1), None)
-    monkeypatch.setattr(estimate, "try_steps", lambda *_: tried)
-    before = torch.get_rng_state()
-    estimate.forecast_run(settings, source, 4, Cores(2), RunFolder("nowhere/run"))
-    assert not asked and torch.equal(torch.get_rng_state(), before)
-
-
-def test_a_disc_without_the_room_is_refused_before_anything_is_written(images, tmp_path, monkeypatch, capsys):
+def test_a_disc_without_the_room_is_refused_before_anything_is_written(unlabelled_images, tmp_path, monkeypatch):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda place: usage(9e6, 8e6, 1e6))
-    assert main(typed(images, tmp_path / "some" / "run", {"task": "mae", "epochs": 3})) == 75
-    err = capsys.readouterr().err
-    need = re.search(
-        r"the run needs ([\d.]+) MB for its checkpoints and the encoder, and the disc of (\S+) has 1.0", err
-    )
-    assert float(need[1]) > 4 and need[2] == str(tmp_path / "some" / "run") and "--out" in err
+    out = tmp_path / "some" / "run"
+    with pytest.raises(TemporaryError, match=r"the run needs [\d.]+ MB .* has 1.0 MB free") as refused:
+        pretrain(unlabelled_images, "mae", out=out, **SHORT)
+    assert float(re.search(r"([\d.]+) MB", str(refused.value))[1]) > 4 and str(out) in str(refused.value)
     assert not any(tmp_path.iterdir())
-
-
-def interrupt_after(seconds: float) -> threading.Timer:
-    timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    return timer
-
-
-def test_a_large_file_is_written_where_ctrl_c_is_heard():
-    timer, begin = interrupt_after(0.3), time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        run_interruptibly(lambda: time.sleep(20))
-    timer.join()
-    assert time.monotonic() - begin < 5
-    with pytest.raises(OSError, match="full"):
-        run_interruptibly(lambda: (_ for _ in ()).throw(OSError("full")))

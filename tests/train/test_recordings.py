@@ -1,22 +1,33 @@
 """Runs on recordings: resuming, repeating, wording, and refused options."""
 
-import os
 import re
+import shutil
 
 import numpy as np
 import pytest
 import soundfile
-from forked import Command
-from safetensors.torch import load_file
+import torch
+from killing import SMALL, left_behind
+from PIL import Image
+from running import killed, weights
+from timm.layers.pos_embed_rel import RelPosBias
 
 import patchloom
 from patchloom.errors import PatchloomError
 from patchloom.look import image_grid
+from patchloom.nets.checkpoints.format import load_encoder_file, read_encoder_card
+from patchloom.nets.encode import patch_positions
+from patchloom.nets.finetune import at_size, with_variant
+from patchloom.patches.positions import sincos_1d
 from patchloom.report.report import page_of
 from patchloom.runs.folder import RunFolder
+from patchloom.train.checkpointing import TrainState
 
+pytestmark = pytest.mark.usefixtures("quick_probe")
+
+TINY = {name: value for name, value in SMALL.items() if name not in ("img_size", "patch_size")} | {"epochs": 1}
 MODEL = {"name": "nano", "embed_dim": 32, "depth": 1, "num_heads": 2, "proj_drop_rate": 0.1}
-SHORT = {"model": MODEL, "seconds": 0.33, "bins": 20, "batch_size": 16, "workers": 0}
+SHORT = {"model": MODEL, "seconds": 0.33, "bins": 20, "batch_size": 16, "workers": 0, "epochs": 1, "threads": 1}
 
 
 @pytest.fixture(scope="module")
@@ -31,61 +42,41 @@ def recordings(tmp_path_factory):
     return folder
 
 
-def words(recordings, out, epochs=16):
-    given = {"task": "droppos", "epochs": epochs, "accumulate": 2, "seconds": 0.33, "bins": 20, "batch_size": 16}
-    given |= {"workers": 1, "out": out, "model": "nano", "model.embed_dim": 32, "model.depth": 1}
-    given |= {"model.proj_drop_rate": 0.1}
-    return ["pretrain", str(recordings), *(word for name, value in given.items() for word in (f"--{name}", str(value)))]
+@pytest.fixture(scope="module")
+def run(recordings, tmp_path_factory):
+    return patchloom.pretrain(recordings, "mae", out=tmp_path_factory.mktemp("runs") / "run", **SHORT).folder
 
 
-def test_a_resumed_run_equals_an_uninterrupted_one(recordings, tmp_path):
-    whole = Command(words(recordings, tmp_path / "whole"))
-    printed, told = whole.communicate()
-    assert whole.returncode == 0, told
-    assert "recordings to train on" in printed and "20x31" in printed and "20x1" in printed
-    assert " recordings/s" in printed and "held-out recordings" in printed and not re.search(r"\bimages?\b", printed)
-    other = Command(words(recordings, tmp_path / "stopped"))
-    for line in other.stdout:
-        if " · epoch 4.0/16 · " in line:
-            os.kill(other.pid, 15)
-            break
-    _, told = other.communicate()
-    assert other.returncode == 130 and told.startswith("patchloom: stopped, and a checkpoint was written"), told
-    again = Command(words(recordings, tmp_path / "stopped"))
-    printed, told = again.communicate()
-    assert again.returncode == 0 and "Resuming after step" in printed, told
-    one, two = (load_file(tmp_path / name / "encoder.safetensors") for name in ("whole", "stopped"))
-    assert all(value.equal(two[name]) for name, value in one.items())
+def test_a_killed_run_resumes_to_the_same_result(recordings, tmp_path, monkeypatch):
+    given = SHORT | {"task": "droppos", "epochs": 2}
+    whole = patchloom.pretrain(recordings, out=tmp_path / "whole" / "run", **given).folder
+    killed(monkeypatch, TrainState, "count", 4, recordings, out=tmp_path / "killed" / "run", **given)
+    again = patchloom.pretrain(recordings, out=tmp_path / "killed" / "run", **given).folder
+    assert left_behind(again) == left_behind(whole)
 
 
-def test_a_seed_and_the_cache_give_the_same_weights_and_another_seed_others(recordings, tmp_path):
-    def weights(name, **given):
-        patchloom.pretrain(recordings, "mae", out=tmp_path / name, epochs=2, **SHORT, **given)
-        return load_file(tmp_path / name / "encoder.safetensors")
+def test_a_seed_and_the_cache_give_the_same_weights_and_another_seed_others(recordings, run, tmp_path):
+    def weights_with(name, **given):
+        return weights(patchloom.pretrain(recordings, "mae", out=tmp_path / name, **SHORT, **given).folder)
 
-    one, cached, other = weights("one"), weights("cached", cache="whole"), weights("other", seed=1)
-    name = "blocks.0.mlp.fc1.weight"
-    assert one[name].equal(cached[name]) and not one[name].equal(other[name])
+    assert weights_with("cached", cache="whole") == weights(run) != weights_with("other", seed=1)
 
 
-def test_statistics_are_kept_with_the_run_and_the_encoder(recordings, tmp_path):
-    run = patchloom.pretrain(recordings, "mae", out=tmp_path / "run", epochs=1, **SHORT)
-    stats = RunFolder(tmp_path / "run").read_stats()
+def test_statistics_are_kept_with_the_run_and_the_encoder(run):
+    stats = RunFolder(run).read_stats()
     assert stats.sound.size == (20, 31) and len(stats.sound.mean) == 20 and min(stats.sound.std) > 0
     _, card = patchloom.load_encoder(run)
     assert card.sound == stats.sound and card.mean == (0.5,)
+    with pytest.raises(PatchloomError, match="is an encoder of recordings, and digits holds images"):
+        patchloom.evaluate("knn", run, "digits")
 
 
 def test_two_views_are_two_excerpts_and_a_broken_file_costs_itself_alone(recordings, tmp_path):
-    folder = tmp_path / "some"
-    folder.mkdir()
-    for path in sorted(recordings.iterdir())[:40]:
-        (folder / path.name).write_bytes(path.read_bytes())
+    folder = shutil.copytree(recordings, tmp_path / "some")
     (folder / "broken.wav").write_text("no sound")
     options = {"name": "extrema", "color": "none", "mask_ratio": 0.5, "masks": 2}
-    patchloom.pretrain(folder, options, out=tmp_path / "run", epochs=2, **SHORT)
-    assert (tmp_path / "run" / "encoder.safetensors").exists()
-    assert "broken.wav" in (tmp_path / "run" / "unreadable.txt").read_text()
+    found = patchloom.pretrain(folder, options, out=tmp_path / "run", **SHORT).folder
+    assert (found / "encoder.safetensors").exists() and "broken.wav" in (found / "unreadable.txt").read_text()
 
 
 @pytest.mark.parametrize(
@@ -94,7 +85,7 @@ def test_two_views_are_two_excerpts_and_a_broken_file_costs_itself_alone(recordi
         ("mae", {"img_size": (20, 31)}, "--img_size is for images, and .* holds recordings"),
         ("mae", {"flip": False}, "--flip is for images"),
         ("mae", {"randaugment": 9.0}, "--randaugment is for images"),
-        ("mae", {"cache": 64}, "--cache 64 is an image size"),
+        ("mae", {"cache": 64}, "--cache 64 is an image size, and .* holds recordings"),
         ("mae", {"seconds": 0.01}, "--seconds 0.01 is shorter than a frame"),
         ("mae", {"bins": 65, "patch_size": (65, 1)}, "--bins 65 are too many coefficients"),
         ("mae", {"patch_size": 16}, "patches of 16 rows do not divide the 20 rows"),
@@ -104,16 +95,34 @@ def test_two_views_are_two_excerpts_and_a_broken_file_costs_itself_alone(recordi
 )
 def test_options_for_images_are_refused(recordings, tmp_path, task, given, said):
     with pytest.raises(PatchloomError, match=said):
-        patchloom.pretrain(recordings, task, out=tmp_path / "run", epochs=1, **{**SHORT, **given})
+        patchloom.pretrain(recordings, task, out=tmp_path / "run", **SHORT | given)
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("task", ["mae", "mp3", "lut", {"name": "extrema", "color": "none"}])
+def test_settings_of_recordings_are_refused_for_images(tmp_path):
+    with pytest.raises(PatchloomError, match="--rate is for recordings, and digits holds images"):
+        patchloom.pretrain("digits", "mae", out=tmp_path / "run", rate=8000, epochs=1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"patch_size": 16}, "patches of 16 rows do not divide the 40 rows .*: give --bins 32"),
+        ({"patch_size": 16, "bins": 64, "features": "logmel"}, "the 98 frames of 1 s: give --seconds 0.98 or 1.14"),
+        ({"patch_size": (40, 16), "seconds": 0.15}, "the 13 frames of 0.15 s: give --seconds 0.18"),
+    ],
+)
+def test_patches_that_do_not_divide_recordings_say_which_would(settings, said, tmp_path):
+    with pytest.raises(PatchloomError, match=said):
+        patchloom.pretrain("tones:24", out=tmp_path / "run", **TINY | settings)
+
+
+@pytest.mark.parametrize("task", ["mp3", pytest.param("mae", marks=pytest.mark.slow)])
 def test_no_text_of_a_run_of_recordings_speaks_of_images(recordings, tmp_path, monkeypatch, capsys, task):
     """Output, files, pictures and report of a run on recordings never mention images."""
     drawn, wrap = [], image_grid.wrap
     monkeypatch.setattr(image_grid, "wrap", lambda text, *given: drawn.append(text) or wrap(text, *given))
-    run = patchloom.pretrain(recordings, task, out=tmp_path / "run", epochs=1, **SHORT)
+    run = patchloom.pretrain(recordings, task, out=tmp_path / "run", **SHORT)
     if task == "mae":
         print(patchloom.check(recordings, estimate=False))
         patchloom.look(run, what="attention,features,correlation,depth,neighbours", images=2)
@@ -129,17 +138,64 @@ def test_no_text_of_a_run_of_recordings_speaks_of_images(recordings, tmp_path, m
         assert not found, found[0]
 
 
-def test_settings_of_recordings_are_refused_for_images(tmp_path):
-    with pytest.raises(PatchloomError, match="--rate is for recordings, and digits holds images"):
-        patchloom.pretrain("digits", "mae", out=tmp_path / "run", rate=8000, epochs=1)
+# The built-in recordings.
 
 
-def test_images_and_recordings_are_not_evaluated_by_each_others_encoders(recordings, tmp_path):
-    run = patchloom.pretrain(recordings, "mae", out=tmp_path / "run", epochs=1, **SHORT)
-    with pytest.raises(PatchloomError, match="is an encoder of recordings, and digits holds images"):
-        patchloom.evaluate("knn", run, "digits")
+def test_a_dry_run_trains_nothing(tmp_path):
+    planned = patchloom.pretrain("tones:48", dry_run=True, out=tmp_path / "run", **TINY).planned["settings"]
+    sizes = planned["img_size"], planned["patch_size"], planned["task"]["name"]
+    assert sizes == ([40, 98], [40, 7], "droppos") and not list(tmp_path.iterdir())
 
 
-def test_sizes_are_not_cached_of_recordings(recordings, tmp_path):
-    with pytest.raises(PatchloomError, match="--cache 16 is an image size, and .* holds recordings"):
-        patchloom.pretrain(recordings, "mae", out=tmp_path / "run", cache=16, **SHORT)
+def test_a_tiny_run_its_pictures_and_its_export(tmp_path):
+    run = patchloom.pretrain("tones:48", task="mp3", seconds=0.32, out=tmp_path / "run", **TINY).folder
+    drawn = Image.open(run / "pictures" / "rebuilt.png")
+    assert drawn.width > 3 * 300 and len(np.unique(np.asarray(drawn).reshape(-1, 3), axis=0)) > 100
+    done = patchloom.export(run)
+    assert done.compared_on == "recordings" and done.difference < 1e-4 and done.notes == ()
+
+
+# Images with patches one pixel wide, as of recordings.
+
+FRAMES = SMALL | {"img_size": (12, 20), "patch_size": (12, 1), "epochs": 1, "flip": False}
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    folder, rng = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
+    for i in range(24):
+        Image.fromarray(rng.integers(0, 256, (12, 20), dtype=np.uint8)).save(folder / f"{i}.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def narrow(pictures, tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "mae"
+    return patchloom.pretrain(pictures, "mae", out=out, positions="learned", **FRAMES).folder
+
+
+def test_patches_that_are_not_square_are_stored_and_exported(narrow, pictures, tmp_path, capsys):
+    settings, spec = RunFolder(narrow).read_config(), read_encoder_card(narrow / "encoder.safetensors").spec
+    assert settings.patch_size == spec.patch_size == (12, 1) and spec == settings.encoder_spec()
+    vit, card = load_encoder_file(narrow)
+    assert vit.patch_embed.proj.weight.shape == (32, 1, 12, 1) and vit.pos_embed.shape == (1, 21, 32)
+    with pytest.raises(PatchloomError, match="patch_size: was 12x1, now 6x1"):
+        patchloom.pretrain(pictures, "mae", out=narrow, positions="learned", **FRAMES | {"patch_size": (6, 1)})
+    with pytest.raises(PatchloomError, match="patches of 12x1 pixels are not square"):
+        at_size(vit, card, (24, 40))
+    assert patchloom.export(narrow, data=pictures).difference < 1e-4
+    longer = FRAMES | {"img_size": (12, 30), "patch_size": "auto", "from_run": narrow}
+    patchloom.pretrain(pictures, "mae", out=tmp_path / "longer", **longer)
+    printed = capsys.readouterr().out
+    assert "12x1         (as in" in printed and "pos_embed: from a grid of 1x20 to 1x30" in printed
+
+
+def test_patches_that_are_not_square_are_fine_tuned_with_other_positions(narrow):
+    vit, card = load_encoder_file(narrow)
+    table = patch_positions(with_variant(vit, card, "fixed"))
+    assert torch.equal(table, sincos_1d(32, torch.arange(20)))
+    biases = [one for one in with_variant(vit, card, "relative").modules() if isinstance(one, RelPosBias)]
+    with torch.no_grad():
+        table = biases[0].relative_position_bias_table.normal_()
+    of_frames = biases[0].get_bias()[0, 0, 1:, 1:]
+    assert torch.equal(of_frames[1:, 1:], of_frames[:-1, :-1]) and len(of_frames.unique()) == 39 <= len(table)

@@ -1,9 +1,9 @@
-"""Runs without disc space, permission or memory, with a killed worker, or with many broken files."""
+"""Runs without disc space, permission or memory, with a killed worker, broken files, or a folder that has moved."""
 
 import errno
+import fcntl
 import multiprocessing
 import os
-import pickle
 import random
 import re
 import resource
@@ -16,33 +16,52 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from killing import draw_images, left_behind, typed
+from killing import SMALL, draw_images, left_behind, typed
 from PIL import Image
 
 from patchloom.cli import main
-from patchloom.data.workers import in_workers
-from patchloom.errors import PatchloomError
+from patchloom.errors import PatchloomError, TemporaryError
+from patchloom.runs import folder as folders
 from patchloom.runs.folder import RunFolder
 from patchloom.train import loop as training
+from patchloom.train.checkpointing import TrainState
+from patchloom.train.final_evaluation import FinalEvaluation
+from patchloom.train.loop import pretrain
+from patchloom.train.validation import Validation
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
 
-TASK = {"task": "mae", "epochs": 3}
+TASK = {"task": "mae", "epochs": 2}
 
 
-@pytest.fixture(scope="module")
-def undisturbed(images, tmp_path_factory):
-    """Folder of an undisturbed run."""
-    out = tmp_path_factory.mktemp("undisturbed") / "run"
-    assert main(typed(images, out, TASK)) == 0
-    return out
+@pytest.fixture
+def undisturbed(small_run):
+    """Folder of an undisturbed run; others need its name to end with the same texts."""
+    return small_run("mae")
 
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch):
     """Write a checkpoint after every update."""
     monkeypatch.setattr(training, "_SAVE_EVERY", 0.0)
+
+
+@pytest.fixture
+def on_save(monkeypatch):
+    """Return a function that has something done after the checkpoint of a step."""
+    save = training.save_checkpoint
+
+    def after(step, do):
+        def saved(folder, stepper, state, unreadable):
+            done = save(folder, stepper, state, unreadable)
+            if state.step == step:
+                do()
+            return done
+
+        monkeypatch.setattr(training, "save_checkpoint", saved)
+
+    yield after
+    monkeypatch.setattr(training, "save_checkpoint", save)
 
 
 def refused(words: list, capfd, expected: int = 2) -> str:
@@ -64,113 +83,36 @@ def limited(name: int, value: int) -> Iterator[None]:
         resource.setrlimit(name, before)
 
 
-@pytest.fixture
-def small_disc(tmp_path):
-    """Separate small file system, with a function that changes its size or makes it read-only."""
-    place = tmp_path / "disc"
-    place.mkdir()
-
-    def mount(*options: str) -> bool:
-        return subprocess.run(["mount", *options, str(place)], capture_output=True, check=False).returncode == 0
-
-    if not shutil.which("mount") or not mount("-t", "tmpfs", "-o", "size=600k", "tmpfs"):
-        pytest.skip("no file system can be mounted here")
-    yield place, mount
-    subprocess.run(["umount", "-l", str(place)], check=True)
-
-
 def goes_on(images: Path, out: Path, undisturbed: Path) -> None:
     assert main(typed(images, out, TASK)) == 0
     assert left_behind(out) == left_behind(undisturbed)
 
 
-def test_a_disc_that_is_too_small(images, small_disc, capfd):
-    """The run is refused before the first step, not at the last checkpoint."""
-    place, _ = small_disc
-    said = refused(typed(images, place / "run", TASK), capfd, expected=75)
-    assert re.search(
-        r"the run needs \d\.\d MB for its checkpoints and the encoder, and the disc of .* has 0\.\d MB", said
-    )
-    assert not any(place.iterdir())
-
-
-def test_a_disc_that_runs_full(images, undisturbed, small_disc, capfd, monkeypatch):
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mount"), reason="no file system can be mounted here")
+def test_a_disc_that_runs_full(images, undisturbed, tmp_path, capfd, monkeypatch):
     """Others fill the disc during training."""
-    place, mount = small_disc
-    (place / "others").write_bytes(bytes(300_000))
-    with monkeypatch.context() as patch:
-        patch.setattr("patchloom.train.estimate.refuse_full_disc", lambda *_: 1e12)
-        said = refused(typed(images, place / "run", TASK), capfd, expected=75)
-    assert "could not be written" in said and "No space left on device" in said
-    assert mount("-o", "remount,size=16m")
-    goes_on(images, place / "run", undisturbed)
+    place = tmp_path / "disc"
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", str(place)], check=True)
+    try:
+        (place / "others").write_bytes(bytes(300_000))
+        with monkeypatch.context() as patch:
+            patch.setattr("patchloom.train.estimate.refuse_full_disc", lambda *_: 1e12)
+            said = refused(typed(images, place / "mae", TASK), capfd, expected=75)
+        assert "could not be written" in said and "No space left on device" in said
+        subprocess.run(["mount", "-o", "remount,size=16m", str(place)], check=True)
+        goes_on(images, place / "mae", undisturbed)
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
 
 
-@pytest.mark.parametrize("share", [0.02, 0.5, 0.99])
-def test_files_that_may_not_grow_so_large(images, undisturbed, tmp_path, capfd, share):
+def test_files_that_may_not_grow_so_large(images, undisturbed, tmp_path, capfd):
     size = (undisturbed / "checkpoints" / "last.safetensors").stat().st_size
-    with limited(resource.RLIMIT_FSIZE, int(share * size)):
-        said = refused(typed(images, tmp_path / "run", TASK), capfd)
+    with limited(resource.RLIMIT_FSIZE, size // 2):
+        said = refused(typed(images, tmp_path / "mae", TASK), capfd)
     assert "could not be written" in said and "File too large" in said
-    goes_on(images, tmp_path / "run", undisturbed)
-
-
-def test_a_disc_that_is_read_only(images, undisturbed, small_disc, capfd):
-    place, mount = small_disc
-    assert mount("-o", "remount,size=16m")
-    shutil.copytree(undisturbed, place / "run")
-    (place / "run" / "summary.txt").unlink()
-    assert mount("-o", "remount,ro")
-    for out in (place / "run", place / "new"):
-        assert "Read-only file system" in refused(typed(images, out, TASK), capfd)
-    assert main(["look", str(place / "run"), f"--out={place.parent / 'pictures'}"]) == 0
-    assert mount("-o", "remount,rw")
-    goes_on(images, place / "run", undisturbed)
-
-
-@pytest.mark.parametrize("number", [1, 4, 9])
-def test_permission_that_is_lost_on_the_way(images, undisturbed, tmp_path, monkeypatch, capfd, number):
-    """Permission is lost when any of the run's files is renamed."""
-    rename, seen = os.replace, []
-
-    def replace(source, target):
-        seen.append(target)
-        if len(seen) >= number and str(target).startswith(str(tmp_path)):
-            raise OSError(errno.EACCES, os.strerror(errno.EACCES), str(source), None, str(target))
-        rename(source, target)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", replace)
-        assert "could not be written (Permission denied)" in refused(typed(images, tmp_path / "run", TASK), capfd)
-    goes_on(images, tmp_path / "run", undisturbed)
-
-
-class Hostile:
-    """Object that creates a file when it is unpickled."""
-
-    def __init__(self, path: Path):
-        self.path = path
-
-    def __reduce__(self):
-        return Path.touch, (self.path,)
-
-
-@pytest.mark.parametrize("name", ["x.pth", "x.safetensors"])
-@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "plain"])
-def test_a_pickle_is_never_run(images, undisturbed, tmp_path, capfd, name, zipped):
-    made, file = tmp_path / "made", tmp_path / name
-    content = {"model": Hostile(made), "weight": torch.zeros(1)}
-    torch.save(content, file) if zipped else file.write_bytes(pickle.dumps(content))
-    out = tmp_path / "run"
-    said = refused([*typed(images, out, TASK), f"--init={file}"], capfd)
-    assert str(file) in said and not made.exists() and not out.exists()
-    shutil.copytree(undisturbed, out)
-    for place in [*(out / "checkpoints").iterdir(), out / "encoder.safetensors"]:
-        shutil.copy(file, place)
-    (out / "summary.txt").unlink()
-    for words in (typed(images, out, TASK), ["look", out], ["export", out], ["evaluate", "knn", out, images]):
-        refused(words, capfd)
-    assert not made.exists()
+    goes_on(images, tmp_path / "mae", undisturbed)
 
 
 def rubbish(folder: Path, good: Path) -> None:
@@ -188,17 +130,8 @@ def rubbish(folder: Path, good: Path) -> None:
     for i in range(1000):
         content = rng.choice([*whole.values()])
         cut = content[: rng.randrange(len(content) // 2)]
-        choices = [
-            cut,
-            cut,
-            b"",
-            b"hello",
-            b"<!DOCTYPE html><html></html>",
-            rng.randbytes(200),
-            bytes(99),
-            bomb,
-            deep[:60],
-        ]
+        texts = [b"", b"hello", b"<!DOCTYPE html><html></html>"]
+        choices = [cut, cut, *texts, rng.randbytes(200), bytes(99), bomb, deep[:60]]
         (broken / f"{i}{rng.choice(suffixes)}").write_bytes(choices[i % len(choices)])
     (broken / "folder.png").mkdir()
     (broken / "loop.png").symlink_to("loop.png")
@@ -208,9 +141,10 @@ def rubbish(folder: Path, good: Path) -> None:
     shutil.copytree(good, folder / "good")
 
 
+@pytest.mark.slow
 def test_a_thousand_broken_files(tmp_path, capfd):
     """With 6 images, the first sample may contain none; with 300, the run succeeds."""
-    folder, out = tmp_path / "data", tmp_path / "run"
+    folder, out = tmp_path / "data", tmp_path / "mae"
     rubbish(folder, draw_images(tmp_path / "good", 6))
     words = typed(folder, out, TASK | {"epochs": 1, "batch_size": 8, "workers": 1})
     said = refused(words, capfd)
@@ -225,59 +159,176 @@ def test_a_thousand_broken_files(tmp_path, capfd):
     assert not err and f"{len(names)} files could not be read" in " ".join(printed.split())
 
 
-def test_files_that_go_away_during_a_run(tmp_path, capfd, monkeypatch):
+def test_files_that_go_away_during_a_run(tmp_path, capfd, on_save):
     folder = draw_images(tmp_path / "images", 60)
-    save = training.save_checkpoint
-
-    def save_and_delete(run, stepper, state, unreadable):
-        saved = save(run, stepper, state, unreadable)
-        for path in sorted(folder.rglob("*.png"))[::3] if state.step == 2 else ():
-            path.unlink()
-        return saved
-
-    monkeypatch.setattr(training, "save_checkpoint", save_and_delete)
-    assert main(typed(folder, tmp_path / "run", TASK)) == 0
+    on_save(2, lambda: [path.unlink() for path in sorted(folder.rglob("*.png"))[::3]])
+    assert main(typed(folder, tmp_path / "mae", TASK)) == 0
     assert not capfd.readouterr().err
-    names = (tmp_path / "run" / "unreadable.txt").read_text().splitlines()
+    names = (tmp_path / "mae" / "unreadable.txt").read_text().splitlines()
     assert 10 <= len(names) <= 20 and not any(map(os.path.exists, names))
 
 
+@pytest.mark.slow
 def test_too_little_memory(tmp_path, capfd):
     folder, more = draw_images(tmp_path / "images", 200), {"batch_size": 150, "img_size": 128, "patch_size": 4}
     held = int(re.search(r"VmSize:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) << 10
     with limited(resource.RLIMIT_AS, held + (1 << 30)):
-        said = refused(typed(folder, tmp_path / "run", TASK | more), capfd)
+        said = refused(typed(folder, tmp_path / "mae", TASK | more), capfd)
     assert re.search(r"out of memory at 150 images per step \(\d\.\d GiB of \d+\.\d were in use, and", said)
     assert "GiB more were requested" in said and "halve --batch_size and double --accumulate" in said
 
 
-@pytest.mark.parametrize("step", [1, 4])
-def test_a_reading_process_that_is_killed(images, undisturbed, tmp_path, capfd, monkeypatch, step):
-    save, out = training.save_checkpoint, tmp_path / "run"
-    options, killed = TASK | {"workers": 1}, []
+@pytest.mark.slow
+def test_a_reading_process_that_is_killed(images, undisturbed, tmp_path, capfd, on_save):
+    out, killed = tmp_path / "mae", []
 
-    def save_and_kill(run, stepper, state, unreadable):
-        saved = save(run, stepper, state, unreadable)
-        if state.step == step:
-            killed.extend(child.pid for child in multiprocessing.active_children())
-            for reader in killed:
-                os.kill(reader, signal.SIGKILL)
-        return saved
+    def kill():
+        killed.extend(child.pid for child in multiprocessing.active_children())
+        for reader in killed:
+            os.kill(reader, signal.SIGKILL)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(training, "save_checkpoint", save_and_kill)
-        said = refused(typed(images, out, options), capfd, expected=75)
+    on_save(1, kill)  # before the last batches are read
+    said = refused(typed(images, out, TASK | {"workers": 1}), capfd, expected=75)
     assert killed and "a process that read images has died" in said
-    assert main(typed(images, out, options)) == 0
+    on_save(1, lambda: None)
+    assert main(typed(images, out, TASK | {"workers": 1})) == 0
     assert left_behind(out) == left_behind(undisturbed)
 
 
-def test_a_reading_process_that_dies_with_a_tensor_under_way(monkeypatch):
-    def lost(self):
-        raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
+# Folders that were removed, moved or replaced: a run writes only into the one in which it began.
 
-    monkeypatch.setattr("patchloom.data.workers.DataLoader.__iter__", lost)
-    with pytest.raises(PatchloomError, match="a process that read images has died"):
-        next(in_workers([1, 2], range(2), 1))
-    with pytest.raises(ConnectionResetError):
-        next(in_workers([1, 2], range(2), 0))
+SHORT = SMALL | {"task": "mae", "epochs": 1}
+EVENTS = {
+    "the checkpoint": (training, "save_checkpoint"),
+    "an update": (TrainState, "count"),
+    "the held-out measures": (Validation, "run"),
+    "the evaluation": (FinalEvaluation, "_evaluate"),
+}
+
+
+def remove(run: Path) -> None:
+    shutil.rmtree(run)
+
+
+def remove_lock(run: Path) -> None:
+    (run / ".lock").unlink()
+
+
+def replace(run: Path) -> None:
+    """Replace the folder by one in which another process trains."""
+    run.rename(run.with_name("moved"))
+    (run / "checkpoints").mkdir(parents=True)
+    for name in (".lock", "requested.yaml", "log.txt", "checkpoints/last.safetensors"):
+        (run / name).write_text("of another run")
+
+
+def empty(run: Path) -> None:
+    shutil.rmtree(run)
+    run.mkdir()
+
+
+def held(path: Path) -> dict[str, bytes] | None:
+    files = sorted(one for one in path.rglob("*") if one.is_file()) if path.exists() else None
+    return files and {str(one.relative_to(path)): one.read_bytes() for one in files}
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_another_folder_at_the_same_path_is_left_alone(event, images, tmp_path, monkeypatch):
+    out, there = tmp_path / "run", []
+    owner, name = EVENTS[event]
+    method, calls = getattr(owner, name), []
+
+    def changed(*arguments, **named):
+        calls.append(name)
+        if len(calls) == (1 if owner is FinalEvaluation else 2):
+            replace(out)
+            there.append(held(out))
+        return method(*arguments, **named)
+
+    monkeypatch.setattr(owner, name, changed)
+    with pytest.raises(PatchloomError, match=f"{out} was removed, moved or replaced"):
+        pretrain(images, out=out, **SHORT)
+    assert held(out) == there[0]
+
+
+@pytest.mark.parametrize("change", [remove, remove_lock, empty, replace])
+def test_a_folder_that_has_changed_is_not_written_to(change, tmp_path):
+    run = RunFolder(tmp_path / "run")
+    run.path.mkdir()
+    run.lock()
+    run.check_lock()
+    change(run.path)
+    there = held(run.path)
+    for write in (run.check_lock, lambda: run.write_metrics([]), lambda: run.checkpoints.save({}, {"step": 1})):
+        with pytest.raises(PatchloomError, match="was removed, moved or replaced"):
+            write()
+    assert held(run.path) == there
+
+
+def test_one_that_was_moved_goes_on_when_it_is_back(images, undisturbed, tmp_path, on_save, capfd):
+    out = tmp_path / "mae"
+    on_save(4, lambda: out.rename(tmp_path / "elsewhere"))
+    assert "was removed, moved or replaced" in refused(typed(images, out, TASK), capfd)
+    (tmp_path / "elsewhere").rename(out)
+    on_save(4, lambda: None)
+    goes_on(images, out, undisturbed)
+    assert "Resuming after step 4 of" in capfd.readouterr().out
+
+
+def no_locks(monkeypatch):
+    def refused(*arguments):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "lockf", refused)
+
+
+def no_lock_file(monkeypatch):
+    def refused(path, *arguments, **more):
+        if str(path).endswith(".lock"):
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        return open(path, *arguments, **more)
+
+    monkeypatch.setattr(folders, "open", refused, raising=False)
+
+
+def no_module(monkeypatch):
+    monkeypatch.setattr(folders, "fcntl", None)
+
+
+def no_answer(monkeypatch):
+    """Simulate a disc that cannot be queried for a while."""
+    stat = os.stat
+
+    def refused(path, *arguments, **more):
+        if str(path).endswith(".lock"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return stat(path, *arguments, **more)
+
+    monkeypatch.setattr(os, "stat", refused)
+
+
+@pytest.mark.parametrize("system", [no_locks, no_lock_file, no_module, no_answer])
+def test_file_systems_without_locks_are_served(system, tmp_path, monkeypatch):
+    system(monkeypatch)
+    run = RunFolder(tmp_path)
+    run.lock()
+    run.write_metrics([{"step": "0"}])
+    run.checkpoints.save({}, {"step": 1})
+    assert run.metrics.exists() and run.checkpoints.there()
+
+
+def test_two_that_begin_at_once(unlabelled_images, tmp_path, monkeypatch):
+    """The second process checks before the first one begins, and starts after it has ended."""
+    out, begin, calls = tmp_path / "run", RunFolder.begin, []
+
+    def begin_after(self, *arguments):
+        if not calls:
+            calls.append(1)
+            pretrain(unlabelled_images, out=out, **SHORT)
+            calls.append(held(out))
+        return begin(self, *arguments)
+
+    monkeypatch.setattr(RunFolder, "begin", begin_after)
+    with pytest.raises(TemporaryError, match="another process has begun a run in .* run the same command again"):
+        pretrain(unlabelled_images, out=out, **SHORT)
+    assert held(out) == calls[1]

@@ -330,6 +330,8 @@ def _describe_plan(plan: ComparisonPlan, opened: Data, folder: Path, labels: Dat
         training = sum(map(plan.training, plan.epochs)) * asked.seeds / asked.at_once
         over = duration(plan.seconds_left(folder) - training)
         said[-1] += f": {duration(training)} of training, and {over} of start-up, measures and pictures"
+    if busy := plan.load.sentence():
+        said += [f"  {busy}"]
     if plan.after is None:
         said += [
             f"  estimated: from a few steps of each task, with {duration(USUAL_TOP)} of overhead per run; "

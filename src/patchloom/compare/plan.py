@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 
@@ -23,6 +24,7 @@ from patchloom.runs.task import prepare_task
 from patchloom.sizes import compact, in_pixels
 from patchloom.system.files import make_folder
 from patchloom.system.hardware import cores
+from patchloom.system.load import BackgroundLoad, Load
 from patchloom.tasks.custom import label
 from patchloom.train.resolve import measure_data, resolve
 
@@ -31,7 +33,7 @@ USUAL = ("mae", "droppos", "mp3", "restore", "extrema", "lut")
 _FILE = "compare.yaml"
 _SIZES = ("img_size", "patch_size")
 _AS_THEY_ARE = ("epochs", "top", "held_out", "threads")  # attributes of a plan that YAML stores without conversion
-_STORED = {"asked", "paces", "after", "notes", *_AS_THEY_ARE}
+_STORED = {"asked", "paces", "after", "notes", "load", *_AS_THEY_ARE}
 _UNPLANNED = StopMessages(
     "stopping", "stopped while measuring this machine: no plan is stored yet, and nothing was trained"
 )
@@ -99,6 +101,7 @@ class ComparisonPlan:
         held_out: number of images that all runs hold out.
         threads: CPU threads of each run, which affect its results; None on a GPU.
         notes: remarks on tasks that are left out, and on options that ``auto`` fitted.
+        load: load by other programs while the speeds were measured.
         resumed: whether the comparison was started before.
     """
 
@@ -110,6 +113,7 @@ class ComparisonPlan:
     held_out: int
     threads: int | None
     notes: tuple[str, ...]
+    load: Load = Load()
     resumed: bool = False
 
     def training(self, task: str) -> float:
@@ -124,7 +128,8 @@ class ComparisonPlan:
                 folder = out / f"{name}-seed{seed}"
                 words = pretrain_arguments(asked, task, folder, self.epochs[task], self.paces[task].images, seed)
                 log = out / "logs" / f"{folder.name}.txt"
-                found.append(Job(name, seed, folder, words, log, self.training(task) + self.top))
+                seconds = self.training(task) + self.top
+                found.append(Job(name, seed, folder, words, log, seconds, self.top, self.epochs[task]))
         return found
 
     def seconds_left(self, out: Path) -> float:
@@ -134,7 +139,9 @@ class ComparisonPlan:
     def plain(self, out: Path) -> dict[str, Any]:
         """Return values for JSON; ``seconds`` is the time that the runs in ``out`` still need."""
         tasks = [{"task": name, "epochs": self.epochs[name], "seconds": self.training(name)} for name in self.epochs]
-        return {"tasks": tasks, "seeds": self.asked.seeds, "held_out": self.held_out, "seconds": self.seconds_left(out)}
+        seconds, load = self.seconds_left(out), self.load.plain()
+        found = {"tasks": tasks, "seeds": self.asked.seeds, "held_out": self.held_out}
+        return found | {"seconds": seconds, "load": load}
 
     def seconds_after(self, encoders: int) -> float:
         """Return the seconds for scoring ``encoders`` encoders and writing the page; not in a dry run."""
@@ -232,13 +239,15 @@ def stored_plan(asked: ComparisonRequest, out: Path) -> ComparisonPlan | None:
     try:
         paces = {task: TrainingSpeed(**typed_fields(TrainingSpeed, pace)) for task, pace in found["paces"].items()}
         after = TimeAfterTraining(**typed_fields(TimeAfterTraining, found["after"]))
+        load = Load(**typed_fields(Load, found["load"], dict.fromkeys(get_type_hints(Load), (0.0, math.inf))))
         its = typed_fields(ComparisonPlan, {name: found[name] for name in _AS_THEY_ARE})
         # tasks become arguments of a command line: they must not come from a file that others may have written
         if not {*its["epochs"]} == {*paces} <= {*asked.tasks}:
             raise ValueError("its tasks differ from the requested ones")
     except (AttributeError, KeyError, TypeError, ValueError) as problem:
         raise PatchloomError(f"{path} is not the plan of a comparison ({problem}): choose another --out") from problem
-    return ComparisonPlan(asked, paces=paces, after=after, notes=tuple(map(str, found["notes"])), resumed=True, **its)
+    notes = tuple(map(str, found["notes"]))
+    return ComparisonPlan(asked, paces=paces, after=after, notes=notes, load=load, resumed=True, **its)
 
 
 def new_plan(
@@ -263,7 +272,9 @@ def new_plan(
     one = next(iter(settings.values()))
     if one.device == "cpu":  # fixed, so that a comparison resumed on another machine has the same number
         threads = one.threads
+    others = BackgroundLoad()
     paces = (estimated_paces if ending is None else measure_training_speeds)(settings, training)
+    load = others.load()
     if asked.samples is not None:
         epochs = {task: pace.epochs_of(asked.samples) for task, pace in paces.items()}
     else:
@@ -272,7 +283,7 @@ def new_plan(
     top, after = USUAL_TOP, None
     if ending is not None:
         top, after = _pilot(asked.with_threads(threads), [*paces][0], paces, devices, ending)
-    return ComparisonPlan(asked, epochs, paces, top, after, len(held_out), threads, tuple(notes))
+    return ComparisonPlan(asked, epochs, paces, top, after, len(held_out), threads, tuple(notes), load)
 
 
 def _pilot(
@@ -286,8 +297,9 @@ def _pilot(
     pace = paces[task]
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "run"
-        words = pretrain_arguments(asked, task, folder, _PILOT / pace.epoch, pace.images, 0)
-        job = Job(task, 0, folder, words, Path(place) / "log.txt", USUAL_TOP)
+        epochs = _PILOT / pace.epoch
+        words = pretrain_arguments(asked, task, folder, epochs, pace.images, 0)
+        job = Job(task, 0, folder, words, Path(place) / "log.txt", USUAL_TOP, USUAL_TOP, epochs)
         taken = run_all([job], 1, devices, lambda one, seconds: None, _UNPLANNED)
         if job.failure:
             raise PatchloomError(job.failure)
@@ -301,6 +313,6 @@ def store(plan: ComparisonPlan, out: Path) -> None:
     make_folder(out)
     found = {"asked": plan.asked.plain()} | {name: getattr(plan, name) for name in _AS_THEY_ARE}
     assert plan.after is not None  # a dry run stores nothing
-    found["after"], found["notes"] = plan.after._asdict(), list(plan.notes)
+    found["after"], found["notes"], found["load"] = plan.after._asdict(), list(plan.notes), asdict(plan.load)
     found["paces"] = {task: pace._asdict() for task, pace in plan.paces.items()}
     write_checksummed(out / _FILE, found)

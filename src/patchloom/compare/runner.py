@@ -15,10 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from patchloom.display import StatusMessage, duration, print_line
+from patchloom.display import StatusMessage, print_line, time_left
 from patchloom.errors import PatchloomError, Stopped
+from patchloom.pace import Pace
 from patchloom.runs.folder import FolderLocked, RunFolder
 from patchloom.system.files import make_folder, no_link, open_regular, read_text
+from patchloom.system.load import LoadWatch
 from patchloom.system.signals import ENDS_WITH_STDIN, Stop
 
 # The locks of run folders allow one comparison per folder and one process per run.
@@ -76,6 +78,8 @@ class Job:
         words: arguments of ``patchloom pretrain``.
         log: file for its output.
         seconds: estimated duration.
+        overhead: seconds of it that are no training.
+        epochs: number of epochs.
         failure: last line of its output, if it failed.
     """
 
@@ -85,6 +89,8 @@ class Job:
     words: list[str]
     log: Path
     seconds: float
+    overhead: float
+    epochs: float
     failure: str = ""
 
     @property
@@ -98,49 +104,42 @@ class Job:
         return RunFolder(self.folder).read_summary() is not None
 
     def done(self) -> float:
-        """Return the finished fraction of the run, from the times of its steps."""
+        """Return the finished fraction of the run."""
         if self.finished:
             return 1.0
         try:
             *_, row = csv.DictReader(io.StringIO(read_text(RunFolder(self.folder).metrics, newline="")))
-            return min(0.99, float(row.get("seconds") or 0) / max(self.seconds, 1e-9))
+            trained = min(1.0, max(0.0, float(row.get("epoch") or 0)) / max(self.epochs, 1e-9))
+            return min(0.99, trained * (1 - self.overhead / max(self.seconds, 1e-9)))
         except (OSError, ValueError, csv.Error):
             return 0.0
 
 
+_WINDOW = 600.0  # seconds; rows of a long run come minutes apart
+
+
 class Bar(StatusMessage):
-    """Progress line: current runs, finished fraction, and time left, corrected by the runs that have ended."""
+    """Progress line: current runs, finished fraction, and time left."""
 
-    def __init__(self, jobs: Sequence[Job], at_once: int):
-        super().__init__("training")
-        self.jobs, self.at_once = jobs, at_once
-        self.running: Sequence[_Process] = ()
-        self.taken = self.planned = 0.0  # seconds of the runs that ended since the start
+    def __init__(self, jobs: Sequence[Job], at_once: int, clock: Callable[[], float] = time.monotonic):
+        self.jobs, self.running = jobs, list[str]()
+        whole = sum(job.seconds for job in jobs)
+        # its units are planned seconds
+        super().__init__("training", pace=Pace(whole, self._over(), 1 / at_once, _WINDOW, clock))
 
-    def count_ended(self, one: _Process, seconds: float) -> None:
-        """Count a run that has ended after ``seconds``."""
-        self.taken += seconds
-        self.planned += one.job.seconds * (1 - one.share)
+    def _over(self) -> float:
+        return sum(job.seconds * job.done() for job in self.jobs)
 
     def line(self) -> str:
         """Format the line, with the time left first, since a narrow terminal cuts the end."""
-        whole = sum(job.seconds for job in self.jobs)
-        over = sum(job.seconds * job.done() for job in self.jobs)
-        share = over / whole if whole else 1.0
+        over = self._over()
+        if over > self.pace.done:
+            self.pace.update(over)
+        share = over / self.pace.total if self.pace.total else 1.0
         filled = "█" * round(20 * share) + "·" * (20 - round(20 * share))
-        names = "; ".join(one.job.name for one in self.running)
         ended = sum(job.finished for job in self.jobs)
-        left = duration((whole - over) * self._slower() / self.at_once)
-        return f"{left} left {filled} {share:.0%} · {ended} of {len(self.jobs)} runs finished · {names}"
-
-    def _slower(self) -> float:
-        """Return the ratio of actual to planned time, over the runs that have ended or are overdue."""
-        taken, planned = self.taken, self.planned
-        for one in self.running:
-            seconds, due = time.monotonic() - one.begun, one.job.seconds * (1 - one.share)
-            if seconds > due:
-                taken, planned = taken + seconds, planned + one.job.seconds * max(0.0, one.job.done() - one.share)
-        return taken / planned if planned > 0 else 1.0
+        names = "; ".join(self.running)
+        return f"{time_left(self.left())} {filled} {share:.0%} · {ended} of {len(self.jobs)} runs finished · {names}"
 
 
 @dataclass
@@ -149,7 +148,6 @@ class _Process:
     slot: int
     process: subprocess.Popen[bytes]
     log: IO[bytes]
-    share: float = 0.0  # fraction that was finished before this start
     begun: float = field(default_factory=time.monotonic)
 
     def close(self) -> None:
@@ -188,7 +186,7 @@ def run_all(
     todo = list(jobs)
     running: list[_Process] = []
     waiting: set[str] = set()  # names of jobs that were announced as waiting
-    bar = Bar(jobs, at_once)
+    bar, load = Bar(jobs, at_once), LoadWatch()
     with Stop(words.now) as stop, bar:
         try:
             while (todo and not stop.asked) or running:
@@ -197,8 +195,10 @@ def run_all(
                     todo.remove(job)
                     free = next(i for i in range(at_once) if i not in {one.slot for one in running})
                     running.append(_start(job, free, devices))
-                bar.running = [*running]
+                bar.running = [one.job.name for one in running]
                 time.sleep(_LOOK)
+                if news := load.news():
+                    print_line(f"  {news}")
                 if stop.asked:
                     for one in running:
                         _ask_to_stop(one.process)
@@ -209,9 +209,7 @@ def run_all(
                         todo.insert(0, one.job)
                         continue
                     seconds = taken[one.job.name] = time.monotonic() - one.begun
-                    if one.job.finished:
-                        bar.count_ended(one, seconds)
-                    elif not stop.asked:
+                    if not one.job.finished and not stop.asked:
                         one.job.failure = last_line(one.job.log)
                     if not stop.asked:
                         told(one.job, seconds)
@@ -238,13 +236,13 @@ def _start(job: Job, slot: int, devices: Sequence[str]) -> _Process:
     environment = {**os.environ, ENDS_WITH_STDIN: "1"}
     if devices:
         environment["CUDA_VISIBLE_DEVICES"] = devices[slot % len(devices)]
-    share, log = job.done(), open(job.log, "ab", opener=no_link)  # noqa: SIM115, it is closed when the process has ended
+    log = open(job.log, "ab", opener=no_link)  # noqa: SIM115, it is closed when the process has ended
     words = [*_PROGRAM, *job.words]
     # nothing is written to the pipe: its end tells the process that this one has ended
     pipe, own = subprocess.PIPE, os.name == "posix"
     # a separate process group: Ctrl-C reaches this process only, which asks the others once
     process = subprocess.Popen(words, stdin=pipe, stdout=log, stderr=log, env=environment, start_new_session=own)
-    return _Process(job, slot, process, log, share)
+    return _Process(job, slot, process, log)
 
 
 def _ask_to_stop(process: subprocess.Popen[bytes]) -> None:

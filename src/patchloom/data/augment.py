@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -126,11 +127,11 @@ def _luma(x: Tensor) -> Tensor:
 
 
 def _blend(x: Tensor, other: Tensor, factor: Tensor) -> Tensor:
-    return torch.lerp(other, x, factor).clamp(0, 1)
+    return torch.lerp(other, x, factor).clamp_(0, 1)
 
 
 def _brightness(x: Tensor, factor: Tensor) -> Tensor:
-    return (x * factor).clamp(0, 1)
+    return (x * factor).clamp_(0, 1)
 
 
 def _contrast(x: Tensor, factor: Tensor) -> Tensor:
@@ -154,7 +155,7 @@ def _hue(x: Tensor, turn: Tensor) -> Tensor:
     for start in (5, 3, 1):  # red, green, blue
         k = turned + start  # from -1 to 11; below 0 counts as 0 does
         k = torch.where(k >= 6, k - 6, k)
-        parts.append(value - chroma * torch.minimum(k, 4 - k).clamp_(0, 1))
+        parts.append(value - torch.minimum(k, 4 - k).clamp_(0, 1).mul_(chroma))
     return torch.stack(parts, dim=1)
 
 
@@ -288,6 +289,27 @@ _LONGEST = 8  # times the view's aspect ratio: a longer, thinner image is cut be
 _USUAL = 0.2  # smallest share of the area, for images that are hardly larger than the view
 
 
+class ImagePart(NamedTuple):
+    """Part of an image that is to be resized to a view.
+
+    Attributes:
+        image: whole image [c h w].
+        box: top, left, height and width of the part in pixels.
+        size: (h, w) of the view.
+        mirrored: whether the view is mirrored.
+    """
+
+    image: Tensor
+    box: tuple[int, int, int, int]
+    size: tuple[int, int]
+    mirrored: bool = False
+
+    def view(self) -> Tensor:
+        """Return the view [c h w], of the image's dtype."""
+        view = resize_part(self.image, *self.box, self.size)
+        return view.flip(-1) if self.mirrored else view
+
+
 class RandomCrop:
     """Random crop of an image, resized to ``size`` and mirrored with probability 0.5 (Inception's crop).
 
@@ -306,10 +328,12 @@ class RandomCrop:
     Attributes:
         crops: number of different crops of an image in a call.
         n_views: number of views that a call returns; a task checks that it gets as many.
+        resizes: whether it resizes crops, or leaves that to the device, see `without_resizing`.
     """
 
     crops = 1
     n_views = 1
+    resizes = True
 
     def __init__(
         self,
@@ -330,12 +354,23 @@ class RandomCrop:
         """Return one view of an image [c h w], of the same dtype and resized to ``size``."""
         if self.border is not None:
             view = self._padded(image, rng)
-        else:
-            height, width = image.shape[-2:]
-            view = resize_part(image, *self._part(height, width, rng), self.size)
-        if self.flip and rng.random() < 0.5:
-            view = view.flip(-1)
-        return (self._changed(view, rng),)
+            mirrored = self.flip and rng.random() < 0.5
+            return (self._changed(view.flip(-1) if mirrored else view, rng),)
+        height, width = image.shape[-2:]
+        box = self._part(height, width, rng)
+        return (self._viewed(ImagePart(image, box, self.size, self.flip and rng.random() < 0.5), rng),)
+
+    def _viewed(self, part: ImagePart, rng: np.random.Generator) -> Any:
+        """Return the view of a part, or the part itself for the device to resize."""
+        return self._changed(part.view(), rng) if self.resizes else part
+
+    def without_resizing(self) -> RandomCrop:
+        """Return a copy with the same draws, of which the device resizes every `ImagePart`, in `split` or a call."""
+        if self.border is not None or self.randaugment is not None:
+            raise ValueError("what follows resizing cannot precede it")
+        one = copy.copy(self)
+        one.resizes = False
+        return one
 
     def _changed(self, view: Tensor, rng: np.random.Generator) -> Tensor:
         return view if self.randaugment is None else self.randaugment(view, rng)
@@ -441,7 +476,7 @@ class TwoViews(RandomCrop):
         elif self.crop == "shared":
             views = [*super().__call__(image, rng)] * 2
         else:
-            views = [self._changed(*CentreCrop(self.size, self.native)(image), rng)] * 2
+            views = [self._viewed(CentreCrop(self.size, self.native).part(image), rng)] * 2
         if self.color == "none":
             return (views[0], views[1]), None
         if self.color == "shared":
@@ -467,14 +502,22 @@ class CentreCrop:
 
     def __call__(self, image: Tensor, rng: np.random.Generator | None = None) -> tuple[Tensor]:
         """Return one view of an image [c h w], of the same dtype and resized to ``size``; ``rng`` is not used."""
+        height, width = image.shape[-2:]
+        if self.test_crop < 1 and not self._fits(height, width):
+            return (self._cut_after_resizing(image),)
+        return (self.part(image).view(),)
+
+    def part(self, image: Tensor) -> ImagePart:
+        """Return the part of an image [c h w] that is shown, unless ``test_crop`` is below 1."""
         # Cutting before resizing shows the same picture and never builds a huge strip out of a long, thin image.
         height, width = image.shape[-2:]
-        if self.native and height >= self.size[0] and width >= self.size[1]:
-            top, left = (height - self.size[0]) // 2, (width - self.size[1]) // 2
-            return (resize_part(image, top, left, *self.size, self.size),)
-        if self.test_crop < 1:
-            return (self._cut_after_resizing(image),)
-        return (resize_part(image, *centre_part(height, width, self.size[1] / self.size[0]), self.size),)
+        if self._fits(height, width):
+            return ImagePart(image, ((height - self.size[0]) // 2, (width - self.size[1]) // 2, *self.size), self.size)
+        return ImagePart(image, centre_part(height, width, self.size[1] / self.size[0]), self.size)
+
+    def _fits(self, height: int, width: int) -> bool:
+        """Return whether an image is cut at its own scale."""
+        return self.native and height >= self.size[0] and width >= self.size[1]
 
     def _cut_after_resizing(self, image: Tensor) -> Tensor:
         height, width = image.shape[-2:]

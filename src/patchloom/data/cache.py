@@ -1,54 +1,78 @@
 """On-disc cache of decoded images and recordings, so that each is decoded only once.
 
-A folder holds the images of one source at one setting. Its name is a digest of both, so a folder is never out of date,
-only unused, and may be deleted at any time. A file in it is a part: some consecutive images, the pixels of each as
-uint8 [h w c], followed by an index, int64 [images 4]: the offset of the pixels in bytes, h, w and c. The offset is -1
-for images that are not cached, because they have more than 8 bits or cannot be read; these are read from their own
-files. Recordings are stored as int16 samples at the requested rate, with h = 1 and w bytes.
+Nothing is decoded for the cache alone: the process that first reads an image for a training step also stores it. A
+folder holds the images of one source at one setting. Its name is a digest of both, so a folder is never out of date,
+only unused, and may be deleted at any time. A file in it is a part: images that one process read one after the other,
+the pixels of each as uint8 [h w c]; their index, int64 [images 5]: number of the image, offset of its pixels in bytes,
+h, w and c; and the number of images, int64. A part appears whole, by renaming, and other processes then find it.
+Images of more than 8 bits are not stored. Recordings are stored as int16 samples at the requested rate, with h = 1 and
+w bytes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import math
 import os
 import shutil
+import tempfile
+import threading
 import time
 import uuid
-from collections.abc import Callable
 from copy import copy
+from multiprocessing.util import Finalize
 from pathlib import Path
-from typing import Any, Literal
+from queue import Empty, Full, Queue
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from patchloom.audio.config import Sound
 from patchloom.data.augment import resize_part
-from patchloom.data.decode import Unreadable
 from patchloom.data.source import Source, digest
 from patchloom.data.stats import sample_images
-from patchloom.data.workers import in_workers
-from patchloom.display import StatusMessage, print_line
 from patchloom.errors import PatchloomError, TemporaryError
 from patchloom.system.files import cache_root, disk_error_kind, size_in_words, write_whole
+from patchloom.system.hardware import free_memory
+
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]  # a module elsewhere
 
 # "whole": original size; a number: largest shorter side in pixels, to which larger images are reduced
 Cache = Literal["whole"] | int
 
-_FORMAT = "images 1"  # increment when the code that decodes, resizes or stores images changes
-_MAX_BYTES, _MAX_IMAGES = 2**29, 4096  # size of a part, the most that an interruption costs a process
-_SAMPLE = 64  # images from which the needed disc space is estimated
+_FORMAT = "images 2"  # increment when the code that decodes, resizes or stores images changes
+_MAX_BYTES = 2**26  # size of a part, the most that an interruption costs a process
+_PARTS = 256  # fewest parts of a folder: images that are not in one yet are few, so others need not decode them again
+# images that wait for the disc, of _MAX_BYTES at most; on a slow one, further images are stored in a later epoch
+_WAITING = 16
+_IDLE = 60.0  # seconds without an image after which a part is complete: in later epochs, only few are left to store
+_SAMPLE = 16  # images from which the needed disc space is estimated
 _FORGOTTEN = 3600  # seconds after which a half-written part must be left over from a dead process
+_SPARE = 2**30  # bytes that stay free on the disc, for checkpoints
+
+# `--cache auto`: of the memory that is free, because files that the memory holds are read much faster than others; of
+# the disc, with all that this cache holds, because the images of other data sets and of earlier states add up.
+_OF_MEMORY, _OF_DISC = 1 / 2, 1 / 4
 
 
-def cache_images(source: Source, cache: Cache, workers: int = 0, say: Callable[[str], None] = print_line) -> Source:
-    """Return the same images or recordings, decoded once, stored, and then read from memory-mapped files.
+def cache_images(source: Source, cache: Cache, auto: bool = False) -> CachedImages:
+    """Return the same images or recordings, which are stored when they are first read, and then memory-mapped.
 
-    Images of more than 8 bits are not stored. Parts that exist already are used; missing or damaged ones are written
-    first. This may be interrupted at any time, and several processes may do it at once.
+    Parts that exist already are used; damaged ones are removed. This may be interrupted at any time, and several
+    processes may do it at once.
+
+    Args:
+        source: images or recordings.
+        cache: size at which images are stored.
+        auto: whether ``--cache auto`` chose this. Then a folder that cannot be written is no error, unused folders of
+            this kind may be removed to make room, and this one may be removed later.
     """
     if source.sound is not None and cache != "whole":
         raise PatchloomError(
@@ -59,56 +83,177 @@ def cache_images(source: Source, cache: Cache, workers: int = 0, say: Callable[[
     stamp = source.stamp()
     if stamp is None:
         raise PatchloomError(f"changes of the {source.noun} of {source.name} cannot be detected: leave out --cache")
-    folder = cache_root() / "images" / digest([_FORMAT, str(cache), stamp])
+    folder = _folder(stamp, cache)
+    cached = CachedImages(source, cache, folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        parts = _Parts(source, cache, folder, _mean_bytes(source, cache, folder))
-        missing = [number for number in range(len(parts)) if parts.index(number) is None]
-        if missing:
-            _make(parts, missing, workers, say)
+        _remove_leftovers(folder)
+        if auto:
+            _make_room(folder, len(source) * _mean_bytes(source, cache, folder, auto))
+        elif missing := cached.missing():
+            _check_room(source, cache, folder, missing)
     except OSError as problem:
-        raise _unwritable(folder, problem) from problem
-    return CachedImages(source, cache, parts.each, [parts.path(number) for number in range(len(parts))])
+        if not auto:
+            raise _unwritable(folder, problem) from problem
+    if not auto and (about := _about(folder)).get("auto"):  # the user wants it from now on
+        with contextlib.suppress(PatchloomError):
+            write_whole(folder / _ABOUT, json.dumps(about | {"auto": False}))
+    cached.hold()
+    return cached
+
+
+def choose_cache(source: Source, typical: int) -> tuple[Literal["none", "whole"], str]:
+    """Choose a cache for ``--cache auto``, with the reason: that of whole images, if they fit.
+
+    ``typical`` is the number of bytes of a median image.
+    """
+    noun, memory = source.noun, 2**30 * free_memory("cpu")
+    less = "--cache with a number of pixels needs less"
+
+    def needed(need: float) -> str:
+        return f"{len(source):,} decoded {noun} need {size_in_words(need)}"
+
+    def too_large(need: float) -> str:
+        of = f"more than half of the {size_in_words(memory)} of free memory"
+        return f"{needed(need)}, {of}: {less}" if need > _OF_MEMORY * memory else ""
+
+    if why := too_large(len(source) * typical):  # first: the state of a million files takes seconds
+        return "none", why
+    stamp = None
+    with contextlib.suppress(PatchloomError):  # a shard has gone meanwhile, which costs only its images
+        stamp = source.stamp()
+    if stamp is None:
+        return "none", f"changes of the {noun} cannot be detected"
+    folder = _folder(stamp, "whole")
+    try:
+        _check_writable(folder)
+        need = len(source) * _mean_bytes(source, "whole", folder, auto=True)
+        room = _Room(folder)
+    except OSError as problem:
+        return "none", f"{folder} cannot be written: {problem.strerror or problem}"
+    if not need:
+        return "none", f"{noun} of more than 8 bits are not cached"
+    if why := too_large(need):
+        return "none", why
+    if need > room.most:
+        left = f"{size_in_words(room.most)} of disc are left for such {noun}"
+        return "none", f"{needed(need)}, and {left}: {less}, or delete some of {folder.parent}"
+    free = f"{size_in_words(memory)} of memory and {size_in_words(room.free)} of disc are free"
+    return "whole", f"{needed(need)}; {free}"
 
 
 class CachedImages(Source):
-    """Images of another source, read from the files of `cache_images`.
+    """Images of another source, stored and read as `cache_images` says.
 
     Args:
-        source: source of the images; those that are not stored are read from it.
-        cache: setting with which they were stored.
-        each: number of images per file; the last one may hold fewer.
-        paths: paths of the files, in order.
+        source: source of the images.
+        cache: size at which they are stored, and returned, also those that are not stored.
+        folder: folder of the files.
+        failure: int64 [1], number of the system's error for which no process stores any more; 0 for none.
     """
 
-    def __init__(self, source: Source, cache: Cache, each: int, paths: list[Path]) -> None:
-        self.source, self.cache, self.each, self.paths = source, cache, each, paths
+    def __init__(self, source: Source, cache: Cache, folder: Path, failure: Tensor | None = None) -> None:
+        self.source, self.cache, self.folder = source, cache, folder
         self.name, self.classes, self.labels, self.groups = source.name, source.classes, source.labels, source.groups
         self.sound = source.sound
-        indices = [_index(path, min(each, len(source) - i * each)) for i, path in enumerate(paths)]
-        intact = [index for index in indices if index is not None]
-        if len(intact) < len(indices):
-            raise PatchloomError(f"{paths[0].parent} was changed while it was opened: run the same command again")
-        self._index: np.ndarray = np.concatenate(intact)
-        # Private maps: writing into an image does not change the file. Worker processes still share the memory.
-        self._maps = [
-            torch.from_file(os.fspath(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)
-            for path in paths
-        ]
+        self._failure = torch.zeros(1, dtype=torch.int64).share_memory_() if failure is None else failure
+        self._told = False
+        self._writer: _Writer | None = None
+        self._lock: BinaryIO | None = None
+        self._paths: list[Path] = []
+        self._maps: dict[int, Tensor] = {}
+        self._seen = -1  # state of the folder
+        self._at = np.full((len(source), 5), -1)  # part, offset, h, w, c
+        self._look()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return CachedImages, (self.source, self.cache, self.each, self.paths)  # another process opens its own maps
+        # another process opens its own maps
+        return CachedImages, (self.source, self.cache, self.folder, self._failure)
 
     def __len__(self) -> int:
-        return len(self._index)
+        return len(self.source)
 
     def read(self, i: int) -> Tensor:
-        start, h, w, c = self._index[i].tolist()
-        if start < 0:
-            return self.source.read(i)
+        if self._at[i, 0] < 0:
+            self._look()  # other processes may have stored it
+        if (stored := self._stored(i)) is not None:
+            return stored
+        image = self._reduced(self.source.read(i))
+        self._look()  # they may have stored it meanwhile
+        if self._at[i, 0] < 0 and not image.is_floating_point() and not self._failure.item():
+            if self._writer is None or self._writer.process != os.getpid():  # each process has its own
+                self._writer = _Writer(self.folder, -(-len(self) // _PARTS), self._failure)
+            self._writer.put(i, image)
+        return image
+
+    def missing(self) -> int:
+        """Return the number of images that are not stored."""
+        return int((self._at[:, 0] < 0).sum())
+
+    def hold(self) -> None:
+        """Mark the folder as used, now and until this process ends, so that no other process removes it."""
+        self._lock = _lock(self.folder)
+        with contextlib.suppress(OSError):  # read-only
+            self.folder.mkdir(parents=True, exist_ok=True)  # another process may have removed it just before
+            os.utime(self.folder / _ABOUT)
+
+    def close(self) -> None:
+        """Finish the part that this process is writing."""
+        if self._writer is not None and self._writer.process == os.getpid():
+            self._writer.close()
+        self._writer = None
+
+    def problem(self) -> str:
+        number = int(self._failure.item())
+        if not number or self._told:
+            return ""
+        self._told = True
+        return (
+            f"decoded {self.noun} are no longer stored in {self.folder} ({os.strerror(number)}): those that are not "
+            "stored yet are decoded in every epoch"
+        )
+
+    def _stored(self, i: int) -> Tensor | None:
+        part, start, h, w, c = self._at[i].tolist()
+        if part < 0:
+            return None
+        if part not in self._maps:
+            path = self._paths[part]
+            try:  # Private maps: writing into an image does not change the file. Worker processes share the memory.
+                size = path.stat().st_size
+                self._maps[part] = torch.from_file(os.fspath(path), shared=False, size=size, dtype=torch.uint8)
+            except (OSError, RuntimeError):  # deleted meanwhile
+                self._at[self._at[:, 0] == part] = -1
+                return None
         if self.sound is not None:
-            return self._maps[i // self.each][start : start + w].view(torch.int16)[None, None]
-        return self._maps[i // self.each].as_strided((c, h, w), (1, w * c, c), start)
+            return self._maps[part][start : start + w].view(torch.int16)[None, None]
+        return self._maps[part].as_strided((c, h, w), (1, w * c, c), start)
+
+    def _reduced(self, image: Tensor) -> Tensor:
+        """Return an image [c h w] at the size at which images are stored; above 8 bits, unchanged."""
+        h, w = image.shape[-2:]
+        size = _stored_size(h, w, self.cache)
+        if size == (h, w) or image.is_floating_point():
+            return image
+        return resize_part(image, 0, 0, h, w, size)
+
+    def _look(self) -> None:
+        """Look for new parts."""
+        try:
+            state = self.folder.stat().st_mtime_ns
+            if state == self._seen:
+                return
+            self._seen, known = state, set(self._paths)
+            paths = [path for path in self.folder.glob("*.part") if path not in known]
+        except OSError:  # deleted meanwhile
+            return
+        for path in paths:
+            with contextlib.suppress(OSError):  # deleted meanwhile
+                if (index := _index(path, len(self))) is None:
+                    path.unlink()
+                    continue
+                self._at[index[:, 0]] = np.insert(index[:, 1:], 0, len(self._paths), axis=1)
+                self._paths.append(path)
 
     def _heard_as(self, sound: Sound) -> Source:
         if self.sound is not None and self.sound.rate != sound.rate:
@@ -134,127 +279,298 @@ class CachedImages(Source):
         return stamp if stamp is None or self.cache == "whole" else digest([stamp, str(self.cache)])
 
 
-class _Parts(Dataset[int | PatchloomError]):
-    """Data set that writes a part by its number, and returns its number of images or the error that occurred."""
+class _Writer:
+    """Threads of a process that write parts, so that reading never waits for the disc.
 
-    def __init__(self, source: Source, cache: Cache, folder: Path, mean: float) -> None:
-        self.source, self.cache, self.folder, self.mean = source, cache, folder, mean
-        self.each = max(1, min(_MAX_IMAGES, int(_MAX_BYTES // max(mean, 1))))
-
-    def __len__(self) -> int:
-        return -(-len(self.source) // self.each)
-
-    def __getitem__(self, number: int) -> int | PatchloomError:
-        try:
-            if self.index(number) is None:  # otherwise another process was faster
-                self._write(number)
-        except OSError as problem:
-            return _unwritable(self.folder, problem)
-        return len(self.images(number))
-
-    def images(self, number: int) -> range:
-        return range(number * self.each, min((number + 1) * self.each, len(self.source)))
-
-    def path(self, number: int) -> Path:
-        images = self.images(number)
-        return self.folder / f"{images.start:09}-{images.stop:09}.part"
-
-    def index(self, number: int) -> np.ndarray | None:
-        return _index(self.path(number), len(self.images(number)))
-
-    def _write(self, number: int) -> None:
-        unfinished = self.folder / f".{uuid.uuid4().hex}"
-        index, end = [], 0
-        try:
-            with unfinished.open("wb") as file:
-                for i in self.images(number):
-                    try:
-                        image = _to_cache(self.source.read(i), self.cache)
-                    except Unreadable:
-                        image = None
-                    if image is None:
-                        index.append((-1, 0, 0, 0))
-                        continue
-                    c, h, w = image.shape
-                    index.append((end, h, w, c))
-                    end += file.write(image.permute(1, 2, 0).contiguous().numpy().data)
-                file.write(np.array(index, dtype=np.int64).data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(unfinished, self.path(number))
-        finally:
-            with contextlib.suppress(OSError):
-                unfinished.unlink()
-
-
-def _to_cache(image: Tensor, cache: Cache) -> Tensor | None:
-    """Return the form in which an image [c h w] is stored: uint8 [c h w], reduced if needed; None above 8 bits.
-
-    For a recording [1 1 n], these are its bytes [1 1 2n].
+    Args:
+        folder: folder of the parts.
+        each: number of images from which a part is complete.
+        failure: see `CachedImages`.
     """
-    if image.dtype == torch.int16:
-        return image.view(torch.uint8)
-    if image.is_floating_point():
-        return None
-    h, w = image.shape[-2:]
-    if cache == "whole" or min(h, w) <= cache:
-        return image
-    return resize_part(image, 0, 0, h, w, (round(h * cache / min(h, w)), round(w * cache / min(h, w))))
+
+    def __init__(self, folder: Path, each: int, failure: Tensor) -> None:
+        self.process, self.folder, self.each, self.failure = os.getpid(), folder, each, failure
+        self._taken: set[int] = set()
+        self._claims = _Claims(folder)
+        self._images: Queue[tuple[int, Tensor] | None] = Queue(_WAITING)
+        self._threads = [threading.Thread(target=self._write, daemon=True)]
+        self._threads[0].start()
+        self.close = Finalize(None, self._close, exitpriority=0)  # also called when a worker process ends
+
+    def put(self, i: int, image: Tensor) -> None:
+        """Store image i, unless another process does, or the disc is behind: a later epoch will store it."""
+        behind = self._images.full() or self._images.qsize() * image.nbytes > _MAX_BYTES
+        if i not in self._taken and not behind and self._claims.take(i):
+            self._images.put_nowait((i, image))
+            self._taken.add(i)
+
+    def _close(self) -> None:
+        while self._threads[0].is_alive():
+            with contextlib.suppress(Full):
+                self._images.put(None, timeout=1)
+                break
+        for thread in self._threads:  # the first may start more
+            thread.join()
+
+    def _write(self) -> None:
+        part: _Part | None = None
+        while True:
+            try:
+                job = self._images.get(timeout=None if part is None else _IDLE)
+            except Empty:
+                assert part is not None  # otherwise it would still wait
+                self._publish_apart(part)
+                part = None
+                continue
+            if job is None:
+                break
+            if self.failure.item():
+                continue
+            try:
+                part = part or _Part(self.folder)
+                part.add(*job)
+            except OSError as problem:
+                self._fail(part, problem)
+                part = None
+            if part is not None and (part.end >= _MAX_BYTES or len(part.index) >= self.each):
+                self._publish_apart(part)
+                part = None
+        if part is not None:
+            self._publish(part)
+
+    def _publish_apart(self, part: _Part) -> None:
+        """Publish a part in another thread: flushing to the disc takes long."""
+        self._threads.append(threading.Thread(target=self._publish, args=(part,), daemon=True))
+        self._threads[-1].start()
+
+    def _publish(self, part: _Part) -> None:
+        try:
+            part.publish()
+        except OSError as problem:
+            self._fail(part, problem)
+        self._claims.release(part.index)
+
+    def _fail(self, part: _Part | None, problem: OSError) -> None:
+        self.failure.fill_(problem.errno or errno.EIO)
+        if part is not None:
+            part.remove()
+
+
+class _Claims:
+    """Images that this process is storing and others therefore do not: runs with one seed read in the same order.
+
+    A claim is a lock of one byte of a file, so it ends with its process. Without such locks (Windows), images may be
+    stored several times.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._file: BinaryIO | None = None
+        with contextlib.suppress(OSError):  # read-only, which storing will report
+            self._file = (folder / "claims").open("ab", buffering=0)
+
+    def take(self, i: int) -> bool:
+        """Claim image i; return whether no other process has."""
+        if fcntl is not None and self._file is not None:
+            try:
+                fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, i)
+            except OSError as problem:
+                return problem.errno not in (errno.EACCES, errno.EAGAIN)  # otherwise the disc has no locks
+        return True
+
+    def release(self, index: list[tuple[int, ...]]) -> None:
+        """End the claims of the images of a part."""
+        if fcntl is None or self._file is None:
+            return
+        for i, *_ in index:
+            with contextlib.suppress(OSError):
+                fcntl.lockf(self._file, fcntl.LOCK_UN, 1, i)
+
+
+class _Part:
+    """Unfinished part in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        name = uuid.uuid4().hex
+        self.unfinished, self.path = folder / f".{name}", folder / f"{name}.part"
+        self.index: list[tuple[int, ...]] = []
+        self.end = 0
+        self.file = self.unfinished.open("wb")
+
+    def add(self, i: int, image: Tensor) -> None:
+        """Append image i, uint8 [c h w], or a recording, int16 [1 1 n]."""
+        pixels = image.view(torch.uint8) if image.dtype == torch.int16 else image
+        c, h, w = pixels.shape
+        if shutil.disk_usage(self.path.parent).free < _SPARE + pixels.nbytes:  # each time: many processes write at once
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.index.append((i, self.end, h, w, c))
+        self.end += self.file.write(pixels.permute(1, 2, 0).contiguous().numpy().data)
+
+    def publish(self) -> None:
+        """Complete the file, flush it to the disc, and give it its name."""
+        with self.file:
+            self.file.write(np.array([*np.ravel(self.index), len(self.index)], dtype=np.int64).data)
+            self.file.flush()
+            os.fsync(self.file.fileno())
+        os.replace(self.unfinished, self.path)
+
+    def remove(self) -> None:
+        """Remove the file."""
+        with contextlib.suppress(OSError):
+            self.file.close()
+        with contextlib.suppress(OSError):
+            self.unfinished.unlink()
 
 
 def _index(path: Path, images: int) -> np.ndarray | None:
-    """Return the index of a part with ``images`` images, int64 [images 4]; None if the part is missing or damaged."""
-    try:
-        room = path.stat().st_size - images * 32
-        index = np.fromfile(path, np.int64, offset=max(room, 0)).reshape(images, 4)
-    except (OSError, ValueError):
+    """Return the index of a part, int64 [m 5], of a source with ``images`` images; None if the part is damaged."""
+    size = path.stat().st_size
+    count = int(np.fromfile(path, np.int64, offset=size - 8)[0]) if size > 48 else 0
+    if not 0 < count <= (size - 8) // 40:
         return None
-    there = index[index[:, 0] >= 0]
-    sizes = there[:, 1:].prod(1)
-    whole = (there[:, 1:] > 0).all() and (there[:, 0] == sizes.cumsum() - sizes).all() and sizes.sum() == room
+    index = np.fromfile(path, np.int64, offset=size - 8 - 40 * count)[:-1].reshape(count, 5)
+    sizes = index[:, 2:].astype(float).prod(1)  # as int64, huge numbers could wrap around
+    whole = (index[:, 2:] > 0).all() and (index[:, 0] >= 0).all() and (index[:, 0] < images).all()
+    whole = whole and (index[:, 1] == sizes.cumsum() - sizes).all() and sizes.sum() == size - 8 - 40 * count
     return index if whole else None
 
 
-def _mean_bytes(source: Source, cache: Cache, folder: Path) -> float:
-    """Return the mean bytes per stored image, from a sample; the first process's value is stored and used by all."""
-    about = folder / "about.json"
+def _stored_size(h: int, w: int, cache: Cache) -> tuple[int, int]:
+    """Return the size (h, w) at which an image of h x w pixels is stored."""
+    if cache == "whole" or min(h, w) <= cache:
+        return h, w
+    return round(h * cache / min(h, w)), round(w * cache / min(h, w))
+
+
+# Folders, and the room for them.
+
+
+_ABOUT = "about.json"
+
+
+def _folder(stamp: str, cache: Cache) -> Path:
+    return cache_root() / "images" / digest([_FORMAT, str(cache), stamp])
+
+
+def _about(folder: Path) -> dict[str, Any]:
+    """Return what is known about a folder: "data", "cache", "mean" bytes per image, and whether "auto" made it."""
     try:
-        return float(json.loads(about.read_text("utf-8"))["mean"])
-    except (OSError, ValueError, LookupError, TypeError):  # missing or damaged
-        pass
+        about = json.loads((folder / _ABOUT).read_text("utf-8"))
+    except (OSError, ValueError):  # missing or damaged
+        return {}
+    return about if isinstance(about, dict) else {}
+
+
+def _mean_bytes(source: Source, cache: Cache, folder: Path, auto: bool) -> float:
+    """Return the mean bytes per stored image, from a sample; 0 if they are of more than 8 bits."""
+    known = _about(folder).get("mean")
+    if isinstance(known, int | float) and 0 <= known < math.inf:
+        return float(known)
     unreadable: list[str] = []
-    found = [_to_cache(image, cache) for _, image in sample_images(source, _SAMPLE, 0, unreadable)]
-    mean = sum(0 if image is None else image.numel() for image in found) / (len(found) + len(unreadable))
+    sizes = []
+    for _, image in sample_images(source, _SAMPLE, 0, unreadable):
+        c, h, w = image.shape
+        h, w = _stored_size(h, w, cache)
+        sizes.append(0 if image.is_floating_point() else c * h * w * image.element_size())
+    mean = sum(sizes) / (len(sizes) + len(unreadable))
+    with contextlib.suppress(PatchloomError):  # a full disc
+        write_whole(folder / _ABOUT, json.dumps({"data": source.name, "cache": cache, "mean": mean, "auto": auto}))
+    return mean
+
+
+def _check_writable(folder: Path) -> None:
+    """Raise an OSError if no file can be created in a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder):
+        pass
+
+
+def _check_room(source: Source, cache: Cache, folder: Path, missing: int) -> None:
+    """Refuse a cache that the user wants if the ``missing`` images cannot be stored."""
+    _check_writable(folder)
+    mean = _mean_bytes(source, cache, folder, auto=False)
     if mean == 0:
         raise PatchloomError(
             f"the images of {source.name} are of more than 8 bits and are not cached: leave out --cache"
         )
-    write_whole(about, json.dumps({"data": source.name, "cache": cache, "mean": mean}))
-    return mean
+    need, free = missing * mean, shutil.disk_usage(folder).free - _SPARE
+    if need > free:
+        raise TemporaryError(
+            f"--cache {cache} needs about {size_in_words(need)} and {folder} has {size_in_words(max(0, free))} free, "
+            f"besides {size_in_words(_SPARE)} for checkpoints: make room, name a larger disc by XDG_CACHE_HOME, or "
+            "give a smaller --cache"
+        )
 
 
-def _make(parts: _Parts, missing: list[int], workers: int, say: Callable[[str], None]) -> None:
-    """Write the missing parts, if the disc has enough space."""
-    for path in parts.folder.glob(".*"):
+class _Room:
+    """Disc space for a folder of ``--cache auto``.
+
+    Attributes:
+        free: bytes that are free on the disc.
+        allowed: bytes that all folders together may have for this one to be filled.
+        unused: other folders of auto that no process uses, the least recently used one first: time of use, folder and
+            bytes.
+        others: bytes in all other folders.
+        most: most bytes that this folder may have.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.free = shutil.disk_usage(folder).free
+        sizes = {one: _bytes_in(one) for one in folder.parent.iterdir() if one.is_dir()}
+        self.allowed = _OF_DISC * (self.free + sum(sizes.values()))
+        self.others = sum(sizes.values()) - sizes.get(folder, 0)
+        self.unused: list[tuple[float, Path, int]] = []
+        for one, size in sizes.items():
+            if one != folder and _about(one).get("auto") is True and (lock := _lock(one, alone=True)) is not None:
+                self.unused.append((os.fstat(lock.fileno()).st_mtime, one, size))
+                lock.close()
+        self.unused.sort()
+        self.most = max(0.0, self.allowed - self.others + sum(size for _, _, size in self.unused))
+
+
+def _make_room(folder: Path, need: float) -> None:
+    """Remove unused folders of ``--cache auto``, until ``need`` bytes may be in ``folder``."""
+    room = _Room(folder)
+    for _, one, size in room.unused:
+        if room.others + need <= room.allowed:
+            return
+        if (lock := _lock(one, alone=True)) is not None:
+            with lock:
+                shutil.rmtree(one, ignore_errors=True)
+            room.others -= size
+
+
+def _bytes_in(folder: Path) -> int:
+    total = 0
+    with contextlib.suppress(OSError):  # removed by another process
+        for path in folder.iterdir():
+            total += path.stat().st_size
+    return total
+
+
+def _lock(folder: Path, alone: bool = False) -> BinaryIO | None:
+    """Lock a folder, shared to use it or ``alone`` to remove it; None if that is not possible.
+
+    The lock lasts until the file is closed, here and in the processes that inherit it.
+    """
+    with contextlib.suppress(OSError):
+        file = (folder / _ABOUT).open("rb")
+        try:
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB if alone else fcntl.LOCK_SH)
+                return file
+        except OSError:
+            file.close()
+            raise
+        file.close()
+    return None
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Remove what processes that were killed have left."""
+    for path in folder.glob(".*"):
         with contextlib.suppress(OSError):  # removed by another process
             if time.time() - path.stat().st_mtime > _FORGOTTEN:
                 path.unlink()
-    images, folder = sum(len(parts.images(number)) for number in missing), parts.folder
-    need, free = images * parts.mean, shutil.disk_usage(folder).free
-    if need > free:
-        raise TemporaryError(
-            f"--cache {parts.cache} needs about {size_in_words(need)} and {folder} has {size_in_words(free)} free: "
-            "make room, name a larger disc by XDG_CACHE_HOME, or give a smaller --cache"
-        )
-    room = f"about {size_in_words(need)}; {size_in_words(free)} are free"
-    noun = parts.source.noun
-    say(f"Decoding {images:,} {noun}, to be cached in {folder} ({room})")
-    # Processes that fill the same folder begin at different parts, so that they share the work.
-    turn = uuid.uuid4().int % len(missing)
-    with StatusMessage(f"decoding {noun}", images) as waiting:
-        for count in in_workers(parts, missing[turn:] + missing[:turn], workers):
-            waiting.advance(count)
-    say(f"  {waiting.done:,} of {images:,} {noun} are cached")
 
 
 def _unwritable(folder: Path, problem: OSError) -> PatchloomError:

@@ -72,7 +72,7 @@ class ConversionCounts:
         self.counts: dict[str, int] = {}
         self.first: dict[str, list[int]] = {}
 
-    def add(self, i: int, words: set[str]) -> None:
+    def add(self, i: int, words: Iterable[str]) -> None:
         """Add the conversions of image i."""
         for word in words:
             self.counts[word] = self.counts.get(word, 0) + 1

@@ -18,11 +18,9 @@ from importlib.util import find_spec
 from io import BytesIO
 from math import inf, prod
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
-import imagecodecs
 import numpy as np
-import tifffile
 import torch
 from PIL import Image, ImageOps
 from torch import Tensor
@@ -30,6 +28,9 @@ from torch import Tensor
 from patchloom.data.codestreams import has_size, part_size
 from patchloom.data.conversions import is_collecting, record_conversion
 from patchloom.errors import PatchloomError, one_line
+
+if TYPE_CHECKING:
+    import tifffile
 
 # Conversion of decoded arrays to images: depth, orientation, transparency.
 
@@ -442,6 +443,8 @@ def _read_jpeg(source: Path | BytesIO) -> Tensor | None:
             content = file.read()
         if not content.endswith(b"\xff\xd9"):  # no end: this decoder would fill the missing part with grey
             return None
+        import imagecodecs  # 28 MB on disc, which other formats do not need; without it PIL decodes this one
+
         array = imagecodecs.jpeg8_decode(content)
     except Exception:  # PIL will fail too, and its message is the one to show
         return None
@@ -465,6 +468,8 @@ def _read_deep_png(source: Path | BytesIO) -> Tensor:
         orientation = read_orientation(image)
         file.seek(0)
         content = file.read()
+    import imagecodecs  # few formats need it
+
     array = np.divide(imagecodecs.png_decode(content), np.float32(65535), dtype=np.float32)
     record_conversion("deep")
     if orientation in range(2, 9):
@@ -542,6 +547,8 @@ def _refuse_inflation(source: Path | BytesIO) -> None:
 
 
 def _read_tiff(source: Path | BytesIO) -> Tensor:
+    import tifffile  # it imports imagecodecs, which few formats need
+
     with tifffile.TiffFile(source) as tiff:
         stored = _size_of(source)
         page, series = tiff.pages.first, read_series(tiff)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -10,9 +12,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from patchloom.data.augment import ColorPlan, plan_colors, recolor
+from patchloom.data.augment import ColorPlan, ImagePart, plan_colors, recolor
 from patchloom.data.decode import Unreadable
 from patchloom.data.modality import IMAGES
+from patchloom.data.parts import PackedParts, pixels_sent
 from patchloom.data.source import Source
 from patchloom.data.workers import in_workers
 from patchloom.errors import PatchloomError
@@ -30,6 +33,7 @@ class Batch(NamedTuple):
         unreadable: names of images that could not be read while the batch was made.
         colors: colour changes for each view that `recolor` has still to apply, or None.
         truths: annotation of each image, changed like its views; always on the CPU; () without annotations.
+        parts: parts of the images that `on` has still to resize to views, while there are none; for each view.
     """
 
     views: tuple[Tensor, ...]
@@ -37,6 +41,7 @@ class Batch(NamedTuple):
     unreadable: list[str]
     colors: tuple[ColorPlan, ...] | None = None
     truths: tuple[Any, ...] = ()
+    parts: tuple[PackedParts, ...] = ()
 
     def on(self, device: torch.device | str) -> Batch:
         """Return the batch with its views on a device; changed colours are float32 in [0, 1].
@@ -44,9 +49,10 @@ class Batch(NamedTuple):
         Pixels are copied before the conversion, asynchronously.
         """
         views = tuple(view.to(device, non_blocking=True) for view in self.views)
+        views = tuple(part.on(device) for part in self.parts) or views
         if self.colors is not None:
             views = tuple(recolor(view, plan.to(device)) for view, plan in zip(views, self.colors, strict=True))
-        return self._replace(views=views, colors=None)
+        return self._replace(views=views, colors=None, parts=())
 
     def pictured(self, pictures: Callable[[Tensor], Tensor]) -> Batch:
         """Return the batch with its views converted to pictures by a source's function."""
@@ -62,6 +68,7 @@ class Batch(NamedTuple):
             indices=self.indices[:count],
             colors=colors,
             truths=self.truths[:count],
+            parts=tuple(part.first(count) for part in self.parts),
         )
 
     def split(self, parts: int) -> list[Batch]:
@@ -129,6 +136,12 @@ Augment = Callable[[Tensor, np.random.Generator], tuple[Tensor, ...]]
 AnnotatedAugment = Callable[[Tensor, Any, np.random.Generator], tuple[tuple[Tensor, ...], Any]]
 
 
+def draw_views(augment: Augment, image: Tensor, rng: np.random.Generator) -> tuple[tuple[Any, ...], Tensor | None]:
+    """Return what a reader makes of an image: views or an `ImagePart` each, and draws of colours for the device."""
+    split = getattr(augment, "split", None)
+    return (augment(image, rng), None) if split is None else split(image, rng)
+
+
 def steps_per_epoch(n: int, batch_size: int, world: int = 1) -> int:
     """Return the steps per epoch over ``n`` images, with ``world`` processes of ``batch_size`` images each; at least 1.
 
@@ -169,7 +182,7 @@ def training_batches(
             f"{source.name} holds {len(source)} images for {world} processes: use at most one per image"
         )
     batches = _TrainingBatches(source, augment, batch_size, seed, channels, rank, world, truth)
-    made = prepare(in_workers(batches, range(first_step, steps), workers, _on_gpu(device)))
+    made = prepare(prepared(batches, range(first_step, steps), workers, device))
     return _arriving(made, device, source)
 
 
@@ -190,16 +203,28 @@ def plain_batches(
     Unreadable images are left out; no batch is empty. ``first`` and ``stop`` select the batches ``first`` ...
     ``stop`` - 1.
     """
-    centre = source.modality.centre(size, native, source.name, test_crop)
-    batches = _PlainBatches(source, centre, batch_size, channels)
+    batches = _PlainBatches(source, size, batch_size, channels, native, test_crop)
     count = -(-len(source) // batch_size)
     numbers = range(first, count if stop is None else stop)
-    made = in_workers(batches, numbers, workers, _on_gpu(device))
+    made = prepared(batches, numbers, workers, device, repeated=True)
     return _arriving(_without_empty(made, source, may_be_none=len(numbers) < count), device, source)
 
 
-def _on_gpu(device: torch.device | str | None) -> bool:
-    return device is not None and torch.device(device).type == "cuda"
+def batch_bytes(augment: Any, images: int, channels: int) -> int:
+    """Return the bytes of a batch as readers send it, of images of 8 bits; 0 for an augmentation without sizes."""
+    sound = getattr(augment, "sound", None)
+    if sound is not None:
+        return int(images * getattr(augment, "n_views", 1) * 2 * sound.samples)
+    pixels = prod(getattr(augment, "size", (0,))) * pixels_sent(augment)
+    return int(images * getattr(augment, "n_views", 1) * channels * pixels)
+
+
+def prepared(
+    made: Dataset[Any], numbers: range, workers: int, device: torch.device | str | None, repeated: bool = False
+) -> Iterator[Any]:
+    """Yield ``made[number]``, by no more worker processes than can read while another is used; see `in_workers`."""
+    on_gpu = device is not None and torch.device(device).type == "cuda"
+    return in_workers(made, numbers, max(0, min(workers, len(numbers) - 1)), on_gpu, repeated)
 
 
 def _arriving(batches: Iterator[Batch], device: torch.device | str | None, source: Source) -> Iterator[Batch]:
@@ -228,6 +253,7 @@ class _TrainingBatches(Dataset[Batch | PatchloomError]):
         self.batch_size = min(batch_size, len(source) // world)
         self.steps = steps_per_epoch(len(source), batch_size, world)
         self._order: tuple[int, np.ndarray] | None = None
+        self.nbytes = batch_bytes(augment, self.batch_size, channels)
 
     def __getitem__(self, step: int) -> Batch | PatchloomError:
         try:
@@ -249,7 +275,7 @@ class _TrainingBatches(Dataset[Batch | PatchloomError]):
         indices: list[int] = []
         unreadable: list[str] = []
         failed = 0
-        split = getattr(self.augment, "split", None)
+        self.source.make_ready(order[mine.start : mine.stop])
         for position in (*mine, *spare):
             if len(indices) == self.batch_size:
                 break
@@ -271,10 +297,8 @@ class _TrainingBatches(Dataset[Batch | PatchloomError]):
                 some, changed = cast(AnnotatedAugment, self.augment)(image, truth, rng)
                 views.append(some)
                 truths.append(changed)
-            elif split is None:
-                views.append(cast(Augment, self.augment)(image, rng))
             else:
-                some, draw = split(image, rng)
+                some, draw = draw_views(cast(Augment, self.augment), image, rng)
                 views.append(some)
                 draws += [] if draw is None else [draw]
             indices.append(index)
@@ -285,7 +309,7 @@ class _TrainingBatches(Dataset[Batch | PatchloomError]):
                 f"nothing in {self.source.name} could be read{by}, beginning with {unreadable[0]}: repair "
                 f"the files that patchloom check lists{fewer}"
             )
-        batch = _stack(views, indices, unreadable)._replace(truths=tuple(truths))
+        batch = stack(views, indices, unreadable)._replace(truths=tuple(truths))
         if not draws:
             return batch
         return batch._replace(colors=tuple(plan_colors(one, self.channels) for one in torch.stack(draws, dim=1)))
@@ -298,15 +322,26 @@ class _TrainingBatches(Dataset[Batch | PatchloomError]):
         return self._order[1]
 
 
+@dataclass
 class _PlainBatches(Dataset[Batch | PatchloomError]):
-    def __init__(
-        self, source: Source, centre: Callable[[Tensor], tuple[Tensor, ...]], batch_size: int, channels: int
-    ) -> None:
-        self.source, self.centre, self.batch_size, self.channels = source, centre, batch_size, channels
+    """Data set of centre-cropped batches; equal ones are of the same source."""
+
+    source: Source
+    size: tuple[int, int]
+    batch_size: int
+    channels: int
+    native: bool
+    test_crop: float
+
+    def __post_init__(self) -> None:
+        self.centre = self.source.modality.centre(self.size, self.native, self.source.name, self.test_crop)
+        self.nbytes = batch_bytes(self.centre, self.batch_size, self.channels)
 
     def __getitem__(self, step: int) -> Batch | PatchloomError:
         views, indices, unreadable = [], [], []
-        for index in range(step * self.batch_size, min((step + 1) * self.batch_size, len(self.source))):
+        numbers = range(step * self.batch_size, min((step + 1) * self.batch_size, len(self.source)))
+        self.source.make_ready(numbers)
+        for index in numbers:
             try:
                 image = self.source.read_as(index, self.channels)
             except Unreadable:
@@ -316,13 +351,18 @@ class _PlainBatches(Dataset[Batch | PatchloomError]):
                 return error
             views.append(self.centre(image))
             indices.append(index)
-        return _stack(views, indices, unreadable)
+        return stack(views, indices, unreadable)
 
 
-def _stack(views: Sequence[tuple[Tensor, ...]], indices: list[int], unreadable: list[str]) -> Batch:
-    return Batch(
-        tuple(map(_stack_view, zip(*views, strict=True))), torch.tensor(indices, dtype=torch.int64), unreadable
-    )
+def stack(views: Sequence[tuple[Any, ...]], indices: Sequence[int] = (), unreadable: Sequence[str] = ()) -> Batch:
+    """Return a batch of the images' views or of each `ImagePart`; of views if any image has more than 8 bits."""
+    batch = Batch((), torch.tensor(indices, dtype=torch.int64), list(unreadable))
+    ways = [*zip(*views, strict=True)]
+    if ways and all(isinstance(one, ImagePart) for way in ways for one in way):
+        if all(one.image.dtype == torch.uint8 for one in ways[0]):
+            return batch._replace(parts=tuple(map(PackedParts.of, ways)))
+        ways = [tuple(part.view() for part in way) for way in ways]
+    return batch._replace(views=tuple(map(_stack_view, ways)))
 
 
 def _stack_view(images: Sequence[Tensor]) -> Tensor:

@@ -61,6 +61,9 @@ class Source(ABC):
         A recording is int16 [1 1 n], mono, at the rate of ``sound``, in its full length.
         """
 
+    def make_ready(self, indices: Sequence[int] | np.ndarray) -> None:  # noqa: B027  # most sources have nothing to do
+        """Prepare images that will be read next, if the source does that faster for many than for each."""
+
     def read_as(self, i: int, channels: int) -> Tensor:
         """Read image i and convert it to a number of channels, see `with_channels`."""
         return self.with_channels(i, self.read(i), channels)
@@ -140,6 +143,10 @@ class Source(ABC):
         """Return the values [n] in the column ``name`` of a table of images; None if there is no such column."""
         return None
 
+    def problem(self) -> str:
+        """Return, once, a sentence on a fault that makes reading slow from now on; "" if there is none."""
+        return ""
+
     def subset(self, indices: Sequence[int] | np.ndarray) -> Source:
         """Return only these images, in this order."""
         return Subset(self, indices)
@@ -162,6 +169,9 @@ class Subset(Source):
     def read(self, i: int) -> Tensor:
         return self.source.read(int(self.indices[i]))
 
+    def make_ready(self, indices: Sequence[int] | np.ndarray) -> None:
+        self.source.make_ready(self.indices[np.asarray(indices, np.int64)])
+
     def _heard_as(self, sound: Sound) -> Source:
         heard = copy(self)  # keeps groups that were assigned later
         heard.source, heard.sound = self.source.heard_as(sound), sound
@@ -182,6 +192,9 @@ class Subset(Source):
     def column(self, name: str) -> Sequence[str] | None:
         whole = self.source.column(name)
         return None if whole is None else [whole[i] for i in self.indices.tolist()]
+
+    def problem(self) -> str:
+        return self.source.problem()
 
     def fingerprint(self) -> str:
         return digest(chain([self.source.fingerprint()], map(str, self.indices)))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from patchloom.audio.augment import centre_excerpt
 from patchloom.audio.config import GREY, SIXTH, Sound
@@ -20,10 +23,15 @@ from patchloom.data.conversions import ConversionCounts, collect_conversions
 from patchloom.data.decode import Unreadable, has_colours
 from patchloom.data.modality import Modality
 from patchloom.data.source import Source
+from patchloom.data.workers import in_workers
 from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError
+from patchloom.system.hardware import cores
 
 _PIXELS = 2**16  # summed at a time: their floats fit into the CPU cache, which is ten times faster for large images
+_TIMED = 8  # images whose reading is timed
+# seconds of reading from which worker processes pay, where they are forked and where they have to import torch first
+_WORTH, _WORTH_IMPORTS = 1.0, 15.0
 _LOOKED = 8  # images that are looked at for `input_notes`
 _FAR, _WIDE = 3.0, 8.0  # deviations of the mean, and ratio of deviations, that are noted: 12 of 16 bits are 1/16
 _LEAST_STD = 1e-3  # otherwise images of one flat colour would be divided by 0
@@ -62,13 +70,22 @@ class Moments:
     def __init__(self, channels: int) -> None:
         self.total, self.squares, self.pixels = np.zeros(channels), np.zeros(channels), 0
 
-    def add(self, image: Tensor) -> None:
-        """Add the pixels of one image [c h w], uint8 or float in [0, 1]."""
+    @classmethod
+    def of_parts(cls, image: Tensor) -> list[Moments]:
+        """Return the sums of each part of an image [c h w], uint8 or float in [0, 1]."""
+        found = []
         for part in image.flatten(1).split(_PIXELS, dim=1):
             values = part.float() / 255 if part.dtype == torch.uint8 else part
-            self.total += values.sum(1, dtype=torch.float64).numpy()
-            self.squares += values.square().sum(1, dtype=torch.float64).numpy()
-            self.pixels += part.shape[1]
+            found.append(own := cls(len(image)))
+            own.total += values.sum(1, dtype=torch.float64).numpy()
+            own.squares += values.square().sum(1, dtype=torch.float64).numpy()
+            own.pixels += part.shape[1]
+        return found
+
+    def add(self, image: Tensor) -> None:
+        """Add the pixels of one image [c h w], uint8 or float in [0, 1]."""
+        for part in self.of_parts(image):
+            self.join(part)
 
     def join(self, other: Moments) -> None:
         """Add the sums of another, which has as many channels, or one: grey then counts in every channel."""
@@ -109,14 +126,86 @@ def statistics_of(source: Source, channels: int, sample: int = 1000, seed: int =
     sizes: list[tuple[int, int]] = []
     noticed = ConversionCounts()
     found: dict[int, str] = {}
-    for i, image in sample_images(source, sample, seed, unreadable, noticed):
-        found.setdefault(len(image), source.describe(i))
-        channels_for_all(found, source.name)
-        moments.add(source.with_channels(i, image, channels))
-        sizes.append((image.shape[-2], image.shape[-1]))
+    first = ""
+    indices = sample_indices(len(source), sample, seed)
+    with StatusMessage(f"reading a sample of {source.name}", len(indices)) as waiting:
+        for i, look in zip(indices, _looks(source, channels, indices), strict=True):
+            waiting.advance()
+            if look.problem:
+                first = first or look.problem
+                unreadable.append(source.describe(i))
+                continue
+            noticed.add(i, look.words)
+            found.setdefault(look.channels, source.describe(i))
+            channels_for_all(found, source.name)
+            if look.parts is None:
+                source.read_as(i, channels)  # raises what the worker process met
+            for part in look.parts or ():
+                moments.join(part)
+            sizes.append(look.size)
+    if not sizes:
+        raise PatchloomError(f"nothing could be read in {source.name}: {first or 'it is empty'}")
     height, width = np.median(sizes, axis=0)
     said = tuple(noticed.sentences(source.describe, len(sizes), _drawn_from(source, len(sizes) + len(unreadable))))
     return Stats(*moments.mean_and_std(), round(height), round(width), len(sizes), unreadable, said)
+
+
+@dataclass(frozen=True)
+class _Look:
+    """Properties of one image: height and width, channels, conversions, and sums as `Moments.of_parts`.
+
+    ``problem`` is the reason why it cannot be read, and ``parts`` is None if its channels cannot be converted. It is no
+    NamedTuple: a DataLoader would search it for tensors to pin.
+    """
+
+    problem: str = ""
+    size: tuple[int, int] = (0, 0)
+    channels: int = 0
+    words: frozenset[str] = frozenset()
+    parts: list[Moments] | None = None
+
+
+class _Looks(Dataset[_Look | PatchloomError]):
+    """Data set that maps a place in ``indices`` to a `_Look` at that image, converted to ``channels`` channels."""
+
+    def __init__(self, source: Source, channels: int, indices: Sequence[int]) -> None:
+        self.source, self.channels, self.indices = source, channels, indices
+
+    def __getitem__(self, place: int) -> _Look | PatchloomError:
+        i = self.indices[place]
+        parts: list[Moments] | None = None
+        try:
+            with collect_conversions() as words:
+                image = self.source.read(i)
+        except Unreadable as error:
+            return _Look(str(error))
+        except PatchloomError as error:  # returned, because a DataLoader would put a traceback into its message
+            return error
+        with suppress(PatchloomError):
+            parts = Moments.of_parts(self.source.with_channels(i, image, self.channels))
+        return _Look("", (image.shape[-2], image.shape[-1]), len(image), frozenset(words), parts)
+
+
+def _looks(source: Source, channels: int, indices: Sequence[int]) -> Iterator[_Look]:
+    """Look at images in order, in worker processes on all cores if that pays: a sample of photographs takes seconds.
+
+    Sums are added in the order of the images, so the result does not depend on it.
+    """
+    source.make_ready(indices)
+    looks, begun = _Looks(source, channels, indices), time.perf_counter()
+    yield from _in_turn(looks, range(len(indices[:_TIMED])))
+    rest = range(len(indices))[_TIMED:]
+    worth = _WORTH if multiprocessing.get_start_method() == "fork" else _WORTH_IMPORTS
+    pays = not source.in_memory and (time.perf_counter() - begun) / _TIMED * len(rest) > worth
+    yield from in_workers(looks, rest, cores()) if pays else _in_turn(looks, rest)
+
+
+def _in_turn(looks: _Looks, places: Sequence[int]) -> Iterator[_Look]:
+    """Look at images in this process, without a loader, which would take a tenth of a millisecond for each."""
+    for place in places:
+        if isinstance(look := looks[place], PatchloomError):
+            raise look
+        yield look
 
 
 def statistics_of_recordings(source: Source, sound: Sound, sample: int = 1000, seed: int = 0) -> Stats:
@@ -173,8 +262,11 @@ def normalize(images: Tensor, mean: Sequence[float] | Tensor, std: Sequence[floa
         else torch.tensor(values).view(-1, 1, 1).to(images.device, non_blocking=True)
         for values in (mean, std)
     )
-    unit = images.float() / 255 if images.dtype == torch.uint8 else images.float()
-    return (unit - mean) / std
+    if images.dtype != torch.uint8:
+        return (images.float() - mean) / std
+    if images.is_cuda:  # in one pass over the memory, which takes most of the time
+        return torch.addcmul(-mean / std, images, 1 / (255 * std))
+    return images.float().div_(255).sub_(mean).div_(std)
 
 
 def variance_lost(source: Source, size: tuple[int, int], sample: int = 16, seed: int = 0) -> float:
@@ -247,6 +339,7 @@ def sample_images(
     """
     first, come = None, 0
     indices = sample_indices(len(source), sample, seed)
+    source.make_ready(indices)
     with StatusMessage(f"reading a sample of {source.name}", len(indices)) as waiting:
         for i in indices:
             waiting.advance()

@@ -21,7 +21,7 @@ from patchloom.dense.annotations.boxes import category_ids
 from patchloom.dense.annotations.detection import open_boxes
 from patchloom.dense.augment import BoxAugment
 from patchloom.dense.backbone import window_of
-from patchloom.dense.detector import Detector
+from patchloom.dense.detector import Detections, Detector
 from patchloom.dense.metrics import DetectedObjects, average_precision, coco_tool, interval, pseudo_precision
 from patchloom.dense.pictures import BoxRow
 from patchloom.dense.protocol import (
@@ -36,8 +36,8 @@ from patchloom.dense.protocol import (
     trained_candidates,
 )
 from patchloom.dense.recipes import DETECT, DetectRecipe, ResolvedDetectRecipe, dense_recipe
-from patchloom.dense.training import DenseTraining, mask_padding, predict_images
-from patchloom.dense.windows import detect_image
+from patchloom.dense.training import DenseTraining, ReadPicture, mask_padding, predict_images
+from patchloom.dense.windows import Fit, detect_images
 from patchloom.errors import PatchloomError, check_options
 from patchloom.evaluate.classifier import PositionChoice
 from patchloom.evaluate.features import Precision
@@ -95,11 +95,16 @@ def detect_objects(
 ) -> list[DetectedObjects | None]:
     """Detect objects in each image; None for unreadable ones. Processes take turns, and all must call it."""
 
-    def detected(_: int, image: Tensor, device: torch.device, half: bool) -> DetectedObjects:
-        return detect_image(model, image, card.mean, card.std, device, half, score)
+    def looked(some: list[Tensor], device: torch.device, half: bool) -> list[tuple[Detections, Fit]]:
+        return detect_images(model, some, card.mean, card.std, device, half, score)
 
+    def finished(_: ReadPicture, answer: tuple[Detections, Fit]) -> DetectedObjects:
+        found, fit = answer
+        return fit.detected(found, score)
+
+    how: dict[str, Any] = {"precision": precision, "half": half}
     what = name and f"{name}: looking for objects in {images.images.name}"
-    return predict_images(model, images, settings, detected, precision=precision, half=half, what=what)
+    return predict_images(model, images, settings, looked, finished, what=what, **how)
 
 
 def _on(objects: Objects, device: torch.device) -> Objects:
@@ -149,7 +154,7 @@ def detect(
             learned for an encoder without positions.
         control: whether to train the start of a run with --init or --from as well, or else from scratch.
         from_scratch: whether to train from scratch only.
-        precision: precision of the training: float32, or bfloat16 products; auto: bfloat16 if clearly faster.
+        precision: precision of the training: float32, or bfloat16 products; auto: that of pretrain.
         save: whether to save the trained model, for the verb predict.
         out: file for the saved model; default: detected/DATA-RECIPE-SEED.safetensors in the run.
         changes: changed values of the recipe.

@@ -17,8 +17,8 @@ from PIL import Image
 from torch import Tensor
 
 from patchloom.arguments import PathLike, plain_path, validate_arguments
-from patchloom.data.decode import Unreadable
 from patchloom.data.source import Data, Source
+from patchloom.data.sources.concat import ConcatSource
 from patchloom.data.sources.glob import is_single, open_images
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.data.sources.open import open_data
@@ -29,8 +29,9 @@ from patchloom.dense.checkpoint import DENSE_FORMAT, DenseCard, DenseTask, load_
 from patchloom.dense.metrics import DetectedObjects, coco_tool
 from patchloom.dense.pictures import class_colours, draw_label_map, draw_objects
 from patchloom.dense.segmenter import Segmenter
-from patchloom.dense.windows import detect_image, segment_image
-from patchloom.display import Displayable, Verbatim, track_progress
+from patchloom.dense.training import Pictures, ReadPicture, answered
+from patchloom.dense.windows import detect_images, segment_images
+from patchloom.display import Displayable, Verbatim
 from patchloom.errors import PatchloomError, listing
 from patchloom.evaluate.classifier import CLASSIFIER_FORMAT
 from patchloom.evaluate.features import runs_in_bfloat16
@@ -39,6 +40,7 @@ from patchloom.evaluate.settings import EvalSettings
 from patchloom.nets.checkpoints.format import read_metadata
 from patchloom.runs.folder import data_slug
 from patchloom.system.files import make_folder, read_text, write_whole
+from patchloom.system.hardware import float32_products
 
 # Answers of models as files that other programs read: label maps as PNG, objects as COCO JSON.
 
@@ -141,6 +143,7 @@ class Predictions(Displayable):
 
 
 @validate_arguments
+@float32_products()
 def predict(
     model: PathLike,
     data: DataLike,
@@ -172,7 +175,8 @@ def predict(
         raise PatchloomError(f"--score must be from 0 to 1, not {score:g}")
     if pictures != "all" and pictures < 0:
         raise PatchloomError(f"--pictures must be 0 or more, or all, not {pictures}")
-    at = EvalSettings(device=device).torch_device
+    settings = EvalSettings(device=device)
+    at = settings.torch_device
     model = plain_path(model)
     _check_model(model)
     net, card = load_dense(model)
@@ -185,23 +189,27 @@ def predict(
     outs = [name.out for name in names]
     before = _claim(folder, about, _files(card.kind, outs, outs if drawn else ()))
     net.to(at)
-    unreadable: list[str] = []
     read: list[str] = []
     about_ids: list[str] = []
-    images = _read(names, net.channels, read, unreadable, f"{folder}: predicting")
+    of_encoder = card.encoder.mean, card.encoder.std
+
+    def answer(images: list[Tensor]) -> Sequence[Any]:
+        if isinstance(net, Segmenter):
+            return segment_images(net, images, *of_encoder, card.side, at, half)
+        return detect_images(net, images, *of_encoder, at, half, score)
+
+    to_answer = Pictures(ConcatSource("", sources).read_as, net.channels, range(len(names)))
+    workers = settings.workers_for(sources[0], len(names))
+    answers = answered(to_answer, answer, at, workers, f"{folder}: predicting")
+    named = _named(answers, names, read)
     if isinstance(net, Segmenter):
-        answered = (
-            (name, image, segment_image(net, image, card.encoder.mean, card.encoder.std, card.side, at, half))
-            for name, image in images
-        )
-        done = _write_maps(answered, card, folder, drawn)
+        done = _write_maps(named, card, folder, drawn)
     else:
-        found = (
-            (name, image, detect_image(net, image, card.encoder.mean, card.encoder.std, at, half, score))
-            for name, image in images
-        )
+        found = ((name, image, fit.detected(boxes, score)) for name, image, (boxes, fit) in named)
         numbers, about_ids = _image_ids(names)
         done = _write_objects(found, card, folder, drawn, {name.out: name.place for name in names}, numbers)
+    lost = {*outs} - {*read}
+    unreadable = [name.source.describe(name.index) for name in names if name.out in lost]
     if not done[0]:
         raise PatchloomError(f"nothing in {sources[0].name} could be read, beginning with {unreadable[0]}")
     written = _files(card.kind, read, read[:drawn])
@@ -372,18 +380,14 @@ def _files(kind: DenseTask, outs: Sequence[str], drawn: Sequence[str]) -> set[st
     return {"classes.txt", *pictures, *(f"labels/{out}.png" for out in outs)}
 
 
-def _read(
-    names: Sequence[NamedImage], channels: int, read: list[str], unreadable: list[str], what: str
-) -> Iterator[tuple[str, Tensor]]:
-    """Names and images [channels h w]; those that cannot be read are left out. Both are listed."""
-    for name in track_progress(names, len(names), what):
-        try:
-            image = name.source.read_as(name.index, channels)
-        except Unreadable:
-            unreadable.append(name.source.describe(name.index))
-            continue
-        read.append(name.out)
-        yield name.out, image
+def _named(
+    answers: Iterator[tuple[ReadPicture, Any]], names: Sequence[NamedImage], read: list[str]
+) -> Iterator[tuple[str, Tensor, Any]]:
+    """Yield name, image [c h w] and answer of each picture, and list the names."""
+    for picture, answer in answers:
+        assert picture.image is not None  # `answered` leaves out what cannot be read
+        read.append(names[picture.number].out)
+        yield read[-1], picture.image, answer
 
 
 def _write_maps(

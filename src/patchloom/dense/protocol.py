@@ -28,7 +28,7 @@ from patchloom.dense.recipes import R, Requested, ResolvedSegmentRecipe, Segment
 from patchloom.dense.segmenter import Segmenter
 from patchloom.dense.training import DenseTraining, images_scored
 from patchloom.dense.windows import starts
-from patchloom.display import StatusMessage, TimeLeft, duration, is_first, print_line, progress_message
+from patchloom.display import StatusMessage, duration, is_first, print_line, progress_message
 from patchloom.errors import PatchloomError, listing
 from patchloom.evaluate.classifier import PositionChoice, variant_of
 from patchloom.evaluate.features import Precision, trains_in_bfloat16
@@ -49,11 +49,13 @@ from patchloom.nets.encode import input_size, patch_side, width
 from patchloom.nets.finetune import Variant, at_size
 from patchloom.nets.performance import choose_kernels
 from patchloom.nets.swin import Encoder
+from patchloom.pace import Pace
 from patchloom.runs.encoder import load_start
 from patchloom.runs.held_out import describe_seen, seen_in_pretraining
 from patchloom.sizes import in_pixels
 from patchloom.system.distributed import rank, refused_by_all, smallest, world
 from patchloom.system.hardware import free_memory, memory, memory_shortage, resident
+from patchloom.system.load import BackgroundLoad
 
 # Training, validation and test images.
 
@@ -386,40 +388,43 @@ def train_each(
         f"tested on {len(test):,} others. Recipe {setup.name}.",
         setup.parts.story,
     )
-    with temporary_seed(setup.settings.seed), _enough_memory(setup.recipe.batch):
+    with temporary_seed(setup.settings), _enough_memory(setup.recipe.batch):
         _foresee_memory(candidates, setup, begin(candidates[0].build(), candidates[0].card))
-    left, found = _announce(candidates, setup, begin), []
+    pace, found = _announce(candidates, setup, begin), []
     for candidate in candidates:
-        with temporary_seed(setup.settings.seed), _enough_memory(setup.recipe.batch):
-            trained = begin(candidate.build(), candidate.card).run(candidate.name, left)
+        with temporary_seed(setup.settings), _enough_memory(setup.recipe.batch):
+            trained = begin(candidate.build(), candidate.card).run(candidate.name, pace)
         found.append((trained.model.cpu(), trained.chosen))
     return found
 
 
-def _announce(candidates: Sequence[DenseCandidate], setup: Setup[T, R], begin: Begin[T]) -> TimeLeft:
+def _announce(candidates: Sequence[DenseCandidate], setup: Setup[T, R], begin: Begin[T]) -> Pace:
     """Print the planned trainings and their duration, estimated from a few steps and images."""
     steps = setup.recipe.steps
-    left = TimeLeft(len(candidates) * steps)
+    pace = Pace(len(candidates) * steps)
     if steps < _MEASURED_FROM:
-        return left
+        return pace
     with (
-        temporary_seed(setup.settings.seed),
+        temporary_seed(setup.settings),
         progress_message("measuring a few steps"),
         _enough_memory(setup.recipe.batch),
     ):
-        training = begin(candidates[0].build(), candidates[0].card)
-        left.seconds = training.seconds_of_step()
+        training, others = begin(candidates[0].build(), candidates[0].card), BackgroundLoad()
+        pace.before = training.seconds_of_step()
         images = len(candidates) * images_scored(setup.held, setup.parts.test)
         scoring = images * training.seconds_of_image(setup.train)
+        load = others.load()
     if is_first():
-        whole = left.steps * left.seconds
+        whole = pace.total * pace.before
         names = ", then ".join(candidate.name for candidate in candidates)
         by = f" by {world()} processes" if world() > 1 else ""
         print_line(
             f"Training {names}{by}: {steps:,} steps each. This takes about {duration(whole + scoring)} in total: "
             f"{duration(whole)} of steps, and {duration(scoring)} of validation and test."
         )
-    return left
+        if busy := load.sentence():
+            print_line(f"  {busy}")
+    return pace
 
 
 def _foresee_memory(candidates: Sequence[DenseCandidate], setup: Setup[T, R], training: DenseTraining[T]) -> None:

@@ -52,8 +52,8 @@ from patchloom.dense.protocol import (
 from patchloom.dense.rare import class_weights, dice_loss, for_rare_classes, rare_crops
 from patchloom.dense.recipes import FOR_RARE, PROBE, SEGMENT, ResolvedSegmentRecipe, SegmentRecipe, dense_recipe
 from patchloom.dense.segmenter import PixelSegmenter, Segmenter, SegmentLogits
-from patchloom.dense.training import DenseTraining, predict_images
-from patchloom.dense.windows import AT_ONCE, BAND, segment_image
+from patchloom.dense.training import DenseTraining, ReadPicture, predict_images
+from patchloom.dense.windows import AT_ONCE, BAND, segment_image, segment_images
 from patchloom.errors import PatchloomError, check_options
 from patchloom.estimate import fake_numbers
 from patchloom.evaluate.classifier import PositionChoice
@@ -198,12 +198,15 @@ def confusion_per_image(
         [n 3 k], what `overlaps` gives of each image, in order, with zeros for the unreadable ones; their names.
     """
 
-    def overlapping(i: int, image: Tensor, device: torch.device, half: bool) -> Tensor:
-        answer = segment_image(model, image, card.mean, card.std, side, device, half)
-        return overlaps(confusion(answer, images.truth(i), model.classes))
+    def segmented(some: list[Tensor], device: torch.device, half: bool) -> list[Tensor]:
+        return segment_images(model, some, card.mean, card.std, side, device, half)
 
+    def compared(picture: ReadPicture, answer: Tensor) -> Tensor:
+        return overlaps(confusion(answer, picture.truth, model.classes))
+
+    how: dict[str, Any] = {"precision": precision, "half": half}
     what = name and f"{name}: segmenting {images.images.name}"
-    found = predict_images(model, images, settings, overlapping, precision=precision, half=half, what=what)
+    found = predict_images(model, images, settings, segmented, compared, truth=True, what=what, **how)
     none = torch.zeros(3, model.classes, dtype=torch.int64)
     unreadable = [images.images.describe(i) for i, one in enumerate(found) if one is None]
     return torch.stack([none if one is None else one for one in found]), unreadable
@@ -261,7 +264,7 @@ def segment(
             with soft edges; then all pixels count.
         control: whether to train the controls as well.
         from_scratch: whether to train from scratch only.
-        precision: precision of the training: float32, or bfloat16 products; auto: bfloat16 if clearly faster.
+        precision: precision of the training: float32, or bfloat16 products; auto: that of pretrain.
         save: whether to save the trained model, for the verb predict.
         out: file for the saved model; default: segmented/DATA-RECIPE-SEED.safetensors in the run.
         changes: changed values of the recipe.

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from patchloom.data.stats import normalize
 from patchloom.dense.augment import fill_up, fit_for_test, resized_for_test, to_original
-from patchloom.dense.detector import Detector, paste_masks
+from patchloom.dense.detector import Detections, Detector, paste_masks
 from patchloom.dense.metrics import DetectedObjects, run_lengths
 from patchloom.dense.segmenter import SegmentLogits
 from patchloom.dense.training import mask_padding
@@ -41,7 +41,6 @@ class _Window(NamedTuple):
     logits: Tensor
 
 
-@torch.inference_mode()
 def segment_image(
     model: Segments,
     image: Tensor,
@@ -51,34 +50,60 @@ def segment_image(
     device: torch.device | str = "cpu",
     half: bool = False,
 ) -> Tensor:
-    """Return the class of each pixel, int16 [h w], on the CPU.
+    """Return the class of each pixel, int16 [h w], on the CPU; arguments as in `segment_images`."""
+    (answer,) = segment_images(model, [image], mean, std, side, device, half)
+    return answer.cpu()
 
-    The shorter side of the image is resized to ``side``, unless that is None. The image is processed in windows of the
+
+@torch.inference_mode()
+def segment_images(
+    model: Segments,
+    images: Sequence[Tensor],
+    mean: Sequence[float],
+    std: Sequence[float],
+    side: int | None,
+    device: torch.device | str = "cpu",
+    half: bool = False,
+) -> list[Tensor]:
+    """Return the class of each pixel of each image, int16 [h w], on the device, without waiting for it.
+
+    The shorter side of an image is resized to ``side``, unless that is None. The image is processed in windows of the
     model's size, which overlap by a third; overlapping logits are averaged. The logits are resized to the original size
     before the best class is taken. An image smaller than a window is padded with its mean colour, as in training.
 
     Args:
         model: model on the device, in eval mode.
-        image: [c h w], uint8 or float in [0, 1], with the channels of the model.
+        images: [c h w] of any sizes, all uint8 or all float in [0, 1], with the channels of the model.
         mean, std: statistics that normalise images.
         side: shorter side in pixels; None: no resizing.
         device: device of the model.
         half: whether matrix products are in bfloat16.
     """
-    device, own = torch.device(device), (int(image.shape[1]), int(image.shape[2]))
-    resized = image if side is None else resized_for_test(image, side)
-    there = (int(resized.shape[1]), int(resized.shape[2]))
-    padded = fill_up(resized, model.size)
-    whole = (int(padded.shape[1]), int(padded.shape[2]))
-    places = [(top, left) for top in starts(whole[0], model.size[0]) for left in starts(whole[1], model.size[1])]
-    found: list[_Window] = []
+    device = torch.device(device)
+    resized = [image if side is None else resized_for_test(image, side) for image in images]
+    padded = [fill_up(one, model.size).to(device, non_blocking=True) for one in resized]
+    places = [
+        (i, top, left)
+        for i, one in enumerate(padded)
+        for top in starts(one.shape[1], model.size[0])
+        for left in starts(one.shape[2], model.size[1])
+    ]
+    found: list[list[_Window]] = [[] for _ in images]
+    answers: list[Tensor] = []
     for some in (places[i : i + AT_ONCE] for i in range(0, len(places), AT_ONCE)):
-        cut = [padded[:, top : top + model.size[0], left : left + model.size[1]] for top, left in some]
+        cut = [padded[i][:, top : top + model.size[0], left : left + model.size[1]] for i, top, left in some]
         with torch.autocast(device.type, torch.bfloat16, enabled=half):
-            logits = model(normalize(torch.stack(cut).to(device), mean, std)).main
-        found += [_Window(*place, one) for place, one in zip(some, logits.float(), strict=True)]
-    best = [band.argmax(0).to(torch.int16).cpu() for band in _bands(found, model.size, there, own)]
-    return torch.cat(best)
+            logits = model(normalize(torch.stack(cut), mean, std)).main
+        for (i, top, left), one in zip(some, logits.float(), strict=True):
+            found[i].append(_Window(top, left, one))
+        done = len(images) if some[-1] == places[-1] else some[-1][0]  # of the last one, windows may be missing
+        for i in range(len(answers), done):
+            there, own = ((int(one.shape[1]), int(one.shape[2])) for one in (resized[i], images[i]))
+            answers.append(
+                torch.cat([one.argmax(0).to(torch.int16) for one in _bands(found[i], model.size, there, own)])
+            )
+            found[i].clear()
+    return answers
 
 
 def starts(length: int, window: int) -> list[int]:
@@ -95,12 +120,9 @@ def _bands(
     step = max(1, int(BAND / (classes * max(own[1], there[1], size[1]) * max(1, there[0] / own[0]))))
     for first in range(0, own[0], step):
         last = min(own[0], first + step)
-        above, below, share = _between(there[0], own[0], torch.arange(first, last))
-        top, end = int(above[0]), int(below[-1]) + 1
-        mean = _mean_of(windows, size, top, end, there[1])
-        share = share[:, None].to(mean)
-        rows = mean[:, above - top] * (1 - share) + mean[:, below - top] * share
-        yield _resized(rows, own[1])
+        rows = _Rows.between(there[0], own[0], first, last)
+        mean = _mean_of(windows, size, rows.top, rows.end, there[1])
+        yield _resized(rows.of(mean, rows.top), own[1])
 
 
 def _mean_of(windows: Sequence[_Window], size: tuple[int, int], first: int, last: int, width: int) -> Tensor:
@@ -112,19 +134,41 @@ def _mean_of(windows: Sequence[_Window], size: tuple[int, int], first: int, last
         begin, end, right = max(first, top), min(last, top + size[0]), min(width, left + size[1])
         if begin >= end or left >= right:
             continue
-        above, below, share = _between(logits.shape[1], size[0], torch.arange(begin - top, end - top))
-        share = share[:, None].to(logits)
-        rows = _resized(logits[:, above] * (1 - share) + logits[:, below] * share, size[1])
+        rows = _resized(_Rows.between(logits.shape[1], size[0], begin - top, end - top).of(logits), size[1])
         total[:, begin - first : end - first, left:right] += rows[..., : right - left]
         count[begin - first : end - first, left:right] += 1
     return total / count
 
 
-def _between(length: int, becomes: int, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the two rows of ``length`` mixed for each row of ``becomes``, and the weight of the second one."""
-    at = ((places.double() + 0.5) * length / becomes - 0.5).clamp(0, length - 1)
-    first = at.floor().long()
-    return first, (first + 1).clamp(max=length - 1), at - first
+class _Rows(NamedTuple):
+    """Two rows that are mixed for each row of an enlarged map, and the weight of the second one."""
+
+    above: Tensor
+    below: Tensor
+    share: Tensor
+
+    @classmethod
+    def between(cls, length: int, becomes: int, first: int, last: int) -> _Rows:
+        """Return the rows of ``length`` for rows ``first`` to ``last`` of ``becomes``."""
+        at = ((torch.arange(first, last).double() + 0.5) * length / becomes - 0.5).clamp(0, length - 1)
+        above = at.floor().long()
+        return cls(above, (above + 1).clamp(max=length - 1), at - above)
+
+    @property
+    def top(self) -> int:
+        """First row."""
+        return int(self.above[0])
+
+    @property
+    def end(self) -> int:
+        """Number of the last row, and one."""
+        return int(self.below[-1]) + 1
+
+    def of(self, maps: Tensor, top: int = 0) -> Tensor:
+        """Mix the rows of maps [k h w], which begin at row ``top``."""
+        above, below = (one.to(maps.device, non_blocking=True) - top for one in (self.above, self.below))
+        share = self.share[:, None].to(maps.dtype).to(maps.device, non_blocking=True)
+        return maps[:, above] * (1 - share) + maps[:, below] * share
 
 
 def _resized(rows: Tensor, width: int) -> Tensor:
@@ -132,7 +176,6 @@ def _resized(rows: Tensor, width: int) -> Tensor:
     return rows if rows.shape[2] == width else F.interpolate(rows[None], (rows.shape[1], width), mode="bilinear")[0]
 
 
-@torch.inference_mode()
 def detect_image(
     model: Detector,
     image: Tensor,
@@ -142,32 +185,64 @@ def detect_image(
     half: bool = False,
     score: float = 0.05,
 ) -> DetectedObjects:
-    """The objects of at least a ``score`` in an image, in its own pixels.
+    """The objects of at least a ``score`` in an image, in its own pixels; arguments as in `detect_images`."""
+    ((found, fit),) = detect_images(model, [image], mean, std, device, half, score)
+    return fit.detected(found, score)
 
-    The image is resized so that it just fits into what the model is given, or to the model's sides, as `fit_for_test`
+
+class Fit(NamedTuple):
+    """Scale and size by which an image was brought to the canvas of a detector.
+
+    Attributes:
+        factor: as `fit_for_test` returned it.
+        own: size (h, w) of the image.
+    """
+
+    factor: float
+    own: tuple[int, int]
+
+    def detected(self, found: Detections, score: float) -> DetectedObjects:
+        """Return the objects of at least a ``score`` in pixels of the image itself, on the CPU."""
+        kept = (found.scores >= score).cpu()
+        boxes = to_original(found.boxes.float().cpu()[kept], self.factor, self.own)
+        labels, scores = found.labels.cpu()[kept], found.scores.float().cpu()[kept]
+        masks = None
+        if found.masks is not None:
+            # a mask of the whole image each, so not all of them at once
+            small = found.masks.float().cpu()[kept]
+            pasted = (paste_masks(small[i : i + 1], boxes[i : i + 1], self.own) for i in range(len(boxes)))
+            masks = tuple(one for each in pasted for one in run_lengths(each))
+        return DetectedObjects(boxes, labels, scores, masks).above(score)
+
+
+@torch.inference_mode()
+def detect_images(
+    model: Detector,
+    images: Sequence[Tensor],
+    mean: Sequence[float],
+    std: Sequence[float],
+    device: torch.device | str = "cpu",
+    half: bool = False,
+    score: float = 0.05,
+) -> list[tuple[Detections, Fit]]:
+    """Detect objects in images; with each answer, on the device, comes what gives the objects of the image.
+
+    An image is resized so that it just fits into what the model is given, or to the model's sides, as `fit_for_test`
     has it.
 
     Args:
         model: on the device, in eval mode.
-        image: [c h w], uint8 or float in [0, 1], of the model's channels.
+        images: [c h w] of any sizes, all uint8 or all float in [0, 1], of the model's channels.
         mean, std: with which images are normalised.
         device: where the model is.
         half: whether products are taken in bfloat16.
         score: the lowest.
     """
-    device, own = torch.device(device), (int(image.shape[1]), int(image.shape[2]))
-    canvas, factor, fitted = fit_for_test(image, model.size, model.sides)
+    device = torch.device(device)
+    canvases, factors, fitted = zip(*(fit_for_test(one, model.size, model.sides) for one in images), strict=True)
     model.least_score = score
+    batch = torch.stack(canvases).to(device, non_blocking=True)
     with torch.autocast(device.type, torch.bfloat16, enabled=half):
-        (found,) = model(mask_padding(normalize(canvas[None].to(device), mean, std), [fitted]), [fitted])
-    kept = (found.scores >= score).cpu()
-    boxes = to_original(found.boxes.float().cpu()[kept], factor, own)
-    labels, scores = found.labels.cpu()[kept], found.scores.float().cpu()[kept]
-    masks = None
-    if found.masks is not None:
-        # a mask of the whole image each, so not all of them at once
-        small = found.masks.float().cpu()[kept]
-        masks = tuple(
-            one for i in range(len(boxes)) for one in run_lengths(paste_masks(small[i : i + 1], boxes[i : i + 1], own))
-        )
-    return DetectedObjects(boxes, labels, scores, masks).above(score)
+        found = model(mask_padding(normalize(batch, mean, std), [*fitted]), [*fitted])
+    own = [(int(one.shape[1]), int(one.shape[2])) for one in images]
+    return list(zip(found, map(Fit, factors, own), strict=True))

@@ -80,7 +80,8 @@ from patchloom.system.distributed import (
     world,
 )
 from patchloom.system.files import size_in_words
-from patchloom.system.hardware import choose_workers, free_memory
+from patchloom.system.hardware import choose_workers, float32_products, free_memory
+from patchloom.system.load import BackgroundLoad
 from patchloom.version import __version__
 from patchloom.withhold.encoder_input import all_patches
 
@@ -478,9 +479,13 @@ def _plan(to: Path, parts: PartFolder, encoding: Encoding, held: ExitStack) -> t
     parts.begin()
     rest = sum(part.stop - part.start for part in missing)
     with StatusMessage("estimating the time"):
+        others = BackgroundLoad()
         seconds = seconds_for(encoding, parts.sources, rest // world())
+        busy = "" if seconds is None else others.load().sentence()
     readers = any(encoding.settings.reading(source)["workers"] for source in parts.sources.values())
     print_line(describe_plan(parts.card, to, parts.noun, size, seconds, readers))
+    if busy:
+        print_line(f"  {busy}")
     if rest < images:
         print_line(f"{images - rest:,} of them are already done: resuming.")
     return None, missing
@@ -547,6 +552,7 @@ def parse_target(to: str | Path, format: str) -> tuple[Path, Path, str]:
 
 
 @validate_arguments
+@float32_products()
 def embed(
     run: PathLike,
     data: DataLike,

@@ -6,18 +6,19 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from patchloom.audio.compatibility import wrong_kind_error
 from patchloom.data.loader import Batch, plain_batches
@@ -39,7 +40,7 @@ from patchloom.nets.encode import (
 from patchloom.nets.heads import InstanceHead, pooled_tokens, poolings_of, select_pooling
 from patchloom.nets.swin import Encoder, is_hierarchical
 from patchloom.system.files import cache_root, regular, write_whole
-from patchloom.system.hardware import bfloat16_pays
+from patchloom.system.hardware import choose_precision, fetch_behind
 from patchloom.version import __version__
 from patchloom.withhold.encoder_input import all_patches
 
@@ -85,14 +86,42 @@ def each_batch(
             reading = batch_size, workers, channels, device, first
             batches = plain_batches(source, size, *reading, stop=stop, test_crop=test_crop)
             count = (-(-len(source) // batch_size) if stop is None else stop) - first
-            for batch in track_progress(batches, count, what):
-                images = normalize(batch.views[0], card.mean, card.std)
-                tokens = {name: values.float().cpu() for name, values in pools(images).items()}
+
+            def compute(batch: Batch) -> dict[str, Tensor]:
+                found = pools(normalize(batch.views[0], card.mean, card.std))
+                return {name: values.float() for name, values in found.items()}
+
+            for batch, tokens in results_ahead(track_progress(batches, count, what), compute):
                 if not all(values.isfinite().all() for values in tokens.values()):
                     raise PatchloomError(f"{card.name} gives features that are not finite: its training has diverged")
                 keep(tokens, batch)
     finally:
         vit.train(training)
+
+
+Item = TypeVar("Item")
+
+
+def results_ahead(items: Iterable[Item], compute: Callable[[Item], Any]) -> Iterator[tuple[Item, Any]]:
+    """Yield each item, such as a batch, with what ``compute`` makes of it; tensors in that are then on the CPU.
+
+    A GPU gets the next item before the results of one are read, so that it always has work.
+    """
+    under_way: tuple[Item, Any, torch.cuda.Event | None] | None = None
+    for item in items:
+        made, event = fetch_behind(compute(item))
+        if under_way is not None:
+            yield _arrived(*under_way)
+        under_way = item, made, event
+    if under_way is not None:
+        yield _arrived(*under_way)
+
+
+def _arrived(item: Item, made: Any, event: torch.cuda.Event | None) -> tuple[Item, Any]:
+    if event is None:
+        return item, tree_map_only(Tensor, Tensor.cpu, made)
+    event.synchronize()
+    return item, tree_map_only(Tensor, Tensor.clone, made)  # so that the next items take the same page-locked memory
 
 
 Pooling = Literal["class", "mean", "prefix", "instance", "both"]
@@ -240,17 +269,13 @@ def extract(
 
 
 def runs_in_bfloat16(device: torch.device, precision: Precision) -> bool:
-    """Return whether products are computed in bfloat16; auto chooses it on CUDA devices that support it."""
-    if precision == "auto":
-        return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    return precision == "bfloat16"
+    """Return whether products are computed in bfloat16; auto chooses it on GPUs that support it."""
+    return trains_in_bfloat16(device, precision) and (precision != "auto" or device.type != "cpu")
 
 
 def trains_in_bfloat16(device: torch.device, precision: Precision) -> bool:
-    """Return whether products in training are computed in bfloat16; auto chooses it if it is faster."""
-    if precision == "auto" and device.type == "cpu":
-        return bfloat16_pays()[0]
-    return runs_in_bfloat16(device, precision)
+    """Return whether products in training are computed in bfloat16; auto is that of pre-training."""
+    return (choose_precision(device.type)[0] if precision == "auto" else precision) == "bfloat16"
 
 
 def one_pass(

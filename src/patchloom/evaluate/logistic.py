@@ -26,9 +26,13 @@ CHOICE_VALIDATION_SHARE = 0.2
 
 _SCORES = 2**26  # logits in memory at once; large, since each product has overhead
 _ITERATIONS = 200
-# Below this number of multiplications per step, threads on busy cores wait for one another: at 50,000 x 384 x 10 two
-# threads took four times as long as one, at 1,800 x 64 x 10 fifty times.
+# Numbers of multiplications per step, n · d · c.
+# Below the first, one thread is used, since threads on busy cores wait for one another: at 50,000 x 384 x 10 two took
+# four times as long as one, at 1,800 x 64 x 10 fifty times.
 _ONE_THREAD = 2**28
+# Below the second, the CPU is used, whatever the device: in a step L-BFGS reads about 20 single numbers, for each of
+# which a GPU waits, and calls 150 operations. A thread of a CPU needs as long for a step of this size (estimated).
+_ON_CPU = 2**22
 
 
 @dataclass(frozen=True)
@@ -90,18 +94,19 @@ def fit_path(
         features: [n d] float32.
         labels: [n] int64.
         strengths: positive; descending order is fastest.
-        device: device for the products.
+        device: device for the products of a large problem; a small one is solved on the CPU.
     """
-    with _few_threads(features.numel() * len(labels.unique())):
-        return _path(features.to(device), labels.to(device), strengths)
+    with _sized(features.numel() * len(labels.unique()), device) as chosen:
+        return _path(features.to(chosen), labels.to(chosen), strengths)
 
 
 @contextmanager
-def _few_threads(multiplications: int) -> Iterator[None]:
+def _sized(multiplications: int, device: torch.device | str) -> Iterator[torch.device]:
+    """Yield the device for a problem of so many multiplications per step; the block runs with its number of threads."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1 if multiplications < _ONE_THREAD else threads)
     try:
-        yield
+        yield torch.device("cpu" if multiplications < _ON_CPU else device)
     finally:
         torch.set_num_threads(threads)
 
@@ -137,7 +142,7 @@ def choose_strength(
         labels: [n] int64.
         seed: seed of the held-out draw.
         strengths: grid of strengths.
-        device: device for the products.
+        device: device for the products of a large problem.
         groups: [n] int64, groups of images that the draw keeps together.
     """
     if len(labels.unique()) < 2:

@@ -146,15 +146,14 @@ class EvalSettings:
         )
 
     def workers_for(self, source: Source, batches: int, trained: bool = False) -> int:
-        """Return the number of processes that read ``batches`` batches of ``source`` for one pass or for training.
+        """Return the number of processes that may read ``batches`` batches of ``source`` for one pass or for training.
 
-        Results do not depend on it. auto is at most ``batches`` - 1, the number that can be read while another batch is
-        processed; images in memory are worth a process only with random crops.
+        Results do not depend on it. For auto, images in memory are worth a process only with random crops.
         """
         if self.workers != "auto":
             return self.workers
         few = batches < _FEW_BATCHES and self.torch_device.type == "cpu"
-        return 0 if few or (source.in_memory and not trained) else min(self.readers[0], batches - 1)
+        return 0 if few or (source.in_memory and not trained) else self.readers[0]
 
     def reading(self, source: Source) -> dict[str, Any]:
         """Return keyword arguments of functions that read every image of ``source`` once."""

@@ -34,11 +34,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from patchloom.data.loader import Batch
 from patchloom.data.source import Source
-from patchloom.display import StatusMessage, TimeLeft, duration, is_first, print_line
+from patchloom.data.workers import living_workers
+from patchloom.display import StatusMessage, duration, is_first, print_line
 from patchloom.errors import PatchloomError
 from patchloom.estimate import time_steps, typical_seconds
 from patchloom.evaluate.features import digest_tensors
 from patchloom.evaluate.settings import EvalSettings
+from patchloom.pace import Pace
 from patchloom.runs.checkpoint import (
     Checkpoints,
     SaveTimer,
@@ -60,6 +62,7 @@ from patchloom.system.distributed import (
     world,
 )
 from patchloom.system.files import cache_root
+from patchloom.system.load import LoadWatch
 from patchloom.system.signals import Stop
 from patchloom.version import __version__
 
@@ -220,6 +223,7 @@ class TrainingCheckpoints:
         with contextlib.suppress(PatchloomError):
             if os.environ.get("LOCAL_RANK", "0") == "0":
                 self._checkpoints.save(tensors, about)
+                self._checkpoints.wait()
             self._kept = True
         self._timer.saved(time.perf_counter() - begun)
         return self._kept
@@ -248,15 +252,26 @@ class Trained:
 
 
 class _Progress(StatusMessage):
-    """Progress line of a training, with the total time left first, since a narrow terminal cuts the end."""
+    """Status line of a training, with the time left for all trainings together.
 
-    def __init__(self, name: str, left: TimeLeft):
-        super().__init__(name)
-        self.left, self.text = left, "the first step"
+    Attributes:
+        text: progress of this training.
+        validation: seconds of its last validation.
+        every: steps between two validations.
+    """
 
-    def line(self) -> str:
-        """Return the line."""
-        return f"{self.left} · {self.what} · {self.text}"
+    def __init__(self, name: str, pace: Pace, every: int):
+        super().__init__(name, pace=pace)
+        self.text, self.validation, self.every = "the first step", 0.0, every
+
+    def left(self) -> float | None:
+        """Return the seconds of the steps and validations to come; None if unknown."""
+        steps = self.pace.left()
+        return None if steps is None else steps + self.validation * ((self.pace.total - self.pace.done) // self.every)
+
+    def position(self) -> str:
+        """Return the progress of this training."""
+        return self.text
 
 
 class Loop(ABC):
@@ -346,13 +361,14 @@ class Loop(ABC):
         steps, batches = count(), self._batches(1 + _MEASURED, workers=0)
         return typical_seconds(time_steps(lambda: self.update(next(steps), next(batches)).item(), least=_MEASURED))
 
-    def run(self, name: str, left: TimeLeft) -> Trained:
+    def run(self, name: str, pace: Pace) -> Trained:
         """Train to the end; arguments and errors as in `patchloom.evaluate.training.train_classifier`."""
         kept, losses, begun = TrainingCheckpoints(self.about), list[Tensor](), time.perf_counter()
-        ended = self._restored(kept, name, left)
-        left.begin()
-        progress = _Progress(name, left)
-        with Stop() as stop, ExitStack() as reading, progress:
+        ended = self._restored(kept, name)
+        pace.total -= self.step  # steps that need not be run
+        pace.resume()
+        progress, load = _Progress(name, pace, self.best.every), LoadWatch()
+        with Stop() as stop, living_workers(), ExitStack() as reading, progress:
             if not ended:
                 batches = reading.enter_context(closing(self._batches(self.steps, self._workers())))
             while not ended:
@@ -361,20 +377,25 @@ class Loop(ABC):
                 random_seed((self.seed * 1_000_003 + self.step * world() + rank()) % 2**32)
                 losses.append(self.update(self.step, batch))
                 self.step += 1
-                left.step()
+                pace.advance()
                 if self.best.due(self.step):
+                    validation = time.perf_counter()
                     self.best.compare(self.step, self._validated(), self.tested)
+                    progress.validation = time.perf_counter() - validation
+                    pace.resume()
                 ended = self.step == self.steps or self.best.hopeless(self.step)
                 if ended or self.device.type == "cpu" or self.step % max(1, self.steps // _CHECKED) == 0:
                     progress.text = self._progress_text(self._mean(losses))
                     losses = losses[-self.per_epoch :]
+                if is_first() and (news := load.news()):
+                    print_line(f"  {name}: {news}")
                 asked, saved = any_process(stop.asked), False
                 if asked or any_process(kept.worth if ended else kept.due):
                     saved = kept.save(*self._state(ended))
                 if asked:
                     after = f"stopped at {self._position()} of {name}"
                     raise stopped_by_all(f"{after}: run the same command to resume" if saved else after)
-        left.skip(self.steps - self.step)
+        pace.total -= self.steps - self.step
         chosen = self._chosen()
         if is_first():
             print_line(f"  {name}: {self._outcome(chosen)}, {duration(time.perf_counter() - begun)}")
@@ -432,7 +453,7 @@ class Loop(ABC):
         about = {"step": self.step, "ended": ended, "best": self.best.plain(), "unreadable": sorted(self.unreadable)}
         return tensors, about
 
-    def _restored(self, kept: TrainingCheckpoints, name: str, left: TimeLeft) -> bool:
+    def _restored(self, kept: TrainingCheckpoints, name: str) -> bool:
         """Restore an earlier process's checkpoint; return whether that training had ended."""
         found = kept.read()
         step = -1 if found is None else int(found[1]["step"])
@@ -447,7 +468,6 @@ class Loop(ABC):
             self.average.module.load_state_dict(named)
         self.best.restore(about["best"], best_of(tensors))
         self.step, self.unreadable = about["step"], set(about["unreadable"])
-        left.skip(self.step)
         if not about["ended"] and is_first():
             print_line(f"  {name} resumes at {self._position()}.")
         return bool(about["ended"])

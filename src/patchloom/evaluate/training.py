@@ -26,7 +26,7 @@ from patchloom.data.loader import Augment, Batch, plain_batches, training_batche
 from patchloom.data.source import Source
 from patchloom.data.splits import hold_out, splittable
 from patchloom.data.stats import normalize
-from patchloom.display import TimeLeft, duration, is_first, print_line, progress_message, track_progress
+from patchloom.display import duration, is_first, print_line, progress_message, track_progress
 from patchloom.errors import PatchloomError, listing
 from patchloom.evaluate.classifier import Classifier, Pool, class_names
 from patchloom.evaluate.features import (
@@ -35,6 +35,7 @@ from patchloom.evaluate.features import (
     digest_tensors,
     groups_of,
     labels_of,
+    results_ahead,
     runs_in_bfloat16,
     trains_in_bfloat16,
 )
@@ -57,11 +58,13 @@ from patchloom.evaluate.trainer import BestEpoch, EpochScore, Loop, Trained, sco
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.encode import attention_heads, encode, patch_count, pooled_norm, prefix_count, width
 from patchloom.nets.heads import InstanceHead, represent
-from patchloom.nets.performance import choose_kernels, fuse_attention, use_kernels
+from patchloom.nets.performance import choose_attention, choose_kernels, fuse_attention, use_kernels
 from patchloom.nets.swin import Encoder
+from patchloom.pace import Pace
 from patchloom.schedules import halving_rate
 from patchloom.system.distributed import collected, gathered, rank, refused_by_all, smallest, world
 from patchloom.system.hardware import keep_freed_memory
+from patchloom.system.load import BackgroundLoad
 from patchloom.withhold.encoder_input import all_patches
 
 # Learning rate of a training as a function of the update.
@@ -123,7 +126,7 @@ class Views:
         self.crop: Augment = source.cut(
             crop, shift=recipe.shift, noise_share=recipe.noise_share, noise_volume=recipe.noise_volume
         )
-        self.repeats = recipe.repeats
+        self.size, self.repeats, self.n_views = size, recipe.repeats, recipe.repeats
 
     def __call__(self, image: Tensor, rng: np.random.Generator) -> tuple[Tensor, ...]:
         """Return views of an image [c h w] with the same dtype, resized to ``size``."""
@@ -192,24 +195,24 @@ def predictions(
     """
     device = settings.torch_device
     model.to(device).eval()
-    mine: list[tuple[Tensor, Batch]] = []
     reading, count = {**settings.reading(source), "test_crop": test_crop}, settings.batches(source)
     first, stop = count * rank() // world(), count * (rank() + 1) // world()
     batches = plain_batches(
         source, model.size, **reading, first=first, stop=stop, channels=model.channels, device=device
     )
     with torch.autocast(device.type, torch.bfloat16, enabled=runs_in_bfloat16(device, precision)):
-        for batch in track_progress(batches, stop - first, what):
-            images = normalize(batch.views[0], mean, std)
-            mine.append((model(images).float().cpu(), batch._replace(views=())))
-    each = collected(mine)
+        found = results_ahead(
+            track_progress(batches, stop - first, what),
+            lambda batch: model(normalize(batch.views[0], mean, std)).float(),
+        )
+        each = collected([(logits, batch._replace(views=())) for batch, logits in found])
     if not each:
         raise refused_by_all(f"nothing in {source.name} could be read")
-    found = torch.cat([logits for logits, _ in each])
-    if not found.isfinite().all():
+    logits = torch.cat([logits for logits, _ in each])
+    if not logits.isfinite().all():
         raise refused_by_all("the classifier gives non-finite logits: lower --blr")
     indices = torch.cat([batch.indices for _, batch in each])
-    return found, indices, [name for _, batch in each for name in batch.unreadable]
+    return logits, indices, [name for _, batch in each for name in batch.unreadable]
 
 
 class Training(Loop):
@@ -251,10 +254,11 @@ class Training(Loop):
         self.source, self.labels = source, labels_of(source)
         self.model: Classifier = model.to(self.device).train()
         keep_freed_memory()
-        fuse_attention(model, not (half and self.device.type == "cpu"))
+        n, (self.images, self.batch) = len(source), images_per_step(recipe, len(source), settings.accumulate)
+        attention, _ = choose_attention(model.encoder, self.device.type, half, self.images)
+        fuse_attention(model, attention == "fused")
         use_kernels(model, kernels)
         self._share()
-        n, (self.images, self.batch) = len(source), images_per_step(recipe, len(source), settings.accumulate)
         self.per_epoch = max(1, n // self.batch)
         self.steps = recipe.updates or recipe.epochs * self.per_epoch
         held = 0 if self.held is None else len(self.held)
@@ -540,11 +544,14 @@ class FitPlan:
 
 
 @contextmanager
-def temporary_seed(seed: int) -> Iterator[None]:
-    """Seed all random generators inside this context and restore their states afterwards."""
-    before = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        random_seed(seed % 2**32)
+def temporary_seed(settings: EvalSettings) -> Iterator[None]:
+    """Seed all random generators inside this context, and restore those of the CPU and the device afterwards.
+
+    Generators of other GPUs are seeded and stay so: reading the state of one would take half a gigabyte of its GPU.
+    """
+    before, device = (random.getstate(), np.random.get_state()), settings.torch_device
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        random_seed(settings.seed % 2**32)
         try:
             yield
         finally:
@@ -552,21 +559,19 @@ def temporary_seed(seed: int) -> Iterator[None]:
             np.random.set_state(before[1])
 
 
-def train_classifier(
-    model: Classifier, source: Source, plan: FitPlan, name: str, left: TimeLeft | None = None
-) -> Trained:
+def train_classifier(model: Classifier, source: Source, plan: FitPlan, name: str, pace: Pace | None = None) -> Trained:
     """Train on images with labels 0 ... c-1: all of ``source`` except for the recipe's validation images.
 
     Ctrl-C and SIGTERM stop it after a step; inside `keep_until_done` the same training resumes from there.
     """
-    with temporary_seed(plan.settings.seed), _enough_memory(plan, source):
+    with temporary_seed(plan.settings), _enough_memory(plan, source):
         training = plan.begin(model, source)
-        return training.run(name, left or TimeLeft(training.steps))
+        return training.run(name, pace or Pace(training.steps))
 
 
 def seconds_of_step(model: Classifier, source: Source, plan: FitPlan) -> float:
     """Measure the seconds of an update, including data loading, from a few updates that change ``model``."""
-    with temporary_seed(plan.settings.seed), _enough_memory(plan, source):
+    with temporary_seed(plan.settings), _enough_memory(plan, source):
         return plan.begin(model, source).seconds_of_step()
 
 
@@ -678,7 +683,7 @@ def _refuse_idle(changes: Mapping[str, Any], train_on: Source) -> None:
 
 
 def fit(
-    candidate: Candidate, plan: FitPlan, source: Source, left: TimeLeft | None = None
+    candidate: Candidate, plan: FitPlan, source: Source, pace: Pace | None = None
 ) -> tuple[Classifier, dict[str, Any]]:
     """Train a candidate, with the base learning rate chosen on a held-out, stratified tenth of the images.
 
@@ -690,7 +695,7 @@ def fit(
         rest, held = hold_out(splittable(source), _RATE_VALIDATION_SHARE, len(source), plan.settings.seed)
         found = []
         for rate in plan.rates:
-            model = _fitted(candidate, plan.at(rate), rest, f"{candidate.name}, blr {rate:g}", left).model
+            model = _fitted(candidate, plan.at(rate), rest, f"{candidate.name}, blr {rate:g}", pace).model
             numbers = plan.card, plan.settings, plan.precision
             found.append(predict_classes(model, held, *numbers, test_crop=plan.recipe.test_crop).accuracy())
             if is_first():
@@ -698,37 +703,40 @@ def fit(
         best = int(np.argmax(found))
         plan = plan.at(plan.rates[best])
         chosen = {"held_out_accuracy": found[best], "held_out": len(held)}
-    trained = _fitted(candidate, plan, source, candidate.name, left)
+    trained = _fitted(candidate, plan, source, candidate.name, pace)
     how = {"precision": "bfloat16" if plan.half else "float32", **candidate.settings, **chosen, **trained.chosen}
     return trained.model, {"recipe": plan.name, **plan.values(), "lr": plan.peak(len(source)), **how}
 
 
-def _fitted(candidate: Candidate, plan: FitPlan, source: Source, name: str, left: TimeLeft | None) -> Trained:
-    with temporary_seed(plan.settings.seed):
+def _fitted(candidate: Candidate, plan: FitPlan, source: Source, name: str, pace: Pace | None) -> Trained:
+    with temporary_seed(plan.settings):
         model = candidate.build(plan.recipe)
-    return train_classifier(model, source, plan, name, left)
+    return train_classifier(model, source, plan, name, pace)
 
 
-def _announce(candidates: Sequence[Candidate], plan: FitPlan, source: Source) -> TimeLeft:
+def _announce(candidates: Sequence[Candidate], plan: FitPlan, source: Source) -> Pace:
     """Print the planned trainings and their duration, estimated from a few steps."""
     n, rates = len(source), len(plan.rates)
     each = plan.steps(n)
     tried = plan.steps(n - max(1, round(_RATE_VALIDATION_SHARE * n))) * rates if rates > 1 else 0
-    left = TimeLeft(len(candidates) * (each + tried))
-    if left.steps < _MEASURED_FROM:
-        return left
-    with temporary_seed(plan.settings.seed), progress_message("measuring a few steps"):
-        model = candidates[0].build(plan.recipe)
-        left.seconds = seconds_of_step(model, source, plan)
+    pace = Pace(len(candidates) * (each + tried))
+    if pace.total < _MEASURED_FROM:
+        return pace
+    with temporary_seed(plan.settings), progress_message("measuring a few steps"):
+        model, others = candidates[0].build(plan.recipe), BackgroundLoad()
+        pace.before = seconds_of_step(model, source, plan)
+        load = others.load()
     names = ", then ".join(candidate.name for candidate in candidates)
     sooner = ", or less with early stopping" if plan.recipe.validation and plan.recipe.patience < 1 else ""
     choosing = f", and {rates} rates to choose from" if rates > 1 else ""
     length = _length(plan, n)
-    whole = duration(left.steps * left.seconds)
+    whole = duration(pace.total * pace.before)
     by = f" by {world()} processes" if world() > 1 else ""
     if is_first():
         print_line(f"Training {names}{by}: {length} each{choosing}. This takes about {whole} in total{sooner}.")
-    return left
+        if busy := load.sentence():
+            print_line(f"  {busy}")
+    return pace
 
 
 def train_and_test(
@@ -771,9 +779,9 @@ def train_and_predict(
 ) -> tuple[list[Row], list[ClassPredictions]]:
     """Return the row of each candidate and its predictions for the test images; arguments as in `train_and_test`."""
     plan_training(candidates, plan, parts)
-    fitted, left = [], _announce(candidates, plan, parts.train)
+    fitted, pace = [], _announce(candidates, plan, parts.train)
     for candidate in candidates:
-        model, row_settings = fit(candidate, plan, parts.train, left)
+        model, row_settings = fit(candidate, plan, parts.train, pace)
         if candidate.save is not None and is_first():
             candidate.save(model, row_settings)
         fitted.append((candidate, model.cpu(), row_settings))

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import matplotlib
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import LinearSegmentedColormap
-from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import MaxNLocator
 
 from patchloom.errors import PatchloomError
-from patchloom.system.files import read_text, write_whole
+from patchloom.runs.folder import read_metrics
+from patchloom.system.files import write_whole
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 DPI = 150
 PANEL_WIDTH, PANEL_HEIGHT = 4.0, 3.0  # inches
@@ -88,16 +87,32 @@ def draw_curves(
     if not panels:
         raise PatchloomError(f"{metrics_csv} has nothing to draw yet: wait until the run has logged a loss")
     longest = max(p.epochs.max() for p in panels)
-    with matplotlib.rc_context(STYLE):
-        layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08, wspace=0.02)
-        figure = Figure((PANEL_WIDTH * len(panels), PANEL_HEIGHT), layout=layout)
+    size = PANEL_WIDTH * len(panels), PANEL_HEIGHT
+    with styled_figure(size, {"w_pad": 0.12, "h_pad": 0.08, "wspace": 0.02}) as figure:
         for axes, content in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
             draw_panel(axes, content, longest)
         return write_figure(figure, out)
 
 
+@contextmanager
+def styled_figure(size: tuple[float, float], layout: Mapping[str, Any] | None = None) -> Iterator[Figure]:
+    """Open a figure of ``size`` (width, height) in inches, in our style while this block lasts.
+
+    ``layout`` has pads of matplotlib's constrained layout, where others than its own are wanted; None turns it off.
+    """
+    # Imported only by what draws: it takes 0.3 s, and the first step of a training need not wait for it.
+    import matplotlib
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    with matplotlib.rc_context(STYLE):
+        yield Figure(size, layout=None if layout is None else ConstrainedLayoutEngine(**layout))
+
+
 def write_figure(figure: Figure, out: Path) -> Path:
     """Write a figure as a PNG file ``out``; its folder is made if it is missing."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
     buffer = io.BytesIO()
     # without metadata, the bytes do not depend on the version of matplotlib
     FigureCanvasAgg(figure).print_figure(buffer, dpi=DPI, format="png", metadata={"Software": None})
@@ -113,22 +128,6 @@ def write_table(heading: Sequence[str], rows: Iterable[Sequence[Any]], out: Path
     writer.writerows(rows)
     write_whole(out, text.getvalue())
     return out
-
-
-def read_metrics(path: Path) -> dict[str, np.ndarray]:
-    """Read a table of numbers as columns [n] by name; empty and missing cells are NaN."""
-    try:
-        reader = csv.DictReader(io.StringIO(read_text(path, newline="")))
-        names = list(reader.fieldnames or [])
-        rows = list(reader)
-    except (OSError, UnicodeDecodeError, csv.Error) as problem:
-        raise PatchloomError(f"{path} could not be read ({problem}): give the metrics.csv of a run") from problem
-    if names and "epoch" not in names:
-        raise PatchloomError(f"{path} has no column named epoch: give the metrics.csv of a run")
-    try:
-        return {name: np.array([float(row[name] or "nan") for row in rows]) for name in names}
-    except ValueError as problem:
-        raise PatchloomError(f"{path} has a cell that is not a number ({problem}): remove that line") from problem
 
 
 def panel_of(
@@ -164,7 +163,7 @@ def draw_panel(axes: Axes, panel: Panel, longest: float) -> None:
     frame_panel(axes, panel._replace(note=note))
     axes.set_xlim(0, longest * 1.02 or 1)
     axes.set_xlabel("epochs")
-    axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+    axes.locator_params(axis="x", nbins=6, steps=[1, 2, 5, 10])
     name_lines(axes, panel, float(smoothed[-1]))
 
 
@@ -176,7 +175,7 @@ def frame_panel(axes: Axes, panel: Panel) -> None:
     for value in panel.baselines.values():
         axes.axhline(value, color=QUIET, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
     axes.margins(y=0.08)
-    axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+    axes.locator_params(axis="y", nbins=6, steps=[1, 2, 5, 10])
     if panel.percent:
         axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.6g}%")
     axes.grid(axis="y", color="#eeeeee", linewidth=0.8)
@@ -304,9 +303,7 @@ def _draw_choice(
     """Draw a curve with intervals and controls, and mark the point that was chosen."""
     places, shares = panel.epochs, panel.values
     _, low, high = np.array(values).T
-    with matplotlib.rc_context(STYLE):
-        layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08)
-        figure = Figure((WIDTH + _WIDER * len(ticks), _HEIGHT), layout=layout)
+    with styled_figure((WIDTH + _WIDER * len(ticks), _HEIGHT), {"w_pad": 0.12, "h_pad": 0.08}) as figure:
         axes = figure.subplots()
         frame_panel(axes, panel)
         axes.fill_between(places, low, high, color=_RUN_PALE, alpha=0.4, linewidth=0)
@@ -338,8 +335,7 @@ def _draw_choice(
 
 _CELL, _SMALLEST, _ROOMY = 0.5, 0.37, 16  # inches: large and smallest cell; number of classes with large cells
 LABEL = 0.075  # inches per letter of a class's name
-_RIGHT = LinearSegmentedColormap.from_list("right", ["#ffffff", "#2a6f97"])
-_WRONG = LinearSegmentedColormap.from_list("wrong", ["#ffffff", "#c1440e"])
+_RIGHT, _WRONG = ("#ffffff", "#2a6f97"), ("#ffffff", "#c1440e")  # colours of the shares 0 and 1
 _DARK = 0.7  # fraction above which letters are white
 
 
@@ -362,11 +358,13 @@ def draw_confusion(counts: np.ndarray, classes: Sequence[str], title: str, capti
     shares = counts / np.maximum(sums, 1)[:, None]
     size = max(6.2, 8.5 * side / _CELL)
     names = LABEL * max(len(name) for name in classes)
-    with matplotlib.rc_context(STYLE):
-        figure = Figure((c * side + names + 1.6, c * side + names + 1.5), layout="constrained")
+    with styled_figure((c * side + names + 1.6, c * side + names + 1.5), {}) as figure:
+        from matplotlib.colors import LinearSegmentedColormap
+
+        right, wrong = (LinearSegmentedColormap.from_list("", colours) for colours in (_RIGHT, _WRONG))
         axes = figure.subplots()
         diagonal = np.eye(c, dtype=bool)
-        colours = np.where(diagonal[..., None], _RIGHT(shares), _WRONG(np.sqrt(shares)))  # makes rare mistakes visible
+        colours = np.where(diagonal[..., None], right(shares), wrong(np.sqrt(shares)))  # makes rare mistakes visible
         axes.imshow(colours, interpolation="nearest")
         for i, j in zip(*np.nonzero(diagonal | (counts > 0)), strict=True):
             share = shares[i, j] if i == j else np.sqrt(shares[i, j])

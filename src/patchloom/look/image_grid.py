@@ -6,21 +6,19 @@ import io
 import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-import matplotlib
 import numpy as np
 import torch
-from matplotlib.axes import Axes
-from matplotlib.colors import Normalize
-from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from patchloom.errors import PatchloomError
-from patchloom.look.charts import DPI, INK, QUIET, STYLE, write_figure
+from patchloom.look.charts import DPI, INK, QUIET, styled_figure, write_figure
 from patchloom.system.files import write_whole
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 # Hatching for areas without a picture, because any plain colour may occur in an image.
 
@@ -323,6 +321,8 @@ def add_frame(image: np.ndarray) -> Image.Image:
 
 def font(size: int, bold: bool = False) -> ImageFont.FreeTypeFont:
     """Load DejaVu Sans from matplotlib: it has Greek letters and is the same on every machine."""
+    import matplotlib
+
     path = Path(matplotlib.get_data_path(), "fonts", "ttf", f"DejaVuSans{'-Bold' * bold}.ttf")
     return ImageFont.truetype(path, size, layout_engine=ImageFont.Layout.BASIC)
 
@@ -386,6 +386,9 @@ class Scale(NamedTuple):
 
     def shade(self, values: np.ndarray) -> np.ndarray:
         """Convert numbers [h w] to colours uint8 [h w 3]; NaN is grey."""
+        import matplotlib
+        from matplotlib.colors import Normalize
+
         table = matplotlib.colormaps[self.colours].with_extremes(bad=_MISSING_COLOUR)
         shown = table(Normalize(self.low, self.high)(np.ma.masked_invalid(values)))
         return (255 * np.asarray(shown)[..., :3]).round().astype(np.uint8)
@@ -441,8 +444,7 @@ def draw_tiles(
     top = TILE_MARGIN + 1.4 * _LINE * len(above) + header + GAP
     bottom = top + len(rows) * (tall + spoken + GAP)
     height = bottom + bars * (3 * _LINE + _BAR_HEIGHT) + GAP + _LINE * len(beneath) + TILE_MARGIN
-    with matplotlib.rc_context(STYLE):
-        figure = Figure((width, height))
+    with styled_figure((width, height)) as figure:
 
         def write(x: float, y: float, text: str, **style: Any) -> None:
             usual: dict[str, Any] = {"fontsize": SMALL_TEXT, "color": INK, "va": "top"}
@@ -491,6 +493,8 @@ def _pixels(width: float) -> int:
 
 def _draw_tile(at: Axes, tile: Tile, height: float) -> None:
     """Draw a tile of ``height`` inches."""
+    from matplotlib.patches import Rectangle
+
     enlarged = tile.picture.shape[0] <= height * DPI
     at.imshow(tile.picture, extent=(0, 1, 1, 0), aspect="auto", interpolation="nearest" if enlarged else "hamming")
     at.set(xticks=[], yticks=[])

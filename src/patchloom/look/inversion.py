@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from torch.nn import functional as F
 from torch.nn.utils import skip_init
 
 from patchloom.data.stats import normalize
-from patchloom.display import StatusMessage, duration
+from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError
 from patchloom.look.charts import write_table
 from patchloom.look.context import LookRequest, NamedEncoder, check_finite, sheet_as_drawn
@@ -170,14 +169,11 @@ class FittingProgress(StatusMessage):
         super().__init__(what, steps)
         self.share: Tensor | None = None
 
-    def line(self) -> str:
-        """Return the message, with the time left first because a narrow terminal cuts the end."""
-        if not self.done or self.share is None:
-            return f"{self.what} ..."
-        spent = time.monotonic() - self.begun
-        left = spent / self.done * max(0, (self.total or 0) - self.done)
-        count = f"step {self.done:,} of {self.total:,}"
-        return f"{duration(left)} left · {self.what}: {count}, distance {float(self.share):.2%} of the start"
+    def position(self) -> str:
+        """Return the step and the distance."""
+        if self.share is None:
+            return ""
+        return f"step {super().position()}, distance {float(self.share):.2%} of the start"
 
 
 def invert(

@@ -30,13 +30,12 @@ from patchloom.look.charts import (
     Panel,
     curve_of,
     frame_panel,
-    read_metrics,
     smoothed_values,
     write_beside,
     write_figure,
     write_table,
 )
-from patchloom.runs.folder import RunFolder
+from patchloom.runs.folder import RunFolder, read_metrics
 from patchloom.runs.settings import LAUNCH
 from patchloom.sizes import in_pixels
 from patchloom.system.files import read_text
@@ -46,7 +45,7 @@ from patchloom.system.files import read_text
 
 POSITION_ACCURACY = "position-accuracy"
 # settings that do not distinguish experiments; seeds are averaged
-_MACHINE = {*LAUNCH, *"device workers threads cache attention kernels compile checkpointing".split()}
+_MACHINE = {*LAUNCH, *"device workers threads cache crop_on attention kernels compile checkpointing".split()}
 # settings of an evaluation that must be equal in compared results; the others follow from the data
 _ALIKE = (
     *("recipe", "epochs", "k", "gallery", "labels", "per_class", "method", "head_on", "ratio", "probe"),

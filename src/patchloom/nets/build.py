@@ -24,7 +24,8 @@ from timm.layers import (
 )
 from timm.models.eva import Eva, EvaAttention, EvaBlock
 from timm.models.vision_transformer import Block, VisionTransformer
-from torch import nn
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from patchloom.errors import PatchloomError, check_range, check_type, closest_word, listing, normalize_word, suggestion
 from patchloom.nets.encode import grid_size, has_class_token, has_rotations, input_size, patch_positions
@@ -122,7 +123,7 @@ def _size(name: str) -> tuple[int, int]:
 
 def _servable(name: str) -> bool:
     try:
-        with torch.device("meta"):
+        with on_meta():
             vit = timm.create_model(name.partition(".")[0], num_classes=0)
         if _is_plain(vit):
             check_servable(vit, name)
@@ -249,10 +250,35 @@ class EncoderSpec:
         }
 
 
+# in-place changes of numbers, but not of shape or type: methods of tensors, and functions of torch.nn.init
+_NUMBERS = {"add_", "clamp_", "copy_", "erfinv_", "fill_", "mul_", "normal_", "uniform_", "zero_"}
+_NUMBERS |= {"constant_", "kaiming_uniform_"}
+
+
+class _WithoutNumbers(TorchFunctionMode):
+    """Mode that leaves out the numbers of meta tensors, which have none: initialising them takes most of the time."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Return the tensor itself instead of changing its numbers."""
+        named = kwargs or {}
+        if getattr(func, "__name__", "") in _NUMBERS:
+            changed = args[0] if args else named.get("tensor")
+            if isinstance(changed, Tensor) and changed.is_meta:
+                return changed
+        return func(*args, **named)
+
+
+@contextmanager
+def on_meta() -> Iterator[None]:
+    """Build modules on the meta device, for their sizes only."""
+    with torch.device("meta"), _WithoutNumbers():
+        yield
+
+
 @cache
 def _stock(model: str) -> Encoder:
     """Build timm's model of a name on the meta device."""
-    with torch.device("meta"):
+    with on_meta():
         stock = _create(model_name=model)
     return check_servable(stock, model)
 
@@ -414,7 +440,7 @@ def spec_of_stock(vit: Encoder, model: str) -> EncoderSpec:
 def outline(spec: EncoderSpec) -> Encoder:
     """Build an encoder on the meta device, for its modules and sizes; fixed positions are not trainable."""
     _check_sizes(spec)
-    with torch.device("meta"):
+    with on_meta():
         vit = check_servable(_create(**spec.timm_arguments()), spec.model)
     if not is_hierarchical(vit) and vit.pos_embed is not None:
         vit.pos_embed.requires_grad_(spec.positions.endswith("learned"))

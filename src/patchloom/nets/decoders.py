@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from patchloom.nets.build import initialize
-from patchloom.nets.sparse_attention import as_compiled, attention_of, query_block, run_blocks
+from patchloom.nets.compiling import compilable
+from patchloom.nets.sparse_attention import attention_of, query_block, run_blocks
 from patchloom.patches.tokens import gather_tokens, scatter_tokens
 
 
@@ -45,6 +46,7 @@ class Decoder(nn.Module):
         """Number of attention heads of its blocks; 0 without blocks."""
         return attention_of(cast(Block, self.blocks[0])).num_heads if len(self.blocks) else 0
 
+    @compilable
     def forward(self, tokens: Tensor) -> Tensor:
         """Return predictions [b k answers] for the k patch tokens of ``tokens`` [b prefix+k d]."""
         return self.answer(self.norm(self.run(self.project_in(tokens), self.prefix)))
@@ -61,7 +63,7 @@ class Decoder(nn.Module):
         blocks = cast(list[Block], list(self.blocks))
         last = blocks.pop() if first > self.prefix and blocks else None
         tokens = run_blocks(blocks, tokens, checkpointing=self.grad_checkpointing)
-        return tokens[:, first:] if last is None else as_compiled(last, query_block)(last, tokens, first)
+        return tokens[:, first:] if last is None else query_block(last, tokens, first)
 
 
 class MAEDecoder(Decoder):
@@ -100,6 +102,7 @@ class MAEDecoder(Decoder):
         """Save the positions in the ``state_dict``, because they will differ from those given at construction."""
         self.register_buffer("positions", self.positions, persistent=True)
 
+    @compilable
     def forward(  # type: ignore[override]  # other arguments than Decoder's: no caller uses both
         self, tokens: Tensor, visible: Tensor, masked: Tensor
     ) -> Tensor:
@@ -193,6 +196,7 @@ class CrossDecoder(nn.Module):
         mixed = (self.mix.weight @ tokens.flatten(1)).unflatten(1, tokens.shape[1:])
         return [norm(one) for norm, one in zip(self.mixed_norms, mixed, strict=True)]
 
+    @compilable
     def forward(self, tokens: Tensor, visible: Tensor, masked: Tensor) -> Tensor:
         """Return predictions [b m answers] for the patches ``masked`` [b m]; those ``visible`` are not used.
 
@@ -232,6 +236,7 @@ class ConvDecoder(nn.Module):
         self.answer = nn.Linear(width, answers)
         initialize(self)
 
+    @compilable
     def forward(self, tokens: Tensor, visible: Tensor, masked: Tensor) -> Tensor:
         """Return predictions [b m answers] for the patches ``masked`` [b m].
 

@@ -11,7 +11,8 @@ Swin, whose patches are then its units, the areas of the tokens of its last stag
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -24,7 +25,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from patchloom.errors import PatchloomError
-from patchloom.nets.sparse_attention import Rotations, attention_of, block_with_mlp, identity_rotation, run_blocks
+from patchloom.nets.compiling import compilable
+from patchloom.nets.sparse_attention import (
+    Rotations,
+    attention_of,
+    block_with_mlp,
+    identity_rotation,
+    query_block,
+    run_blocks,
+)
 from patchloom.nets.swin import (
     Encoder,
     PlainViT,
@@ -39,7 +48,8 @@ from patchloom.nets.swin import (
     unit_positions,
     unit_side,
 )
-from patchloom.patches.tokens import patchify
+from patchloom.patches.partition import complement
+from patchloom.patches.tokens import gather_tokens, patchify
 from patchloom.withhold.encoder_input import EncoderInput, all_patches, check_images
 
 
@@ -193,13 +203,16 @@ def rotations(vit: PlainViT, given: EncoderInput, stand_in: Tensor | None = None
     table = patch_rotations(vit)
     if table is None:
         return None
-    # images of one order share their rotations
-    visible = given.visible[:1] if given.visible.stride(0) == 0 else given.visible
-    rows = table[:, :, visible].transpose(1, 2)
+    rows = table[:, :, _orders(given)].transpose(1, 2)
     if given.dropped is not None:
         dropped = given.dropped[:, None, :, None]
         rows = torch.where(dropped, identity_rotation(table[:, None, :, :1]) if stand_in is None else stand_in, rows)
     return rows.unbind() if len(rows) > 1 else rows.unbind() * len(blocks_of(vit))
+
+
+def _orders(given: EncoderInput) -> Tensor:
+    """Return the indices [b k] of the patches that enter; [1 k] if all images share one order, as in `all_patches`."""
+    return given.visible[:1] if given.visible.stride(0) == 0 else given.visible
 
 
 def _prefix_tokens(vit: PlainViT) -> list[Tensor]:
@@ -252,7 +265,7 @@ def embed(
         tokens = torch.where(given.blank[..., None], content, tokens)
     table = patch_positions(vit)
     if table is not None:
-        positions = table[given.visible]
+        positions = table[_orders(given)]
         if given.dropped is not None:
             place = required_stand_in("position_token", position_token)
             positions = torch.where(given.dropped[..., None], place, positions)
@@ -329,9 +342,24 @@ def encode_each(vit: PlainViT, given: EncoderInput) -> Iterator[Tensor]:
     return attend_each(vit, embed(vit, given), rotations(vit, given))
 
 
-def encode_mlps(vit: PlainViT, given: EncoderInput) -> Iterator[Tensor]:
-    """Yield the output [b prefix+k d] of each block's MLP, before it is added to the tokens."""
-    tokens, ropes = embed(vit, given), rotations(vit, given)
+def encode_layers(vit: PlainViT, given: EncoderInput, wanted: Sequence[int], mlps: bool = False) -> list[Tensor]:
+    """Return the tokens [b prefix+k d] at the stages ``wanted`` of `encode_each`, in their order.
+
+    With ``mlps`` a stage is the output of a block's MLP, before it is added to the tokens, counted from 0. Later stages
+    are not computed.
+    """
+    return _encode_layers(vit, given, rotations(vit, given), tuple(wanted), mlps)
+
+
+@compilable
+def _encode_layers(
+    vit: PlainViT, given: EncoderInput, ropes: Rotations | None, wanted: tuple[int, ...], mlps: bool
+) -> list[Tensor]:
+    stages = (_mlps if mlps else attend_each)(vit, embed(vit, given), ropes)
+    return [tokens for i, tokens in enumerate(islice(stages, max(wanted) + 1)) if i in wanted]
+
+
+def _mlps(vit: PlainViT, tokens: Tensor, ropes: Rotations | None) -> Iterator[Tensor]:
     for i, block in enumerate(blocks_of(vit)):
         tokens, mixed = block_with_mlp(block, tokens, None if ropes is None else ropes[i])
         yield mixed
@@ -383,13 +411,51 @@ def encode(
     The arguments are those of `embed`, `rotations` and `attend`. The features of a Swin are those of its last stage,
     row by row.
     """
+    check_input(vit, given)
     if is_hierarchical(vit):
-        check_input(vit, given)
         if given.context is not None:
             raise ValueError("in a Swin all patches are keys and values: leave out the context")
         if given.causal:
             raise ValueError("windows of a Swin have no order: leave out causal")
+        ropes = None
+    else:
+        ropes = rotations(vit, given, rotation)
+    return _encode(vit, given, ropes, mask_token, position_token, norm)
+
+
+@compilable
+def _encode(
+    vit: Encoder,
+    given: EncoderInput,
+    ropes: Rotations | None,
+    mask_token: Tensor | None,
+    position_token: Tensor | None,
+    norm: bool,
+) -> Tensor:
+    if is_hierarchical(vit):
         tokens = encode_units(vit, given, mask_token=mask_token, position_token=position_token)
         return vit.norm(tokens) if norm else tokens
     tokens = embed(vit, given, mask_token=mask_token, position_token=position_token)
-    return attend(vit, tokens, rotations(vit, given, rotation), given.context, norm, given.causal)
+    return attend(vit, tokens, ropes, given.context, norm, given.causal)
+
+
+def encode_asked(vit: Encoder, images: Tensor, asked: Tensor) -> Tensor:
+    """Return the features [b prefix+k d] of whole images [b c h w] for the prefix and the patches ``asked`` [b k].
+
+    They equal those of `encode` for `all_patches`. The last block of a plain ViT computes no others.
+    """
+    n, prefix = patch_count(vit), prefix_count(vit)
+    if is_hierarchical(vit) or has_rotations(vit):
+        tokens = encode(vit, all_patches(images, n))
+        return torch.cat([tokens[:, :prefix], gather_tokens(tokens, asked + prefix)], dim=1)
+    return _encode_asked(vit, images, asked, complement(asked, n))
+
+
+@compilable
+def _encode_asked(vit: PlainViT, images: Tensor, asked: Tensor, others: Tensor) -> Tensor:
+    k, prefix = asked.shape[1], vit.num_prefix_tokens
+    *blocks, last = blocks_of(vit)
+    tokens = run_blocks(blocks, embed(vit, EncoderInput(images, torch.cat([others, asked], dim=1))))
+    tokens = torch.cat([tokens[:, prefix:], tokens[:, :prefix]], dim=1)  # those asked together, at the end
+    tokens = vit.norm(query_block(last, tokens, others.shape[1]))
+    return torch.cat([tokens[:, k:], tokens[:, :k]], dim=1)

@@ -135,18 +135,19 @@ class OnEncoder(nn.Module):
 
     encoder_at = "encoder"
 
-    def _encoder(self) -> Encoder:
+    def inner_encoder(self) -> Encoder:
+        """Return the encoder."""
         return cast(Encoder, self.get_submodule(self.encoder_at))
 
     @property
     def size(self) -> tuple[int, int]:
         """Height and width of the images in pixels."""
-        return input_size(self._encoder())
+        return input_size(self.inner_encoder())
 
     @property
     def channels(self) -> int:
         """Number of channels of the images."""
-        return input_channels(self._encoder())
+        return input_channels(self.inner_encoder())
 
     def groups(self, weight_decay: float, layer_decay: float) -> list[dict[str, Any]]:
         """Return parameter groups for an optimiser, with layer-wise learning-rate decay (``lr_scale``).
@@ -155,7 +156,7 @@ class OnEncoder(nn.Module):
         block is a layer, and everything else, including the encoder's final norm, is the top layer with scale 1. A
         layer's scale is ``layer_decay`` to the power of its distance from the top.
         """
-        own = self._encoder().no_weight_decay()
+        own = self.inner_encoder().no_weight_decay()
         free = {f"{self.encoder_at}.{name}" for name in own} | {*_vectors(self)}
         return layer_groups(self, self.encoder_at, free, weight_decay, layer_decay)
 

@@ -1,4 +1,4 @@
-"""Computation of an encoder and its decoders: form of attention, kernels, checkpointing, compiling.
+"""Computation of an encoder and its decoders: form of attention, kernels, checkpointing.
 
 Results are the same except for the last digits.
 """
@@ -8,11 +8,10 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any, TypeGuard
 
-import torch
 from timm.layers import Attention, AttentionRope
 from timm.models.cait import ClassAttn
-from timm.models.eva import EvaAttention, EvaBlock
-from timm.models.swin_transformer import SwinTransformer, SwinTransformerBlock, WindowAttention
+from timm.models.eva import EvaAttention
+from timm.models.swin_transformer import WindowAttention
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import nn
 
@@ -20,31 +19,15 @@ from patchloom.errors import PatchloomError
 from patchloom.nets.decoders import CrossBlock
 from patchloom.nets.sparse_attention import BlockKernels, attention_of
 from patchloom.nets.swin import Encoder, blocks_of, is_hierarchical, patch_embedding, stages_of
-from patchloom.system.hardware import attention_gain, fused_gain, memory, when
+from patchloom.system.hardware import memory
 
 NATIVE: BlockKernels | None = None
 with suppress(ImportError):  # nets/native is optional: without it everything runs on torch's kernels
     from patchloom.nets.native import KERNELS as NATIVE
 
-_WORTH = 1.05  # a smaller gain is noise
-_MAX_STORED = 0.25  # of the memory: limit for attention weights that a fused kernel would not store
+_MAX_STORED = 0.25  # of the memory: limit for attention weights, which a fused kernel does not store
 _NOT_SERVED = "native kernels are for plain blocks whose heads have a multiple of 16 channels"
 _ABSENT = "native kernels are not available, because this installation has no patchloom/nets/native"
-
-
-def attention_shape(vit: Encoder) -> tuple[int, int, int]:
-    """Return heads, number of attending tokens, and width of a head, for whole images or most windows of a Swin."""
-    if isinstance(vit, SwinTransformer):
-        window = blocks_of(max(stages_of(vit), key=lambda stage: len(blocks_of(stage))))[0].attn
-        return window.num_heads, window.window_area, window.qkv.out_features // (3 * window.num_heads)
-    attn = attention_of(blocks_of(vit)[0])
-    return attn.num_heads, vit.num_prefix_tokens + patches_of(vit), attn.head_dim
-
-
-def weights_bytes(vit: VisionTransformer, images: int) -> int:
-    """Return the bytes of the bfloat16 attention weights that all blocks keep for backward without a fused kernel."""
-    heads, tokens, _ = attention_shape(vit)
-    return 2 * images * len(vit.blocks) * heads * tokens**2
 
 
 def patches_of(vit: Encoder) -> int:
@@ -52,25 +35,32 @@ def patches_of(vit: Encoder) -> int:
     return patch_embedding(vit).num_patches
 
 
+def _attention_sizes(vit: Encoder) -> list[tuple[int, int, int]]:
+    """Return tokens of a whole image in all blocks, their width, and weights of a token, for each stage of a Swin."""
+    if is_hierarchical(vit):
+        attentions = [(blocks_of(stage), blocks_of(stage)[0].attn) for stage in stages_of(vit)]
+        return [
+            (len(blocks) * (patches_of(vit) // 4**i), attn.dim, attn.num_heads * attn.window_area)
+            for i, (blocks, attn) in enumerate(attentions)
+        ]
+    blocks, tokens = blocks_of(vit), vit.num_prefix_tokens + patches_of(vit)
+    return [(len(blocks) * tokens, vit.embed_dim, attention_of(blocks[0]).num_heads * tokens)]
+
+
 def kept_bytes(vit: Encoder, images: int, fused: bool) -> int:
     """Estimate, rather too high, the bytes that the blocks keep of whole images for backward in float32."""
-    if is_hierarchical(vit):
-        kept = 0
-        for i, stage in enumerate(stages_of(vit)):
-            attn = blocks_of(stage)[0].attn
-            each = 40 * attn.dim + (0 if fused else 3 * attn.num_heads * attn.window_area)
-            kept += len(stage.blocks) * patches_of(vit) // 4**i * each
-        return 4 * images * kept
-    heads, tokens, _ = attention_shape(vit)
-    each = 40 * vit.embed_dim + (0 if fused else 3 * heads * tokens)
-    return 4 * images * len(blocks_of(vit)) * tokens * each
+    each = (tokens * (40 * width + 3 * weights * (not fused)) for tokens, width, weights in _attention_sizes(vit))
+    return 4 * images * sum(each)
+
+
+def _unaffordable_weights(vit: Encoder, images: int) -> str:
+    """Return the GiB of bfloat16 attention weights that blocks would keep for backward, if too many; otherwise ""."""
+    stored = 2 * images * sum(tokens * weights for tokens, _, weights in _attention_sizes(vit)) / 2**30
+    return f"{stored:,.0f} GiB of attention weights" if stored > _MAX_STORED * memory("cpu")[1] else ""
 
 
 def fuse_attention(net: nn.Module, fused: bool) -> None:
-    """Choose fused attention or an explicit softmax (same result) in every attention inside ``net``.
-
-    `patchloom.system.hardware.fused_gain` measures which one is faster.
-    """
+    """Choose fused attention or an explicit softmax (same result) in every attention inside ``net``."""
     for module in net.modules():
         if isinstance(module, Attention | EvaAttention | AttentionRope | ClassAttn | WindowAttention | CrossBlock):
             module.fused_attn = fused  # type: ignore[misc]  # Final only for TorchScript
@@ -96,23 +86,43 @@ def missing_kernels(kernels: str) -> str | None:
     return _ABSENT if NATIVE is None else NATIVE.missing()
 
 
+def choose_attention(vit: Encoder, device: str, bfloat16: bool, images: int) -> tuple[str, str]:
+    """Return "fused" or "explicit" for torch's kernels, and the reason.
+
+    In bfloat16, torch's fused kernel for CPUs is slower for all sizes that were measured (benchmarks/README.md). It
+    keeps no attention weights for backward.
+
+    Args:
+        vit: encoder, possibly on the meta device.
+        device: device.
+        bfloat16: whether products are computed in bfloat16.
+        images: images of a step on this machine.
+    """
+    if device != "cpu":
+        return "fused", "the usual choice on a GPU"
+    if not bfloat16:
+        return "fused", "the faster form on a CPU in float32"
+    if stored := _unaffordable_weights(vit, images):
+        return "fused", f"an explicit softmax would keep {stored}"
+    return "explicit", "the faster form on a CPU in bfloat16"
+
+
 def choose_kernels(vit: Encoder, device: str, bfloat16: bool, images: int) -> tuple[str, str]:
-    """Return "torch" or "native", and the reason: native kernels if available and with faster attention."""
+    """Return "torch" or "native", and the reason: native kernels where available; arguments as in `choose_attention`.
+
+    They were faster than both of torch's forms for all sizes that were measured (benchmarks/README.md).
+    """
     if device != "cpu" or not bfloat16:
         return "torch", "native kernels are for bfloat16 on a CPU"
     if NATIVE is None:
         return "torch", _ABSENT
     if not _knows(vit, NATIVE):
         return "torch", _NOT_SERVED
-    stored = weights_bytes(vit, images) / 2**30
-    if stored > _MAX_STORED * memory(device)[1]:
-        return "torch", f"native kernels would keep {stored:,.0f} GiB of attention weights"
+    if stored := _unaffordable_weights(vit, images):
+        return "torch", f"native kernels would keep {stored}"
     if reason := NATIVE.missing():
         return "torch", reason
-    shape = device, "bfloat16", *attention_shape(vit)
-    ours = attention_gain("native", NATIVE.attend, *shape)
-    gain = ours / max(1.0, fused_gain(*shape))
-    return ("native" if gain > _WORTH else "torch"), f"native attention is ×{gain:.2f} as fast here{when(ours)}"
+    return "native", "faster attention, GELU and norms in bfloat16"
 
 
 def check_native(vit: Encoder, device: str, bfloat16: bool) -> None:
@@ -138,20 +148,3 @@ def checkpoint_gradients(net: nn.Module, enabled: bool) -> None:
     for module in net.modules():
         if hasattr(module, "grad_checkpointing"):
             module.grad_checkpointing = enabled
-
-
-def compile_blocks(net: nn.Module, enabled: bool = True) -> None:
-    """Compile the transformer blocks inside ``net`` with torch.compile, once for each input shape.
-
-    Most of the time is spent in the blocks. Random draws, and anything that depends on the progress of a run, stay
-    outside, so that no later step recompiles.
-    """
-    # training, teacher, decoder and measures have more shapes than torch's limit of 8
-    torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
-    for module in net.modules():
-        if not isinstance(module, Block | EvaBlock | SwinTransformerBlock | CrossBlock):
-            continue
-        if enabled:
-            module.compile(dynamic=False)
-        else:
-            module._compiled_call_impl = None

@@ -7,20 +7,18 @@ be 1. Class and register tokens in front of the patches are never rotated.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache, partial
-from typing import Any, NamedTuple, TypeVar, cast
+from functools import partial
+from typing import Any, NamedTuple, cast
 
 import torch
 from timm.layers import Attention, AttentionRope, apply_rot_embed_cat
 from timm.models.eva import EvaAttention, EvaBlock
 from timm.models.vision_transformer import Block
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from patchloom.patches.tokens import gather_tokens
-
-R = TypeVar("R")
 
 AnyBlock = Block | EvaBlock
 AnyAttention = Attention | EvaAttention | AttentionRope
@@ -33,14 +31,14 @@ class BlockKernels(NamedTuple):
     Attributes:
         know: whether the kernels implement all parts of a block.
         serve: whether they can compute a block on given tokens now, depending on autocast and the device.
-        compute: a block, on tokens [b t d] that come in and go out as parts, summed by `_sum_parts`.
+        compute: a block, on tokens [b t d], with ``keys_values`` as in `run_blocks` and ``first`` as in `query_block`.
         attend: attention only, from queries, keys and values [b n 3 h d] to [b n h d].
         missing: short reason why they are not available on this machine, after trying; None: they are.
     """
 
     know: Callable[[Block], bool]
     serve: Callable[[Any, Tensor], bool]
-    compute: Callable[..., tuple[Tensor, Tensor, Tensor]]
+    compute: Callable[..., Tensor]
     attend: Callable[[Tensor], Tensor]
     missing: Callable[[], str | None]
 
@@ -49,11 +47,6 @@ def kernels_of(block: AnyBlock, tokens: Tensor) -> BlockKernels | None:
     """Return the kernels that can compute a block on ``tokens`` now; None: torch's."""
     kernels: BlockKernels | None = getattr(block, "kernels", None)
     return kernels if kernels is not None and kernels.serve(block, tokens) else None
-
-
-def _sum_parts(tokens: Tensor, more: Tensor, shift: Tensor) -> Tensor:
-    """Return the sum [b t d] float32 of the parts that kernels return."""
-    return tokens + (more + shift)
 
 
 def run_blocks(
@@ -78,37 +71,18 @@ def run_blocks(
     blocks = list(blocks)
     if causal and keys_values is not None:
         raise ValueError("causal attention has all earlier tokens as keys and values: leave out keys_values")
-    # added to the scores: timm's unfused attention of earlier versions adds a mask of booleans, too
-    mask = tokens.new_full(tokens.shape[1:2] * 2, float("-inf")).triu(1) if causal else None
-    each = [kernels for block in blocks if (kernels := kernels_of(block, tokens)) is not None]
-    if blocks and len(each) == len(blocks) and mask is None:  # the kernels have no mask
-        more: Tensor | None = None
-        shift: Tensor | None = None
-        for block, kernels in zip(blocks, each, strict=True):
-            kernel = partial(as_compiled(block, kernels.compute), block, keys_values=keys_values)
-            given = tokens, more, shift
-            tokens, more, shift = checkpoint(kernel, *given, use_reentrant=False) if checkpointing else kernel(*given)
-        assert more is not None and shift is not None  # blocks is not empty
-        return _sum_parts(tokens, more, shift)
     for block, rope in zip(blocks, [None] * len(blocks) if rotations is None else rotations, strict=True):
-        arguments: dict[str, Tensor] = {} if rope is None else {"rope": rope}
-        if mask is not None:
-            arguments["attn_mask"] = mask
+        arguments: dict[str, Any] = {} if rope is None else {"rope": rope}
+        if causal:
+            arguments["is_causal"] = True  # no table of scores: fused kernels pass over what nothing attends to
         step: Callable[[Tensor], Tensor] = partial(block, **arguments) if arguments else block
-        if keys_values is not None:
-            step = partial(as_compiled(block, context_block), block, keys_values=keys_values, rope=rope)
+        kernels = None if causal else kernels_of(block, tokens)  # the kernels have no mask
+        if kernels is not None:
+            step = partial(kernels.compute, block, keys_values=keys_values)
+        elif keys_values is not None:
+            step = partial(context_block, block, keys_values=keys_values, rope=rope)
         tokens = checkpoint(step, tokens, use_reentrant=False) if checkpointing else step(tokens)
     return tokens
-
-
-def as_compiled(block: nn.Module, function: Callable[..., R]) -> Callable[..., R]:
-    """Return ``function``, compiled if ``block`` is: calling parts of a module bypasses `Module.compile`."""
-    return function if block._compiled_call_impl is None else _compiled(function)
-
-
-@cache
-def _compiled(function: Callable[..., R]) -> Callable[..., R]:
-    return torch.compile(function, dynamic=False)
 
 
 def context_block(block: AnyBlock, tokens: Tensor, keys_values: Tensor, rope: Tensor | None = None) -> Tensor:
@@ -127,7 +101,7 @@ def query_block(block: AnyBlock, tokens: Tensor, first: int, rope: Tensor | None
     For a last block whose other outputs are not used.
     """
     if (kernels := kernels_of(block, tokens)) is not None:
-        return _sum_parts(*kernels.compute(block, tokens, first=first))
+        return kernels.compute(block, tokens, first=first)
     attn, normed = attention_of(block), block.norm1(tokens)
     ropes = None
     if rope is not None:

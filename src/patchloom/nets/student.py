@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from patchloom.errors import PatchloomError, closest_word
+from patchloom.nets.build import on_meta
 from patchloom.sizes import in_pixels
 
 
@@ -33,7 +34,7 @@ def create_backbone(model: str, options: dict[str, Any]) -> Any:
 def student_options(model: str, size: tuple[int, int], channels: int) -> dict[str, int | list[int]]:
     """Return the arguments of ``timm.create_model`` for images of this size: a ViT or Swin needs it, a CNN does not."""
     plain: dict[str, int | list[int]] = {"in_chans": channels}
-    with torch.device("meta"):
+    with on_meta():
         sized = getattr(getattr(create_backbone(model, dict(plain)), "patch_embed", None), "img_size", None) is not None
     return plain | ({"img_size": [*size]} if sized else {})
 

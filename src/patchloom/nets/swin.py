@@ -38,7 +38,6 @@ from torch.utils.checkpoint import checkpoint
 from typing_extensions import TypeIs
 
 from patchloom.errors import PatchloomError
-from patchloom.nets.sparse_attention import as_compiled
 from patchloom.patches.positions import sincos_2d
 from patchloom.patches.tokens import patchify
 from patchloom.sizes import Sides
@@ -170,7 +169,7 @@ def encode_units(
             sides = block.window_size, block.shift_size
             if sides not in made:
                 made[sides] = _of_units(k, s, sides[0], tokens) if grid is None else _of_grid(grid, s, *sides, tokens)
-            step = partial(as_compiled(block, window_block), block, windows=made[sides])
+            step = partial(window_block, block, windows=made[sides])
             tokens = checkpoint(step, tokens, use_reentrant=False) if stage.grad_checkpointing else step(tokens)
     return tokens
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from typing import Any
@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from patchloom.nets.checkpoints.format import checksum
 from patchloom.nets.checkpoints.resize import resize_input
 from patchloom.nets.encode import encode, grid_size, patch_count, patch_size, pooled_norm
-from patchloom.nets.lora import effective_parameters, plain_buffers
+from patchloom.nets.lora import effective_parameters, has_adapters, plain_buffers
 from patchloom.nets.swin import PlainViT
 from patchloom.withhold.encoder_input import all_patches
 
@@ -57,6 +57,8 @@ class Teacher(nn.Module):
         self.half_no_grad = False
         for name, part in parts.items():
             self.add_module(name, deepcopy(part).requires_grad_(False))
+        self._students: dict[str, nn.Module] | None = None
+        self._pairs: list[tuple[_Places, _Places]] = []
         self.eval()
 
     def train(self, mode: bool = True) -> Teacher:
@@ -64,34 +66,66 @@ class Teacher(nn.Module):
         return super().train(False)
 
     @torch.no_grad()
-    def follow(self, momentum: float, **parts: nn.Module) -> None:
-        """Update each copy: teacher = momentum · teacher + (1 - momentum) · student, buffers included."""
+    def follow(self, momentum: float, applied: float | Tensor = 1.0, **parts: nn.Module) -> None:
+        """Update each copy: teacher = momentum · teacher + (1 - momentum) · student, buffers included.
+
+        Args:
+            momentum: share of the teacher that stays.
+            applied: 1; or 0 if the student's update was skipped, after which the copies stay.
+            parts: the student's modules, by the names of the copies.
+        """
+        weight = (1 - momentum) * applied
+        if self._students != parts:
+            self._pairs = self._paired(parts)
+            # low-rank updates are merged anew each time
+            self._students = None if any(map(has_adapters, parts.values())) else parts
+        for mine, theirs in self._pairs:
+            copies: list[Tensor] = []
+            sources: list[Tensor] = []
+            for (place, key), (their_place, their_key) in zip(mine, theirs, strict=True):
+                copy, source = place[key], their_place[their_key]
+                assert copy is not None and source is not None  # `_paired` found them
+                if copy.is_floating_point():
+                    copies.append(copy)
+                    sources.append(source)
+                else:  # number of batches
+                    copy.add_(((source - copy) * applied).to(copy.dtype))
+            if copies:
+                weights = [weight] * len(copies) if isinstance(weight, Tensor) else weight
+                torch._foreach_lerp_(copies, sources, weights)
+
+    def _paired(self, parts: dict[str, nn.Module]) -> list[tuple[_Places, _Places]]:
+        """Return the places of the copies' tensors, and of the student's; to search in each update takes milliseconds.
+
+        Parameters and buffers are apart, because under FSDP parameters are sharded and buffers are not.
+        """
         own = dict(self.named_children())
         if own.keys() != parts.keys():
             raise ValueError(f"the teacher has {', '.join(own)}, not {', '.join(parts)}")
+        found: list[tuple[_Places, _Places]] = []
         for name, part in parts.items():
-            # separately, because under FSDP parameters are sharded and buffers are not
-            for mine, theirs in (
-                (dict(own[name].named_parameters()), dict(effective_parameters(part))),
-                (dict(own[name].named_buffers()), dict(plain_buffers(part))),
+            copy, merged = own[name], dict(effective_parameters(part)) if has_adapters(part) else None
+            for kind, mine, theirs in (
+                ("_parameters", copy.named_parameters(), merged or dict(part.named_parameters())),
+                ("_buffers", copy.named_buffers(), dict(plain_buffers(part))),
             ):
-                # by name, because low-rank updates change the order
-                if missing := mine.keys() - theirs.keys():
+                names = [name for name, _ in mine]
+                if missing := set(names).difference(theirs):  # by name, because low-rank updates change the order
                     raise ValueError(f"the student has no {min(missing)}")
-                _follow(list(mine.values()), [theirs[at].detach() for at in mine], momentum)
+                computed = kind == "_parameters" and merged is not None
+                places: _Places = [(theirs, key) for key in names] if computed else _places(part, kind, names)
+                found.append((_places(copy, kind, names), places))
+        return found
 
 
-def _follow(mine: list[torch.Tensor], theirs: list[torch.Tensor], momentum: float) -> None:
-    copies: list[torch.Tensor] = []
-    sources: list[torch.Tensor] = []
-    for copy, source in zip(mine, theirs, strict=True):
-        if copy.is_floating_point():
-            copies.append(copy)
-            sources.append(source)
-        else:  # number of batches
-            copy.copy_(source)
-    if copies:
-        torch._foreach_lerp_(copies, sources, 1 - momentum)
+# modules' dictionaries of parameters or buffers, in which `Module.to` and FSDP replace tensors, with keys
+_Places = list[tuple[Mapping[str, Tensor | None], str]]
+
+
+def _places(net: nn.Module, kind: str, names: Iterable[str]) -> _Places:
+    """Return the places of the ``_parameters`` or ``_buffers`` of a net."""
+    paths = [name.rpartition(".") for name in names]
+    return [(getattr(net.get_submodule(path), kind), key) for path, _, key in paths]
 
 
 class FrozenTeacher(nn.Module):

@@ -157,10 +157,10 @@ class Agreement(Question):
         target = self.target(cast(PlainViT, encoded.encoder), encoded.teacher_images)
         return self.disagreement(self.predict(self.represent_encoded(encoded)), target, encoded.generator)
 
-    def after_step(self, progress: float, encoder: Encoder) -> None:
+    def after_step(self, progress: float, encoder: Encoder, applied: float | Tensor = 1.0) -> None:
         """Update the teacher after an update of the weights; the next step uses it (as in the authors' programs)."""
         if self.teacher is not None:
-            self.teacher.follow(momentum_at(progress, self.momentum), **self._followed(encoder))
+            self.teacher.follow(momentum_at(progress, self.momentum), applied, **self._followed(encoder))
 
     def measure(self, encoded: Encoded) -> Measure:
         """Measure the agreement, beside that with the outputs for other images."""

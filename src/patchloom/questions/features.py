@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from patchloom.nets.compiling import compilable
 from patchloom.nets.decoders import MAEDecoder, PatchHead
 from patchloom.nets.geometry import Geometry
 from patchloom.nets.teacher import FrozenTeacher
@@ -44,12 +45,17 @@ class Features(PatchQuestion):
 
     def forward(self, encoded: Encoded, progress: float) -> Outcome:
         """Return the mean loss over the predicted patches; their mean cosine is a metric."""
-        asked, answers = self.answer(encoded)
-        features = self.teacher_features(encoded)
+        asked, answers = self.predict(encoded)
+        loss, cosine = self._loss(answers, self.teacher_features(encoded), asked)
+        return Outcome(loss, {"feature_cosine": cosine})
+
+    @compilable
+    def _loss(self, answers: Tensor, features: Tensor, asked: Tensor) -> tuple[Tensor, Tensor]:
+        answers = answers.float()
         targets = gather_tokens(features.repeat(len(asked) // len(features), 1, 1), asked)  # for each of several masks
         cosine = F.cosine_similarity(answers, targets, dim=-1)
         loss = 1 - cosine.mean() if self.loss == "cosine" else F.smooth_l1_loss(answers, targets)
-        return Outcome(loss, {"feature_cosine": cosine.detach().mean()})
+        return loss, cosine.detach().mean()
 
     def teacher_features(self, encoded: Encoded) -> Tensor:
         """Return the teacher's features [b n d] of the clean images."""

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import islice
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from patchloom.nets.compiling import compilable
 from patchloom.nets.decoders import ConvDecoder, MAEDecoder
-from patchloom.nets.encode import encode_each, encode_mlps, layer_names
+from patchloom.nets.encode import encode_layers, layer_names
 from patchloom.nets.geometry import Geometry
 from patchloom.nets.swin import Encoder, PlainViT
 from patchloom.nets.teacher import Teacher, no_grad_autocast
@@ -64,11 +64,13 @@ class HiddenLayers(Question):
         given = all_patches(images, self.geometry.n)
         if self.source == "mlp":
             wanted = [layer - 1 for layer in self.layers]
-            stages = islice(encode_mlps(self.teacher.encoder, given), max(wanted) + 1)
         else:
             wanted = [layer + (layer == self.last) for layer in self.layers]
-            stages = islice(encode_each(self.teacher.encoder, given), max(wanted) + 1)
-        found = [tokens[:, self.geometry.prefix :].float() for i, tokens in enumerate(stages) if i in wanted]
+        return self._combined(encode_layers(self.teacher.encoder, given, wanted, self.source == "mlp"))
+
+    @compilable
+    def _combined(self, layers: list[Tensor]) -> Tensor:
+        found = [tokens[:, self.geometry.prefix :].float() for tokens in layers]
         if self.combine == "each":
             return torch.cat([_normed(tokens) for tokens in found], dim=-1)
         return _normed(torch.stack([F.instance_norm(tokens.mT).mT for tokens in found]).mean(0))
@@ -94,16 +96,20 @@ class HiddenLayers(Question):
         with no_grad_autocast(self.teacher, encoded.teacher_images):
             targets = self.teacher_features(encoded.teacher_images)
         asked, answers = self.answer(encoded)
+        return Outcome(*self._loss(answers, targets, asked))
+
+    @compilable
+    def _loss(self, answers: Tensor, targets: Tensor, asked: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         loss = self.errors(answers, _at(targets, asked)).mean()
         # a token has a variance of 1, so these are at most 1
         overall, within = (
             (targets - mean).square().mean().sqrt() for mean in (targets.mean((0, 1)), targets.mean(1, keepdim=True))
         )
-        return Outcome(loss, {"target_deviation": overall, "target_deviation_within": within})
+        return loss, {"target_deviation": overall, "target_deviation_within": within}
 
-    def after_step(self, progress: float, encoder: Encoder) -> None:
+    def after_step(self, progress: float, encoder: Encoder, applied: float | Tensor = 1.0) -> None:
         """Update the teacher after an update of the weights."""
-        self.teacher.follow(momentum_at(progress, self.momentum), encoder=encoder)
+        self.teacher.follow(momentum_at(progress, self.momentum), applied, encoder=encoder)
 
     def teacher_modules(self) -> dict[str, nn.Module]:
         """Return the teacher's encoder."""

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from functools import reduce
-from typing import Literal
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from patchloom.errors import PatchloomError, listing
+from patchloom.nets.compiling import compilable
 from patchloom.nets.decoders import CrossDecoder, MAEDecoder, PatchHead
 from patchloom.nets.geometry import Geometry
 from patchloom.patches.pictures import fill_holes
 from patchloom.patches.tokens import (
     gather_tokens,
     in_grid_order,
+    normalize_channels,
     patch_channel_statistics,
     patch_statistics,
     patchify,
@@ -23,7 +27,8 @@ from patchloom.patches.tokens import (
     unpatchify,
 )
 from patchloom.questions.question import Encoded, Measure, Outcome, Question, Sheet
-from patchloom.withhold.canvas import central_corner, crop_at
+from patchloom.system.hardware import rows_at_once
+from patchloom.withhold.canvas import central_corner, centre_crop, crop_at, enlarged_squares, resize_area
 from patchloom.withhold.degradation import Degradation
 from patchloom.withhold.encoder_input import EncoderInput
 
@@ -49,6 +54,11 @@ class PatchQuestion(Question):
 
     def answer(self, encoded: Encoded) -> tuple[Tensor, Tensor]:
         """Return the predicted patches [b j] and the predictions [b j f] for them, in float32."""
+        asked, answers = self.predict(encoded)
+        return asked, answers.float()
+
+    def predict(self, encoded: Encoded) -> tuple[Tensor, Tensor]:
+        """Return the same in the precision of the decoder, for the loss, which converts them on the fly."""
         given, tokens, prefix = encoded.given, encoded.tokens, self.geometry.prefix
         visible, masked = given.visible, given.masked
         if masked is None:
@@ -67,8 +77,8 @@ class PatchQuestion(Question):
         if 0 < visible_asked < k:  # the decoder predicts the last ones
             order = _content_first(given)
             visible = gather_tokens(visible, order)
-            tokens = torch.cat([tokens[:, :prefix], gather_tokens(tokens[:, prefix:], order)], dim=1)
-        answers = self.decoder(tokens, visible, masked).float()
+            tokens = torch.cat([tokens[:, :prefix], gather_tokens(tokens, order + prefix)], dim=1)
+        answers = self.decoder(tokens, visible, masked)
         return torch.cat([visible[:, k - visible_asked :], masked], dim=1), answers
 
     def check_blank(self, given: EncoderInput) -> None:
@@ -140,9 +150,9 @@ class Pixels(PatchQuestion):
         """Return mean and deviation that normalise patches [b j f], broadcastable to them."""
         return patch_statistics(patches)
 
-    def targets(self, encoded: Encoded, asked: Tensor) -> Tensor:
-        """Return the targets [b j f] of the patches ``asked`` [b j]."""
-        return self.normalize(patchify(self.truth(encoded), self.geometry.p, asked))
+    def targets(self, images: Tensor, asked: Tensor) -> Tensor:
+        """Return the targets [b j f] of the patches ``asked`` [b j] of target images [b c h w]."""
+        return self.normalize(patchify(images, self.geometry.p, asked))
 
     def normalize(self, patches: Tensor) -> Tensor:
         """Normalise patches [b j f] of the target images, if the question does."""
@@ -153,14 +163,22 @@ class Pixels(PatchQuestion):
 
     def errors(self, encoded: Encoded, asked: Tensor, answers: Tensor) -> dict[str, Tensor]:
         """Return the errors [b] of predictions [b j f]: "loss", and its parts if it has several."""
-        apart = answers - self.targets(encoded, asked)
-        return {"loss": (apart.abs() if self.absolute else apart.square()).mean((1, 2))}
+        return {"loss": self._errors_of_images(answers, self.truth(encoded), asked)}
+
+    @compilable
+    def _errors_of_images(self, answers: Tensor, images: Tensor, asked: Tensor) -> Tensor:
+        apart = answers.float() - self.targets(images, asked)
+        return (apart.abs() if self.absolute else apart.square()).mean((1, 2))
+
+    @compilable
+    def _mean_error(self, answers: Tensor, images: Tensor, asked: Tensor) -> Tensor:
+        loss = F.l1_loss if self.absolute else F.mse_loss  # one fused pass keeps no differences for backward
+        return loss(answers.float(), self.targets(images, asked))
 
     def forward(self, encoded: Encoded, progress: float) -> Outcome:
         """Return the mean error over the predicted patches."""
-        asked, answers = self.answer(encoded)
-        loss = F.l1_loss if self.absolute else F.mse_loss  # one fused pass keeps no differences for backward
-        return Outcome(loss(answers, self.targets(encoded, asked)), {})
+        asked, answers = self.predict(encoded)
+        return Outcome(self._mean_error(answers, self.truth(encoded), asked), {})
 
     def measure(self, encoded: Encoded) -> Measure:
         """Measure the error, beside those of flat patches and of a blurred copy.
@@ -292,7 +310,7 @@ class Restoration(Pixels):
 
     def truth(self, encoded: Encoded) -> Tensor:
         """Return the clean target images [b c h w], in the units of the loss."""
-        return self.degradation.frame(self.in_units(encoded, encoded.images))
+        return self.in_units(encoded, self.degradation.frame(encoded.images))
 
     def in_units(self, encoded: Encoded, images: Tensor) -> Tensor:
         """Convert normalised images [b c h w] to the units of the loss; unchanged for whole-patch statistics."""
@@ -304,13 +322,31 @@ class Restoration(Pixels):
             patch_statistics(patches) if self.whole_patch else patch_channel_statistics(patches, self.geometry.channels)
         )
 
+    def normalize(self, patches: Tensor) -> Tensor:
+        """Normalise patches [b j f] of the target images, if the question does."""
+        if self.whole_patch or not self.normalized:
+            return super().normalize(patches)
+        return normalize_channels(patches, self.geometry.channels)
+
     def errors(self, encoded: Encoded, asked: Tensor, answers: Tensor) -> dict[str, Tensor]:
         """Return the squared error [b], or those of masking and zooming in, and their weighted sum."""
         if self.band_weight is None:
             return super().errors(encoded, asked, answers)
-        mask, band = self.canvas_errors(encoded, in_grid_order(answers, asked))
-        loss = (1 - self.band_weight) * mask + self.band_weight * band
-        return {"loss": loss, "mask_loss": mask, "band_loss": band}
+        images, given, share = encoded.images, encoded.given, self.band_weight
+
+        def canvas_loss(
+            answers: Tensor, images: Tensor, asked: Tensor, masked: Tensor, *corner: Tensor
+        ) -> list[Tensor]:
+            part = replace(given, masked=masked, corner=next(iter(corner), None))
+            mask, band = self.canvas_errors(replace(encoded, images=images, given=part), in_grid_order(answers, asked))
+            return [(1 - share) * mask + share * band, mask, band]
+
+        rest = images, asked, given.masked, *(() if given.corner is None else (given.corner,))
+        if (at_once := rows_at_once(images)) < len(images):
+            found = _InParts.apply(canvas_loss, at_once, answers, *rest)
+        else:
+            found = canvas_loss(answers, *rest)
+        return dict(zip(("loss", "mask_loss", "band_loss"), found, strict=True))
 
     def forward(self, encoded: Encoded, progress: float) -> Outcome:
         """Return the mean error over the predicted patches, or the weighted sum of two errors, which are metrics."""
@@ -325,32 +361,36 @@ class Restoration(Pixels):
         at the input's place, by default the centre, predicts the masked patches of the input; the band around it
         predicts the rest. The band is four strips; their mean squared errors are added, as in the authors' program.
         """
-        g, masked, canvas = self.geometry, encoded.given.masked, self.in_units(encoded, encoded.images)
-        corner, whole = encoded.given.corner, tuple(canvas.shape[2:])
+        g, masked, canvas = self.geometry, encoded.given.masked, encoded.images
+        whole, corner = (canvas.shape[2], canvas.shape[3]), encoded.given.corner
+        picture = unpatchify(answers, g.p, g.grid)
         if corner is None:
-            corner = central_corner(canvas, g.size)
-        grown = self._grown(answers, whole)
-        inside = patchify(crop_at(grown, g.size, corner), g.p, masked)
-        hole = self.normalize(patchify(crop_at(canvas, g.size, corner), g.p, masked))
-        apart = (grown - self._band_of(canvas)).square()
-        # weighted rather than cut out: in backward each cut would allocate a canvas of zeros
-        band = (apart * _strips(whole, g.size, corner)).sum((1, 2, 3)) / apart.shape[1]
-        return (inside - hole).square().mean((1, 2)), band
+            corner = central_corner(canvas[:1], g.size)
+            top, left = ((along - seen) // 2 for along, seen in zip(whole, g.size, strict=True))
+            window = (top, top + g.size[0]), (left, left + g.size[1])
+            inside, truth = resize_area(picture, whole, window), centre_crop(canvas, g.size)
+        else:
+            inside, truth = (crop_at(one, g.size, corner) for one in (resize_area(picture, whole), canvas))
+        apart = patchify(inside, g.p, masked) - self.normalize(patchify(self.in_units(encoded, truth), g.p, masked))
+        return apart.square().mean((1, 2)), self._band_error(encoded, picture, corner)
 
-    def _band_of(self, canvas: Tensor) -> Tensor:
-        """Return the target [b c H W] of the band for the ``canvas`` [b c H W], in the units of the loss."""
-        frame, whole = patchify(self.degradation.frame(canvas), self.geometry.p), tuple(canvas.shape[2:])
+    def _band_error(self, encoded: Encoded, picture: Tensor, corner: Tensor) -> Tensor:
+        """Return the error [b] on the band of the predicted ``picture`` [b c h w], before it is enlarged."""
+        canvas, p, grid = encoded.images, self.geometry.p, self.geometry.grid
+        frame, whole = patchify(self.truth(encoded), p), (canvas.shape[2], canvas.shape[3])
+        rows, columns = _strips(whole, self.geometry.size, corner)
         if self.band_target == "grown":
-            return self._grown(self.normalize(frame), whole)
-        if not self.normalized:
-            return canvas
-        # the band has no whole patches at its own size: use the statistics of the patches that predict it
-        mean, deviation = (self._grown(one.expand_as(frame), whole) for one in self.statistics(frame))
-        return (canvas - mean) / deviation
-
-    def _grown(self, patches: Tensor, whole: tuple[int, ...]) -> Tensor:
-        """Return patches [b n f] as a picture of the canvas's size."""
-        return F.interpolate(unpatchify(patches, self.geometry.p, self.geometry.grid), whole, mode="area")
+            beside = (rows == 0).to(rows.dtype), columns
+            apart = picture - unpatchify(self.normalize(frame), p, grid)
+            return enlarged_squares(apart, (rows, torch.ones_like(columns)), beside) / canvas.shape[1]
+        target = self.in_units(encoded, canvas)
+        if self.normalized:
+            # the band has no whole patches at its own size: use the statistics of the patches that predict it
+            every = (unpatchify(one.expand_as(frame), p, grid) for one in self.statistics(frame))
+            mean, deviation = (resize_area(one, whole) for one in every)
+            target = (target - mean) / deviation
+        weights = torch.where(rows[:, None, :, None] > 0, rows[:, None, :, None], columns[:, None, None])
+        return ((resize_area(picture, whole) - target).square() * weights).sum((1, 2, 3)) / canvas.shape[1]
 
     def measure(self, encoded: Encoded) -> Measure:
         """Measure the error, beside those of flat patches and of the input, put at its place with holes blurred."""
@@ -392,16 +432,57 @@ class Restoration(Pixels):
         )
 
 
-def _strips(whole: tuple[int, ...], size: tuple[int, int], corner: Tensor) -> Tensor:
-    """Return weights [b 1 H W]: 1 / area in each of the four strips around the part of ``size`` at ``corner`` [b 2].
+def _strips(whole: tuple[int, int], size: tuple[int, int], corner: Tensor) -> list[Tensor]:
+    """Return weights of rows [b H] and columns [b W]: 1 / area in the strips around the part at ``corner`` [b 2].
 
-    They are 0 in the part. The strips above and below are as wide as the canvas, those beside it as high as the part.
+    The strips above and below the part of ``size`` are as wide as the canvas, those beside it as high as the part; in
+    its own rows and columns the weights are 0.
     """
-    top, left = corner[:, :, None, None].unbind(1)
-    rows, columns = (torch.arange(side, device=corner.device) for side in whole)
-    rows, columns = rows[:, None].expand(whole), columns.expand(whole)
-    upper, lower = rows < top, rows >= top + size[0]
-    beside = ~(upper | lower)
-    strips = upper, lower, beside & (columns < left), beside & (columns >= left + size[1])
-    shares = (strip / strip.sum((1, 2), keepdim=True).clamp(min=1) for strip in strips)
-    return reduce(torch.add, shares)[:, None]
+    shares = list[Tensor]()
+    for axis, along in enumerate((whole[1], size[0])):  # the other side of a strip
+        place, start = torch.arange(whole[axis], device=corner.device), corner[:, axis, None]
+        end = start + size[axis]
+        before, after = (place < start) / (start * along), (place >= end) / ((whole[axis] - end) * along)
+        shares.append(torch.where(place < start, before, torch.where(place >= end, after, 0)))
+    return shares
+
+
+class _InParts(torch.autograd.Function):
+    """Losses of images, a few images at a time, each part with its gradient right after it.
+
+    The tensors of a part are freed with it, so that none of the canvases waits for the backward pass of the network.
+
+    Args:
+        losses: function of answers and further tensors, of some images each, that returns several losses [b]; only the
+            first one has a gradient.
+        at_once: number of images of a part.
+        answers: [b n f].
+        others: further tensors [b ...], which get no gradient.
+
+    Returns:
+        The losses [b].
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, losses: Callable[..., list[Tensor]], at_once: int, answers: Tensor, *others: Tensor
+    ) -> tuple[Tensor, ...]:
+        learns = answers.requires_grad
+        found, slopes = list[list[Tensor]](), list[Tensor]()
+        for own, *rest in zip(*(one.split(at_once) for one in (answers, *others)), strict=True):
+            with torch.set_grad_enabled(learns):
+                answer = own.detach().requires_grad_(learns)
+                part = losses(answer, *rest)
+                if learns:
+                    slopes += torch.autograd.grad(part[0].sum(), answer)
+            found.append([one.detach() for one in part])
+        losses_of_all = tuple(map(torch.cat, zip(*found, strict=True)))
+        ctx.mark_non_differentiable(*losses_of_all[1:])
+        ctx.save_for_backward(*([torch.cat(slopes)] if learns else []))
+        return losses_of_all
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
+        (own,) = ctx.saved_tensors
+        return None, None, own * slopes[0][:, None, None], *[None] * (len(ctx.needs_input_grad) - 3)

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from patchloom.nets.encode import encode
+from patchloom.nets.compiling import compilable
+from patchloom.nets.encode import encode, encode_asked
 from patchloom.nets.geometry import Geometry
 from patchloom.nets.teacher import no_grad_autocast
 from patchloom.patches.partition import share_of
@@ -135,7 +136,7 @@ class Positions(Question):
     def forward(self, encoded: Encoded, progress: float) -> Outcome:
         """Return the cross-entropy over the patches whose position was withheld (DropPos Eq. 8, MP3 section 3)."""
         predicted = self.predict(encoded)
-        weights = loss_weights(predicted.dropped, predicted.visible, self.affinities(encoded))
+        weights = loss_weights(predicted.dropped, self.affinities(encoded))
         sigma = self.sigma_end + (self.sigma - self.sigma_end) * (1 - progress)
         loss = weighted_mean(self.cross_entropy(predicted, sigma), weights)
         with torch.no_grad():
@@ -144,13 +145,8 @@ class Positions(Question):
 
     def cross_entropy(self, predicted: PositionPrediction, sigma: float) -> Tensor:
         """Return the cross-entropy [b k] with labels smoothed by ``sigma``, in float32 (DropPos Eq. 6)."""
-        if sigma <= 0:
-            hard = F.cross_entropy(
-                predicted.logits.flatten(0, 1).float(), predicted.visible.flatten(), reduction="none"
-            )
-            return hard.view_as(predicted.visible)
-        labels = self.labels(sigma, predicted.logits.device)
-        return -(labels[predicted.visible] * predicted.logits.float().log_softmax(-1)).sum(-1)
+        labels = self.labels(sigma, predicted.logits.device) if sigma > 0 else None
+        return _cross_entropy(predicted.logits, predicted.visible, labels)
 
     def labels(self, sigma: float, device: torch.device) -> Tensor:
         """Return the smoothed labels [n n] for true places (rows)."""
@@ -159,17 +155,24 @@ class Positions(Question):
         return smoothed_positions(self.geometry.grid, sigma, device)
 
     def affinities(self, encoded: Encoded) -> Tensor | None:
-        """Return the weights [v*b n] of attentive reconstruction from features of the whole image, without gradient."""
+        """Return the weights [v*b k] of attentive reconstruction, from features of the whole image, without gradient.
+
+        DropPos Eq. 9 takes shares of all n patches; the authors' program, and this method, shares of the visible ones.
+        """
         if self.temperature == float("inf"):
             return None
-        encoder = encoded.encoder
+        encoder, images, visible, g = encoded.encoder, encoded.images, encoded.given.visible, self.geometry
         training = encoder.training
         encoder.eval()  # drop path would make the weights noisy
-        with no_grad_autocast(self, encoded.images):
-            features = encode(encoder, all_patches(encoded.images, self.geometry.n)).float()
+        with no_grad_autocast(self, images):
+            if g.has_class_token and len(visible) == len(images):  # the other patches count in no weight
+                found = affinity(encode_asked(encoder, images, visible).float(), g.prefix, self.temperature)
+            else:
+                features = encode(encoder, all_patches(images, g.n)).float()
+                every = affinity(features, g.prefix, self.temperature, g.has_class_token)
+                found = gather_tokens(every.repeat(len(visible) // len(every), 1), visible)  # for each of several masks
         encoder.train(training)
-        found = affinity(features, self.geometry.prefix, self.temperature, self.geometry.has_class_token)
-        return found.repeat(len(encoded.given.visible) // len(found), 1)  # for each of several masks
+        return found / found.sum(1, keepdim=True)
 
     def accuracies(self, predicted: PositionPrediction, given: EncoderInput) -> dict[str, Tensor]:
         """Return accuracies [b] of the asked patches; with ``by_context``, of context and other patches separately."""
@@ -229,11 +232,18 @@ class Positions(Question):
         ]
 
 
-def affinity(features: Tensor, prefix: int, temperature: float, has_class_token: bool = True) -> Tensor:
-    """Return the weight of each patch for the whole image: attentive reconstruction's [b n] (DropPos Eq. 9).
+@compilable
+def _cross_entropy(logits: Tensor, places: Tensor, labels: Tensor | None) -> Tensor:
+    if labels is None:
+        return F.cross_entropy(logits.flatten(0, 1).float(), places.flatten(), reduction="none").view_as(places)
+    return -(labels[places] * logits.float().log_softmax(-1)).sum(-1)
 
-    Softmax over all patches of cos(class token, patch) / τ. Without a class token the mean of the patch tokens takes
-    its place.
+
+def affinity(features: Tensor, prefix: int, temperature: float, has_class_token: bool = True) -> Tensor:
+    """Return the weight of each patch for the image: attentive reconstruction's [b n] (DropPos Eq. 9).
+
+    Softmax over the patches of ``features`` [b prefix+n d] of cos(class token, patch) / τ. Without a class token the
+    mean of the patch tokens takes its place.
     """
     patches = features[:, prefix:]
     query = features[:, :1] if has_class_token else patches.mean(1, keepdim=True)
@@ -249,22 +259,15 @@ def weighted_mean(values: Tensor, weights: Tensor) -> Tensor:
     return (values * weights).sum() / (total(weights.sum()) / world())
 
 
-def loss_weights(dropped: Tensor, visible: Tensor, affinities: Tensor | None = None) -> Tensor:
-    """Return the weight [b k] of each visible patch in the loss: zero where its position was known.
-
-    DropPos Eq. 8 takes the affinities as shares of all n patches; the authors' program, and this function, as shares of
-    the visible ones.
+def loss_weights(dropped: Tensor, affinities: Tensor | None = None) -> Tensor:
+    """Return the weight [b k] of each visible patch in the loss: zero where its position was known (DropPos Eq. 8).
 
     Args:
         dropped: [b k] True where the position was withheld.
-        visible: [b k] patch indices.
-        affinities: [b n] from `affinity`, renormalised here over the visible patches; None weighs all alike.
+        affinities: [b k] weights of attentive reconstruction; None weighs all alike.
     """
     counted = dropped.float()
-    if affinities is None:
-        return counted
-    among_visible = gather_tokens(affinities, visible)
-    return counted * among_visible / among_visible.sum(1, keepdim=True)
+    return counted if affinities is None else counted * affinities
 
 
 # Pictures of predicted positions: DropPos Fig. 3, and MP3's rebuilt and mixed images (Figs. 14-15).
@@ -322,17 +325,21 @@ def figure_3(
     """
     n, p = geometry.n, geometry.p
     marked, placed = {"original": images}, {}
-    dropped = n
+    dropped, right = n, []
     for ratio in mask_ratios:
         if share_of(n, 1 - ratio) < 2:  # two patches or more are needed
             continue
         answer = predict(ratio)
         if ratio == 0:
             dropped = n - int(answer.known()[0])
+        right.append(f"{answer.accuracy().mean().item():.1%} at γ = {ratio}")
         marked[f"γ = {ratio}"] = mark_wrong(images, p, answer.visible, answer.places())
         placed[f"γ = {ratio}"] = answer
     asked = f"At γ = 0 the places of {dropped} of {n} patches were withheld; γ is the fraction masked."
-    caption = f"{asked} Visible patches were placed correctly, or their place was given."
+    caption = (
+        f"{asked} Visible patches were placed correctly, or their place was given. Right, of the places "
+        f"withheld here: {', '.join(right)}."
+    )
     return [Sheet("positions", caption, marked, "masked"), ratios_sheet(geometry, images, placed, generator, asked)]
 
 

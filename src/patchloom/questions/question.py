@@ -215,7 +215,7 @@ class Encoded:
 
     def plain(self, images: Tensor) -> Tensor:
         """Return normalised images [b c h w] in [0, 1] units."""
-        return images * self.std + self.mean
+        return torch.addcmul(self.mean, images, self.std)
 
     def normalized(self, images: Tensor) -> Tensor:
         """Return images [b c h w] in [0, 1] units, normalised."""
@@ -255,8 +255,11 @@ class Question(nn.Module, ABC):
         shown = shown.scatter(1, given.visible, given.has_content())
         return unpatchify(torch.where(shown[..., None], patchify(images, g.p), WITHHELD), g.p, g.grid)
 
-    def after_step(self, progress: float, encoder: Encoder) -> None:
-        """Update a moving-average teacher of the ``encoder`` after an update of the weights."""
+    def after_step(self, progress: float, encoder: Encoder, applied: float | Tensor = 1.0) -> None:
+        """Update a moving-average teacher of the ``encoder`` after an update of the weights.
+
+        ``applied`` is as in `patchloom.tasks.task.Task.after_step`.
+        """
 
     def extra_modules(self) -> dict[str, nn.Module]:
         """Return modules to save beside the encoder, by file name without suffix; their ``sizes`` rebuild them."""

@@ -20,10 +20,9 @@ from patchloom.data.modality import Modality
 from patchloom.data.sources.in_memory import is_object_name
 from patchloom.display import duration
 from patchloom.errors import PatchloomError
-from patchloom.look.charts import read_metrics
 from patchloom.report.page import Setting
 from patchloom.runs.checksummed import read_checksummed
-from patchloom.runs.folder import RunFolder
+from patchloom.runs.folder import RunFolder, read_metrics
 from patchloom.runs.settings import ResolvedSettings, Settings, request
 from patchloom.runs.verdict import Health, read_health
 from patchloom.sizes import in_pixels

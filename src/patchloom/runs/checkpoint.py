@@ -9,8 +9,8 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +22,24 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from patchloom.errors import PatchloomError, conforms
 from patchloom.nets.checkpoints.format import checksum, read_tensors
-from patchloom.system.files import regular, remove_leftovers, run_interruptibly, write_error, write_whole
+from patchloom.system.files import (
+    BackgroundWork,
+    regular,
+    remove_leftovers,
+    run_interruptibly,
+    write_error,
+    write_whole,
+)
 
 _OPTIMIZER = "optimizer."
 _BEST = "best/"  # prefix of the best weights; no module has such a name
 _LARGE = 2**28  # bytes whose writing takes seconds
+_ROUNDED, _MARGIN = 1.05, 2**28  # of the memory of copies on a GPU, and bytes beside them
 _UNREADABLE = OSError, SafetensorError, ValueError, RecursionError
 _NUMBERS = {"step": int, "steps": int, "seconds": float}  # in ``about``
 
 
-SAVE_COST = 20  # shortest pause between checkpoints, as a multiple of the time for writing one
+SAVE_COST = 20  # shortest pause between checkpoints, as a multiple of the time that training waits for one
 
 
 class SaveTimer:
@@ -40,7 +48,7 @@ class SaveTimer:
     Args:
         first: seconds to the first checkpoint; each of the next pauses is twice as long.
         every: longest pause in seconds if writing is fast.
-        longest: longest pause in seconds if writing would take more than 1/`SAVE_COST` of the time.
+        longest: longest pause in seconds if training would wait more than 1/`SAVE_COST` of the time.
     """
 
     def __init__(self, first: float, every: float, longest: float = math.inf) -> None:
@@ -57,7 +65,7 @@ class SaveTimer:
         return time.perf_counter() - self._begun > self._pause
 
     def saved(self, seconds: float) -> None:
-        """Record that writing a checkpoint took ``seconds``, and begin the next pause."""
+        """Record that training waited ``seconds`` for a checkpoint, and begin the next pause."""
         self._pause = min(self._longest, max(min(self._every, 2 * self._pause), SAVE_COST * seconds))
         self.restart()
 
@@ -78,6 +86,7 @@ class Checkpoints:
         self.check = check
         self.last, self.before = folder / "last.safetensors", folder / "before.safetensors"
         self._sound = True  # whether `last` is intact and may replace `before`
+        self._writing: BackgroundWork | None = None
 
     def there(self) -> bool:
         """Return whether there is a checkpoint."""
@@ -88,9 +97,50 @@ class Checkpoints:
         remove_leftovers(self.last.parent)
 
     def save(self, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
-        """Write a checkpoint; a complete one is on the disc at every instant."""
+        """Write a checkpoint; a complete one is on the disc at every instant.
+
+        Tensors on a GPU, the copies of `tensors_of`, are fetched, digested and written while training goes on: `wait`
+        raises what fails. Tensors on the CPU may be the weights themselves, and are written before this returns.
+        """
+        self.wait()
         self.check()
-        text = json.dumps(about)
+        text, gpu = json.dumps(about), _gpu_of(tensors)
+        if gpu is None:
+            self._write(tensors, text)
+            return
+        stream = torch.cuda.Stream(gpu)  # on that of training, it would wait for what is fetched
+        stream.wait_stream(torch.cuda.current_stream(gpu))
+        copies = dict(tensors)
+
+        def fetch_and_write() -> None:
+            with torch.cuda.stream(stream):
+                fetched = {name: copies.pop(name).cpu().contiguous() for name in [*copies]}
+            self._write(fetched, text)
+
+        self._writing = BackgroundWork(fetch_and_write)
+
+    def wait(self, only_if_done: bool = False) -> None:
+        """Wait until the last checkpoint is written; raise the error of writing it."""
+        work = self._writing
+        if work is not None and (work.done or not only_if_done):
+            self._writing = None
+            work.wait()
+
+    @contextmanager
+    def finished(self) -> Iterator[None]:
+        """Wait for the last checkpoint at the end of this block, by an error, too; not by Ctrl-C, which stops at once.
+
+        The error of the block is raised, rather than one of writing.
+        """
+        try:
+            yield
+        except Exception:
+            with suppress(Exception):
+                self.wait()
+            raise
+        self.wait()
+
+    def _write(self, tensors: dict[str, Tensor], text: str) -> None:
         metadata = {"about": text, "sha256": checksum(tensors, text)}
 
         def write(path: Path) -> None:
@@ -147,6 +197,7 @@ class Checkpoints:
 
     def read(self, unsealed: bool = False) -> tuple[dict[str, Tensor], dict[str, Any], list[str]]:
         """Return tensors and ``about`` of the newest intact checkpoint, and a message for each damaged one."""
+        self.wait()
         problems: list[str] = []
         for path in (self.last, self.before):
             if not path.exists():
@@ -165,9 +216,10 @@ class Checkpoints:
 
 
 def tensors_of(task: nn.Module, optimizer: torch.optim.Optimizer, wanted: bool = True) -> dict[str, Tensor]:
-    """Return all tensors of a task and its optimiser by name, unsharded and on the CPU.
+    """Return all tensors of a task and its optimiser by name, unsharded, for `Checkpoints.save`.
 
-    Every process must call this, because the tensors may be sharded; one in which they are not ``wanted`` gets {}.
+    On a GPU with room for them they are copies there, which takes milliseconds; otherwise they are on the CPU. Every
+    process must call this, because the tensors may be sharded; one in which they are not ``wanted`` gets {}.
     """
     found: dict[str, Tensor | DTensor] = dict(task.state_dict())
     names = {id(weight): name for name, weight in task.named_parameters()}
@@ -175,11 +227,26 @@ def tensors_of(task: nn.Module, optimizer: torch.optim.Optimizer, wanted: bool =
         for key, value in state.items():
             found[f"{_OPTIMIZER}{key}.{names[id(weight)]}"] = torch.as_tensor(value)
     if wanted:
-        return {name: _unsharded(value) for name, value in found.items()}
+        if _fit_twice(found.values()):
+            with suppress(torch.OutOfMemoryError):
+                return {name: value.detach().clone() for name, value in found.items()}
+        return {name: _unsharded(value.detach()) for name, value in found.items()}
     for value in found.values():
         if isinstance(value, DTensor):
             value.full_tensor()  # all processes gather it
     return {}
+
+
+def _gpu_of(tensors: Mapping[str, Tensor]) -> torch.device | None:
+    """Return the GPU on which some of the tensors are; None if all are on the CPU."""
+    return next((one.device for one in tensors.values() if one.is_cuda), None)
+
+
+def _fit_twice(tensors: Iterable[Tensor]) -> bool:
+    """Return whether a GPU has room for copies of its tensors, besides all that steps have taken; never if sharded."""
+    sizes = [math.inf if isinstance(one, DTensor) else one.nbytes for one in tensors if one.is_cuda]
+    # torch rounds sizes up, and a step of another shape may need more
+    return bool(sizes) and _ROUNDED * sum(sizes) + _MARGIN < torch.cuda.mem_get_info()[0]
 
 
 def weights_of(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -289,8 +356,8 @@ def _read(path: Path, unsealed: bool) -> tuple[dict[str, Tensor], dict[str, Any]
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
-    """Return whether all values in this process's shards of ``tensors`` are finite."""
-    return all(bool(_local(one).isfinite().all()) for one in tensors)
+    """Return whether all values in this process's shards of ``tensors`` are finite; waits for a GPU once."""
+    return bool(torch.stack([_local(one).isfinite().all() for one in tensors]).all())
 
 
 def _local(value: Tensor) -> Tensor:

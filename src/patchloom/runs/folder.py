@@ -16,6 +16,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import IO, Any, Literal
 
+import numpy as np
 import torch
 
 from patchloom.arguments import without_removed
@@ -442,6 +443,22 @@ def write_metrics(path: Path, rows: list[dict[str, str]]) -> None:
     writer.writeheader()
     writer.writerows(rows)
     write_whole(path, text.getvalue())
+
+
+def read_metrics(path: Path) -> dict[str, np.ndarray]:
+    """Read a table of numbers as columns [n] by name; empty and missing cells are NaN."""
+    try:
+        reader = csv.DictReader(io.StringIO(read_text(path, newline="")))
+        names = list(reader.fieldnames or [])
+        rows = list(reader)
+    except (OSError, UnicodeDecodeError, csv.Error) as problem:
+        raise PatchloomError(f"{path} could not be read ({problem}): give the metrics.csv of a run") from problem
+    if names and "epoch" not in names:
+        raise PatchloomError(f"{path} has no column named epoch: give the metrics.csv of a run")
+    try:
+        return {name: np.array([float(row[name] or "nan") for row in rows]) for name in names}
+    except ValueError as problem:
+        raise PatchloomError(f"{path} has a cell that is not a number ({problem}): remove that line") from problem
 
 
 def usual_folder(data: DataLike, task: str, recipe: str | None = None) -> Path:

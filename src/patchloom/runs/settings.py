@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
 
 from patchloom.arguments import to_plain_value, unknown_option_error
 from patchloom.audio.compatibility import wrong_kind_error
@@ -20,6 +20,7 @@ from patchloom.data.sources.in_memory import DataLike, is_object_name
 from patchloom.data.sources.open import absolute_name
 from patchloom.errors import PatchloomError, check_type, conforms
 from patchloom.nets.build import EncoderSpec, PositionKind, check_model_options
+from patchloom.nets.compiling import Compile
 from patchloom.nets.finetune import Adapt
 from patchloom.nets.lora import Target
 from patchloom.recipes import recipe_named, recipe_names
@@ -38,7 +39,7 @@ _RANDAUGMENT_STD = 0.5
 _LORA: tuple[int, Target] = 16, "both"
 # settings for one kind of data only, by the noun of a source
 _ONLY_FOR = {
-    "images": ("img_size", "channels", "crop_scale", "flip", "randaugment", "normalization"),
+    "images": ("img_size", "channels", "crop_scale", "flip", "randaugment", "normalization", "crop_on"),
     "recordings": ("seconds", "rate", "features", "bins"),
 }
 LAUNCH = ("devices", "strategy", "log")  # settings that may change when a run is resumed
@@ -88,17 +89,21 @@ class Settings:
         normalization: source of the mean and std of the channels: the data, ImageNet, or the initial weights (init);
             auto: init with --init, else data.
         workers: processes that read images; 0 reads in the main process.
-        cache: cache of decoded training images: none, whole (full size), or a shorter side in pixels for larger images.
+        cache: cache of decoded training images, filled in the first epoch: none, whole (full size), or a shorter side
+            in pixels for larger images. auto: whole, if that saves much work and fits into memory and on the disc.
+        crop_on: place where random crops are resized: in the workers, or on the device, for GPUs that wait for images.
+            Equal up to rounding.
         device: device for training; auto: a GPU if there is one.
         devices: processes per machine, with one device each; auto: as started by torchrun or SLURM, else 1.
         strategy: ddp, or fsdp, which shards weights, gradients and moments.
-        precision: precision of matrix products: float32, bfloat16, or float16 for GPUs without bfloat16. Weights stay
-            float32.
+        precision: precision of matrix products: float32, tf32 (NVIDIA GPUs), bfloat16, or float16 for GPUs without
+            bfloat16. Weights stay float32.
         teacher_precision: precision of teachers and of droppos's guide, which need no gradient: same as --precision, or
             bfloat16.
         attention: form of attention: torch's fused kernel, or an explicit softmax. Equal up to rounding.
         kernels: attention kernels: torch, or native ones for bfloat16 on CPUs with AVX512-BF16, compiled on first use.
-        compile: torch.compile for the transformer blocks.
+        compile: torch.compile for stacks of blocks and for losses; graphs: as CUDA graphs, too, for small models on one
+            GPU (experimental: not yet run on a GPU).
         checkpointing: gradient checkpointing: less memory, and a third more time.
         threads: CPU threads per training process.
         from_run: folder of a run to take the initial weights from.
@@ -153,15 +158,16 @@ class Settings:
     group: str | None = None
     normalization: Literal["data", "imagenet", "init"] | Auto = "auto"
     workers: int | Auto = "auto"
-    cache: Literal["none", "whole"] | int = "none"
+    cache: Literal["none", "whole"] | int | Auto = "auto"
+    crop_on: Literal["workers", "device"] = "workers"
     device: Literal["cpu", "cuda", "mps"] | Auto = "auto"
     devices: int | Auto = "auto"
     strategy: Literal["ddp", "fsdp"] = "ddp"
-    precision: Literal["float32", "bfloat16", "float16"] | Auto = "auto"
+    precision: Literal["float32", "tf32", "bfloat16", "float16"] | Auto = "auto"
     teacher_precision: Literal["same", "bfloat16"] = "same"
     attention: Literal["fused", "explicit"] | Auto = "auto"
     kernels: Literal["torch", "native"] | Auto = "auto"
-    compile: bool | Auto = "auto"
+    compile: Compile | Auto = "auto"
     checkpointing: bool = False
     threads: int | Auto = "auto"
     initialization: Literal["xavier", "normal"] = "xavier"
@@ -217,6 +223,14 @@ class Settings:
             raise PatchloomError(
                 f"--cache {self.cache} shrinks images before --crop_scale native crops them: give --cache whole"
             )
+        if self.crop_on == "device":
+            whole = isinstance(self.crop_scale, str) and self.crop_scale in get_args(Border)
+            for name, needed in (("crop_scale", whole), ("randaugment", self.randaugment)):
+                if needed:
+                    raise PatchloomError(
+                        f"--{name} {getattr(self, name)} changes crops after they are resized, in the workers: leave "
+                        "out --crop_on device"
+                    )
         if not 0 <= self.randaugment <= MAX_MAGNITUDE:
             raise PatchloomError(f"--randaugment must be 0 to {MAX_MAGNITUDE}, not {self.randaugment}")
         if not 0 <= self.randaugment_std < math.inf:
@@ -320,12 +334,13 @@ class ResolvedSettings(Settings):
     held_out: float
     normalization: Literal["data", "imagenet", "init"]
     workers: int
+    cache: Literal["none", "whole"] | int
     device: Literal["cpu", "cuda", "mps"]
     devices: int
-    precision: Literal["float32", "bfloat16", "float16"]
+    precision: Literal["float32", "tf32", "bfloat16", "float16"]
     attention: Literal["fused", "explicit"]
     kernels: Literal["torch", "native"]
-    compile: bool
+    compile: Compile
     threads: int
     adapt: Adapt
     heads_first: float

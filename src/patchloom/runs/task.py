@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from patchloom.data.augment import RandAugment
+from patchloom.data.augment import ColoredCrop, RandAugment, RandomCrop, TwoViews
 from patchloom.data.stats import Stats
 from patchloom.display import print_line
 from patchloom.errors import PatchloomError
@@ -99,8 +99,18 @@ def prepare_task(
     if settings.randaugment:
         _require(task, "randaugment", settings, "--randaugment", "leave it out")
         task.augment.randaugment = RandAugment(settings.randaugment, settings.randaugment_std, stats.mean)
+    if settings.crop_on == "device" and type(task.augment) not in (RandomCrop, ColoredCrop, TwoViews):
+        raise PatchloomError(
+            f"--crop_on device has no effect on {label(settings.task['name'])}, whose augment is none of RandomCrop, "
+            "ColoredCrop and TwoViews: leave it out"
+        )
     task.augment = stats.modality.cut(task.augment)
     return task
+
+
+def augment_of_readers(task: Task, settings: ResolvedSettings) -> Any:
+    """Return the augmentation of a run's training images as the readers apply it, see ``--crop_on``."""
+    return task.augment.without_resizing() if settings.crop_on == "device" else task.augment
 
 
 def _require(task: Task, attribute: str, settings: ResolvedSettings, option: str, remedy: str) -> None:

@@ -225,25 +225,37 @@ def move_whole(path: Path, to: Path) -> None:
         raise write_error(to, problem) from problem
 
 
-def run_interruptibly(work: Callable[[], object]) -> None:
-    """Run ``work`` in a thread, since it may last long without noticing signals, as when writing a large file.
+class BackgroundWork:
+    """Work in a thread, which ends with the program, or with its work."""
 
-    Ctrl-C then acts at once; the thread ends with the program, or with its work.
-    """
-    problems: list[BaseException] = []
+    def __init__(self, work: Callable[[], object]) -> None:
+        self._work = work
+        self._problem: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
 
-    def run() -> None:
+    def _run(self) -> None:
         try:
-            work()
+            self._work()
         except BaseException as problem:
-            problems.append(problem)
+            self._problem = problem
 
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    while thread.is_alive():
-        thread.join(0.2)
-    if problems:
-        raise problems[0]
+    @property
+    def done(self) -> bool:
+        """Whether the work has ended, perhaps with an error."""
+        return not self._thread.is_alive()
+
+    def wait(self) -> None:
+        """Wait for the end of the work, and raise its error; Ctrl-C acts at once."""
+        while not self.done:
+            self._thread.join(0.2)
+        if self._problem is not None:
+            raise self._problem
+
+
+def run_interruptibly(work: Callable[[], object]) -> None:
+    """Run ``work`` in a thread, since it may last long without noticing signals, as when writing a large file."""
+    BackgroundWork(work).wait()
 
 
 def add_checksum(content: bytes) -> bytes:

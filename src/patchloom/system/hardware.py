@@ -1,167 +1,49 @@
-"""Measurements of this machine, cached in a file, and choices that depend on them.
+"""Capabilities of this machine, fixed rules for values of `auto` that follow from them, its speed, load and memory.
 
-Every figure is the ratio of two implementations of the same work, timed alternately, so that other programs slow both.
-They may not slow both equally, so a figure has the date and the load with which it was measured: one of a busy machine
-is measured again soon, and never replaces one of an idle machine.
+Times are measured for forecasts and for ``patchloom bench`` alone.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
 import multiprocessing
 import os
 import platform
 import re
+import shutil
 import statistics
+import sysconfig
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from datetime import date
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
+from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, NamedTuple
 
 import joblib
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
-from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError
-from patchloom.system.files import cache_root, write_whole
 from patchloom.system.signals import end_with_parent, leave_signals, starting_workers
 
+PROC, GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+
 _ROUNDS = 5
-_BUSY = 0.15  # share of our cores used by others above which a machine is busy
-_BUSY_LOAD = 0.5  # the same for the load average of the last minute, if nothing better is known
-_LASTS, _LASTS_BUSY = 14 * 86400.0, 600.0  # seconds after which a figure is measured again
 _SMALLEST, _LONG = 128, 0.5  # rows of the first product that is tried; seconds that a product may take
 
 
-class Figure(float):
-    """Measured figure of this machine.
-
-    Attributes:
-        at: time of measurement in seconds since 1970; 0 if it is not known.
-        load: share of our cores that others used meanwhile.
-        tried: time of the last measurement that was discarded because the machine was busy; 0 if there was none.
-    """
-
-    at: float = 0.0
-    load: float = 0.0
-    tried: float = 0.0
-
-    @classmethod
-    def of(cls, found: Any) -> Figure | None:
-        """Return the figure that the file has; None for anything else. An older version wrote only the number."""
-        values = found if isinstance(found, dict) else {"value": found}
-        if "value" not in values or not all(isinstance(one, int | float) for one in values.values()):
-            return None
-        figure = cls(values["value"])
-        figure.at, figure.load, figure.tried = (float(values.get(name, 0.0)) for name in ("at", "load", "tried"))
-        return figure
-
-    def plain(self) -> dict[str, float]:
-        """Return the figure in the form of the file."""
-        return {"value": float(self), "at": round(self.at), "load": round(self.load, 2), "tried": round(self.tried)}
-
-    @property
-    def busy(self) -> bool:
-        """Whether the machine had other work."""
-        return self.load > _BUSY
-
-    def lasts(self) -> bool:
-        """Return whether the figure need not be measured again yet."""
-        now = time.time()
-        return abs(now - self.at) < (_LASTS_BUSY if self.busy else _LASTS) or abs(now - self.tried) < _LASTS_BUSY
-
-
-def when(figure: float) -> str:
-    """Return the date of a figure, as the end of a reason; "" if it is not known."""
-    if not isinstance(figure, Figure) or not figure.at:
-        return ""
-    return f", measured on {date.fromtimestamp(figure.at)}" + " while the machine was busy" * figure.busy
-
-
-def cached_figure(
-    name: str, measure: Callable[[], float], device: str = "cpu", again: bool = False, threads: int | None = None
-) -> Figure:
-    """Return a figure of this machine: an earlier one, or the result of ``measure()``, which is then cached."""
-    key, known = _key(name, device, threads), _read()
-    before = Figure.of(known.get(key))
-    if before is not None and before.lasts() and not again:
-        return before
-    with StatusMessage(f"measuring this machine ({name})"):
-        others = BackgroundLoad()
-        figure = Figure(f"{measure():.4g}")
-        figure.at, figure.load = time.time(), others.share()
-    if figure.busy and before is not None and before.at and not again:  # the earlier one is at least as good
-        figure, before.tried = before, figure.at
-    with contextlib.suppress(PatchloomError):  # a read-only disc costs another measurement, and nothing else
-        write_whole(_file(), json.dumps(known | {key: figure.plain()}, indent=1, sort_keys=True) + "\n")
-    return figure
-
-
-class BackgroundLoad:
-    """Load by other programs on our cores, from now on."""
-
-    def __init__(self) -> None:
-        self.begun = time.perf_counter(), _worked(), time.process_time()
-
-    def share(self) -> float:
-        """Return the share of the time of our cores that others used."""
-        (begun, before, own), now = self.begun, _worked()
-        if before is None or now is None:
-            with contextlib.suppress(OSError, AttributeError):
-                return float(os.getloadavg()[0] > _BUSY_LOAD * cores() + 1)  # this process is one of them
-            return 0.0
-        passed = (time.perf_counter() - begun) * len(own_cores())
-        return min(1.0, max(0.0, now - before - (time.process_time() - own)) / passed)
-
-
-def _worked() -> float | None:
-    """Return the seconds that our cores have worked since the system started; None if that is unknown."""
-    names = {f"cpu{number}" for number in own_cores()}
-    try:
-        lines = [line.split() for line in Path("/proc/stat").read_text("ascii").splitlines()]
-        times = [list(map(int, words[1:])) for words in lines if words[0] in names]
-        # all but idle and waiting for the disc, and without guests, which are in the first two
-        worked = sum(sum(one[:3]) + sum(one[5:8]) for one in times)
-        return worked / os.sysconf("SC_CLK_TCK") if worked else None
-    except (OSError, ValueError, IndexError):
-        return None
-
-
-def _key(name: str, device: str, threads: int | None = None) -> str:
-    where = f"{name} on {_called(device)}, torch {torch.__version__}"
-    return f"{where}, {threads or torch.get_num_threads()} threads" if device == "cpu" else where
-
-
-def _file() -> Path:
-    return cache_root() / "machine.json"
-
-
-def _read() -> dict[str, Any]:
-    try:
-        found = json.loads(_file().read_text("utf-8"))
-    except (OSError, ValueError):  # none yet, or damaged
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-@cache
-def _called(device: str) -> str:
-    """Return the processor's name."""
-    if device == "cuda":
-        return torch.cuda.get_device_name()
-    name = processor("model name") if device == "cpu" else ""
-    return name or f"{platform.processor() or platform.machine()} {device}"
+def loaded_libraries(name: str) -> set[str]:
+    """Return the paths of the libraries of this process that have ``name`` in their path; none on other systems."""
+    lines = _lines(Path("/proc/self/maps"))
+    return {line.split(maxsplit=5)[-1] for line in lines if name in line}
 
 
 @cache
@@ -200,9 +82,16 @@ def synchronize(device: str) -> None:
 
 
 def product(device: str, dtype: str, size: int) -> Callable[[], Tensor]:
-    """Return a function that multiplies two size x size matrices: 2 size³ operations."""
-    one, two = (torch.randn(size, size, device=device).to(getattr(torch, dtype)) for _ in range(2))
-    return lambda: one @ two
+    """Return a function that multiplies two size x size matrices: 2 size³ operations; ``dtype`` may be tf32."""
+    tf32 = dtype == "tf32"
+    kind = torch.float32 if tf32 else getattr(torch, dtype)
+    one, two = (torch.randn(size, size, device=device).to(kind) for _ in range(2))
+
+    def multiply() -> Tensor:
+        with float32_products(tf32):
+            return one @ two
+
+    return multiply
 
 
 def product_rates(
@@ -230,107 +119,133 @@ def _affordable(device: str, dtype: str, most: int) -> int:
     return size
 
 
-def bfloat16_gain() -> Figure:
-    """Measure the speed-up of products of bfloat16 matrices over float32 ones on this CPU."""
-
-    def gain() -> float:
-        rates = product_rates("cpu", 1024)
-        return rates["bfloat16"] / rates["float32"]
-
-    return cached_figure("bfloat16 over float32, products", gain)
+# Rules for values of auto: what the hardware can do decides, never a timing.
 
 
-def bfloat16_pays() -> tuple[bool, str]:
-    """Return whether training on this CPU is clearly faster in bfloat16 than in float32, and the reason."""
-    gain = bfloat16_gain()
-    return gain > 1.2, f"bfloat16 products are ×{gain:.2g} as fast here{when(gain)}"
+_TRITON = (7, 0)  # least compute capability of CUDA GPUs for which Triton compiles
+_COMPILED_FROM = 10_000  # steps; estimated: compiling takes up to a minute, and a step of ViT-S becomes 5 ms shorter
 
 
-def fused_gain(device: str, dtype: str, heads: int, tokens: int, side: int) -> Figure:
-    """Measure the speed-up of fused attention over an explicit softmax, forward and backward."""
+def choose_precision(device: str) -> tuple[str, str]:
+    """Return the precision of training on a device, and the reason: bfloat16 where it has instructions for it."""
+    if device == "cuda":
+        native = torch.cuda.is_bf16_supported(including_emulation=False)  # compute capability 8.0 and later
+        return ("bfloat16", "the GPU supports it") if native else ("float16", "the GPU has no bfloat16")
+    if device != "cpu":
+        return "float32", f"the safe choice on {device}"
+    instructions = bfloat16_instructions()
+    has = f"the processor has {instructions or 'no instructions for bfloat16'}"
+    return ("bfloat16" if instructions else "float32"), has
 
-    def fused(packed: Tensor) -> Tensor:
-        q, k, v = packed.permute(2, 0, 3, 1, 4).unbind(0)
-        mixed = F.scaled_dot_product_attention(q, k, v)
-        return mixed.transpose(1, 2)
 
-    return attention_gain("fused", fused, device, dtype, heads, tokens, side)
+def bfloat16_instructions() -> str:
+    """Return the name of the processor's instructions for bfloat16 products, if torch uses them; otherwise ""."""
+    flags = processor("flags").split()
+    for flag, name in (("amx_bf16", "AMX-BF16"), ("avx512_bf16", "AVX512-BF16")):
+        if flag in flags:
+            return name
+    arm = "bf16" in processor("Features").split()
+    return "ARM's BF16" if arm and torch.backends.mkldnn.is_available() else ""  # oneDNN has the products
 
 
-def attention_gain(
-    name: str, attend: Callable[[Tensor], Tensor], device: str, dtype: str, heads: int, tokens: int, side: int
-) -> Figure:
-    """Measure the speed-up of a form of attention over an explicit softmax, forward and backward.
+def fetch_behind(values: Any) -> tuple[Any, torch.cuda.Event | None]:
+    """Copy the tensors in ``values``, if they are on a CUDA GPU, into page-locked memory, behind what is queued there.
 
-    Args:
-        name: name of the form.
-        attend: function from queries, keys and values [b n 3 h d] to [b n h d].
-        device, dtype, heads, tokens, side: as in `fused_gain`.
+    Returns:
+        The copies, and the event of their arrival, which the program awaits asleep: processes that read images have its
+        core. Without a CUDA GPU the values themselves, and None; other devices do not order what follows such a copy.
     """
-    images = max(1, min(64, 2_000_000 // (heads * tokens * max(side, tokens))))
-    shape = (images, tokens, 3, heads, side)
-
-    def there_and_back(attend: Callable[[Tensor], Tensor]) -> Callable[[], None]:
-        packed = torch.randn(shape, device=device).to(getattr(torch, dtype)).requires_grad_()
-
-        def step() -> None:
-            attend(packed).flatten(2).sum().backward()
-            packed.grad = None
-
-        return step
-
-    def explicit(packed: Tensor) -> Tensor:
-        q, k, v = packed.permute(2, 0, 3, 1, 4).unbind(0)
-        return ((q * side**-0.5 @ k.mT).softmax(-1) @ v).transpose(1, 2)
-
-    def gain() -> float:
-        seconds = median_seconds({name: there_and_back(attend), "explicit": there_and_back(explicit)}, device)
-        return seconds["explicit"] / seconds[name]
-
-    return cached_figure(
-        f"{name} over explicit attention, {dtype}, {heads} heads, {tokens} tokens of {side}", gain, device
-    )
+    device = next((one.device for one in tree_leaves(values) if isinstance(one, Tensor) and one.is_cuda), None)
+    if device is None:
+        return values, None
+    copies = tree_map_only(Tensor, lambda one: one.to("cpu", non_blocking=True), values)
+    arrived = torch.cuda.Event(blocking=True)
+    arrived.record(torch.cuda.current_stream(device))  # which may not be the first GPU
+    return copies, arrived
 
 
-def best_threads() -> Figure:
-    """Return the number of threads with which this CPU multiplies fastest: torch's default, or fewer.
+_TF32 = (8, 0)  # least compute capability of CUDA GPUs with TF32
 
-    A container may be allowed fewer cores than it sees: no more threads are tried than it may use.
+
+def check_precision(precision: str, device: str) -> None:
+    """Refuse TF32 on a device without it."""
+    if precision == "tf32" and (
+        device != "cuda" or torch.version.hip is not None or torch.cuda.get_device_capability() < _TF32
+    ):
+        raise PatchloomError(
+            "--precision tf32 needs an NVIDIA GPU of compute capability 8.0 or later: use --precision float32, or auto"
+        )
+
+
+@contextlib.contextmanager
+def float32_products(tf32: bool = False) -> Iterator[None]:
+    """Compute float32 products and convolutions of CUDA GPUs in float32 inside this block, or in TF32.
+
+    TF32 has float32's range and 10 bits of mantissa. By torch's default, convolutions alone are computed in it.
     """
-    usual, all_threads = torch.get_num_threads(), min(torch.get_num_threads(), cores())
-    counts = [all_threads]
-    while counts[-1] > 1:
-        counts.append(counts[-1] // 2)
-
-    def best() -> float:
-        matrix = torch.randn(1024, 1024)
-
-        def with_threads(count: int) -> Callable[[], None]:
-            def multiply() -> None:
-                torch.set_num_threads(count)
-                matrix @ matrix
-
-            return multiply
-
-        try:
-            seconds = median_seconds({str(count): with_threads(count) for count in counts})
-        finally:
-            torch.set_num_threads(usual)
-        least = min(seconds.values())
-        # fewer must be clearly faster: other programs that run now may end later
-        return next(count for count in counts if seconds[str(count)] <= 1.1 * least)
-
-    return cached_figure("best number of threads", best) if all_threads > 1 else Figure(1)
+    places: tuple[Any, ...] = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = [place.allow_tf32 for place in places]
+    for place in places:
+        place.allow_tf32 = tf32
+    try:
+        yield
+    finally:
+        for place, allowed in zip(places, before, strict=True):
+            place.allow_tf32 = allowed
 
 
-def compile_gain(
-    device: str, dtype: str, model: str, kernels: str, threads: int, measure: Callable[[], float] | None = None
-) -> Figure | None:
-    """Measure the speed-up of a step by compiled blocks; without ``measure``, return the cached figure, or None."""
-    name = f"compiled over eager, {dtype}, {model}, {kernels} kernels"
-    if measure is None:
-        return Figure.of(_read().get(_key(name, device, threads)))
-    return cached_figure(name, measure, device, again=True, threads=threads)
+def choose_threads(device: str) -> tuple[int, str]:
+    """Return the number of threads that compute, and the reason: torch's default, but no more than cores."""
+    usual, there = torch.get_num_threads(), cores()
+    if device != "cpu":
+        return usual, "training runs on the GPU"
+    if there == 1:
+        return 1, "there is one core"
+    return (usual, "torch's default") if usual <= there else (there, f"this process may use {there} cores")
+
+
+def choose_compile(device: str, steps: int) -> tuple[bool, str]:
+    """Return whether to compile a run of ``steps``, and the reason: only long runs on CUDA GPUs gain."""
+    if device != "cuda":
+        return False, f"compiling takes a minute and gains little on {device}"
+    enough = f"{_COMPILED_FROM:,} steps make up for compiling"
+    if steps < _COMPILED_FROM:
+        return False, f"only {enough}"
+    reason = cannot_compile(device)
+    return (True, enough) if reason is None else (False, reason)
+
+
+def cannot_compile(device: str) -> str | None:
+    """Return the reason why torch.compile cannot work on a device; None if none is known.
+
+    On a CPU it writes C++. On a CUDA GPU it uses Triton, which needs a C compiler: a first kernel is tried, which takes
+    seconds.
+    """
+    if device == "cpu":
+        compilers = os.environ.get("CXX") or "g++", "g++", "clang++"
+        return None if any(map(shutil.which, compilers)) else "there is no C++ compiler, such as g++"
+    if device != "cuda":
+        return None
+    if torch.cuda.get_device_capability() < _TRITON:
+        return f"Triton needs a GPU of compute capability {'.'.join(map(str, _TRITON))}"
+    if find_spec("triton") is None:
+        return "Triton is not installed"
+    if not any(map(shutil.which, (os.environ.get("CC") or "gcc", "gcc", "clang"))):
+        return "there is no C compiler, such as gcc"
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    return compiling_fault(device) if header.exists() else f"there is no {header}"
+
+
+@cache
+def compiling_fault(device: str) -> str | None:
+    """Compile a first small kernel for a device, and return why that failed in one line; None: it works."""
+    try:
+        torch.compile(lambda values: values.sin() + 1, dynamic=False)(torch.ones(8, device=device))
+    except Exception as problem:  # of torch, Triton, a compiler or the linker
+        cause = getattr(problem, "inner_exception", problem)
+        said = next((line for line in reversed(str(cause).splitlines()) if line.strip()), "no reason given")
+        return f"a first kernel does not compile ({type(cause).__name__}: {shorten(said.strip(), 160)})"
+    return None
 
 
 def own_cores() -> set[int]:
@@ -401,6 +316,19 @@ _OF_CUDA = re.compile(r"cuda|cublas|cudnn|nccl", re.IGNORECASE)
 _WANTED = re.compile(r"allocate ([\d.]+) ?(bytes|KiB|MiB|GiB)", re.IGNORECASE)
 _CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
 _UNITS = {"bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+
+
+_PART = 2**21  # bytes
+
+
+def rows_at_once(tensor: Tensor) -> int:
+    """Return how many rows [n ...] to compute with at once: all on a GPU; on a CPU some 2 MiB, and at least one.
+
+    On a CPU small tensors, freed after each part, are as fast as large ones or faster, and need less memory.
+    """
+    if tensor.device.type != "cpu" or not len(tensor):
+        return max(1, len(tensor))
+    return max(1, _PART // max(1, tensor[0].numel() * tensor.element_size()))
 
 
 def keep_freed_memory() -> bool:
@@ -501,22 +429,26 @@ def free_memory(device: str) -> float:
 def _groups() -> list[tuple[int, int]]:
     """Return (limit, use) in bytes of each control group of this process, for both versions of Linux's groups."""
     found = []
-    for line in _lines(Path("/proc/self/cgroup")):
-        _, kinds, place = line.split(":", 2)
-        if kinds == "":
-            root, limit, now = Path("/sys/fs/cgroup"), "memory.max", "memory.current"
-        elif "memory" in kinds.split(","):
-            root, limit, now = Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes"
-        else:
-            continue
-        here = root / place.strip("/")  # seen from inside a container, its own group may be the root
-        for folder in (root, here, *(one for one in here.parents if root in one.parents)):
-            with contextlib.suppress(OSError, ValueError):  # no such group, or one without a limit ("max")
-                files = re.search(
-                    r"^(?:total_)?inactive_file (\d+)", (folder / "memory.stat").read_text(), re.MULTILINE
-                )
-                used = int((folder / now).read_text()) - (int(files[1]) if files else 0)  # without the file cache
+    for folder in control_groups("memory"):
+        for limit, now in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+            with contextlib.suppress(OSError, ValueError):  # of the other version, or without a limit ("max")
+                stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+                files = [stat.get(f"total_{one}", stat.get(one, 0)) for one in ("active_file", "inactive_file")]
+                used = int((folder / now).read_text()) - sum(map(int, files))  # without cached files, as of --cache
                 found.append((int((folder / limit).read_text()), used))
+    return found
+
+
+def control_groups(controller: str) -> list[Path]:
+    """Return the folders of this process's control groups, for both versions of Linux's groups."""
+    found: list[Path] = []
+    for line in _lines(PROC / "self/cgroup"):
+        _, kinds, place = line.split(":", 2)
+        if kinds and controller not in kinds.split(","):
+            continue
+        root = GROUPS / (controller if kinds else "")
+        here = root / place.strip("/")  # seen from inside a container, its own group may be the root
+        found += dict.fromkeys([root, here, *(one for one in here.parents if root in one.parents)])
     return found
 
 

@@ -97,8 +97,21 @@ def _check_step(task: Task, views: list[Tensor]) -> None:
         f"has parameters without a gradient ({', '.join(lacking[:3])})",
         "use them in the loss, or leave them out: several processes would wait for their gradients",
     )
-    task.after_step(0.5)
     task.zero_grad()
+    with torch.no_grad():
+        for weight in task.parameters():
+            if weight.requires_grad:
+                weight.add_(1e-3)  # so that a teacher has something to follow
+    before = {name: value.clone() for name, value in task.state_dict().items()}
+    task.after_step(0.5, torch.zeros(()))
+    changed = [name for name, value in task.state_dict().items() if not torch.equal(value, before[name])]
+    _require(
+        not changed,
+        task,
+        f"changes {', '.join(changed[:3])} after an update that was skipped",
+        "pass `applied` of after_step on to Teacher.follow, or multiply by it",
+    )
+    task.after_step(0.5)
 
 
 def _check_draws(task: Task, views: list[Tensor]) -> None:
@@ -171,7 +184,7 @@ def _check_gpu(task: Task, views: list[Tensor]) -> None:
             on_fake_cuda(task)
             with torch.autocast("cuda", torch.bfloat16):
                 outcome = task(*(torch.empty(shape, device=CUDA) for shape in shapes), progress=0.5)
-            task.after_step(0.5)
+            task.after_step(0.5, torch.empty((), device=CUDA))
             _require(
                 outcome.loss.device == CUDA, task, "has its loss on the CPU", "keep it on the device of the images"
             )

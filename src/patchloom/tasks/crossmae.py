@@ -9,7 +9,7 @@ from torch import Tensor
 
 from patchloom.errors import PatchloomError
 from patchloom.nets.decoders import CrossDecoder
-from patchloom.nets.encode import encode_each, layer_names
+from patchloom.nets.encode import encode_layers, layer_names
 from patchloom.nets.swin import PlainViT
 from patchloom.patches.partition import share_of
 from patchloom.patches.positions import sincos_2d
@@ -72,8 +72,8 @@ class CrossMAE(Task):
                 f"the encoder has {stages} feature maps, the embedding and {stages - 1} blocks: give "
                 f"--task.encoder_maps 1 to {stages}, not {maps}"
             )
-        # evenly spaced from the embedding to the last block
-        self.stages = [round(i * (stages - 1) / (maps - 1)) for i in range(maps)] if maps > 1 else []
+        # evenly spaced from the embedding to the last block, whose map has the final norm, which evaluations use
+        self.stages = [*(round(i * (stages - 1) / (maps - 1)) for i in range(maps - 1)), stages] if maps > 1 else []
         width, depth, heads = decoder_sizes(self, decoder_width, decoder_depth, decoder_heads, (512, 12, 16))
         check_decoder_depth(depth)
         decoder = CrossDecoder(g.width, g.patch_dim, sincos_2d(width, g.grid), depth, heads, maps)
@@ -90,9 +90,7 @@ class CrossMAE(Task):
         """Return the tokens; with several feature maps they are [maps b prefix+k d]."""
         if not self.stages:
             return super().encode_tokens(given, generator)
-        *each, _, last = encode_each(self.encoder, given)
-        each.append(last)  # the last block's map has the encoder's final norm, which evaluations use
-        return torch.stack([each[i] for i in self.stages]), None
+        return torch.stack(encode_layers(self.encoder, given, self.stages)), None
 
     def forward(
         self,

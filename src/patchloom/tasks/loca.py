@@ -87,9 +87,9 @@ class Location(Question):
         right = (logits.argmax(-1) == places) * inside
         return Outcome((each * inside).sum() / counted, {"location_accuracy": right.sum().detach() / counted})
 
-    def after_step(self, progress: float, encoder: Any) -> None:
+    def after_step(self, progress: float, encoder: Any, applied: float | Tensor = 1.0) -> None:
         """Update the teacher after an update of the weights."""
-        self.teacher.follow(momentum_at(progress, self.momentum), encoder=encoder)
+        self.teacher.follow(momentum_at(progress, self.momentum), applied, encoder=encoder)
 
     def teacher_modules(self) -> dict[str, nn.Module]:
         """Return the teacher's encoder."""

@@ -236,10 +236,15 @@ class Task(nn.Module, ABC):
         """Add the loss of `Anchor` with a ``weight``; the present encoder is the start."""
         Anchor(self.encoder, weight).attach(self)
 
-    def after_step(self, progress: float) -> None:
-        """Update moving-average teachers after an update of the weights."""
+    def after_step(self, progress: float, applied: float | Tensor = 1.0) -> None:
+        """Update moving-average teachers after an update of the weights.
+
+        ``applied`` is 1; or 0 if the update was skipped, because loss or gradient were not finite, and nothing may
+        change. In training it is a scalar on the device, where a branch would wait for it: give it to
+        `patchloom.nets.teacher.Teacher.follow`, which multiplies by it.
+        """
         for question in self.questions.values():
-            question.after_step(progress, self.encoder)
+            question.after_step(progress, self.encoder, applied)
 
     def measure(self, images: Tensor, generator: torch.Generator) -> Measure:
         """Measure the answers to the first question on held-out ``images`` [b c h w], beside trivial baselines."""

@@ -113,7 +113,6 @@ def epoch_of(step: int, steps: int, settings: ResolvedSettings) -> str:
 
 
 _RANGES = {name: (0, inf) for name in "step seconds counted skipped in_a_row setbacks steady steps began pace".split()}
-_STEADY = 2000  # updates without an overflow after which the scale is doubled
 
 
 @dataclass
@@ -207,28 +206,13 @@ class TrainState:
         """Factor of the learning rate."""
         return 0.5**self.setbacks
 
-    def loss_scale(self, precision: str) -> float:
-        """Return the factor of the losses in ``precision``: small gradients would underflow in float16."""
-        return self.scale if precision == "float16" else 1.0
-
-    def adapt(self, overflow: bool) -> None:
-        """Halve the loss scale after a gradient overflow, and double it after 2,000 updates without one.
-
-        Same rule as `torch.amp.GradScaler` (Micikevicius et al. 2018, section 3.2), as a number for checkpoints.
-        """
-        self.steady = 0 if overflow else self.steady + 1
-        if overflow:
-            self.scale = max(1.0, self.scale / 2)
-        elif self.steady == _STEADY:
-            self.scale, self.steady = self.scale * 2, 0
-
-    def count(self, update: Update, precision: str) -> bool:
+    def count(self, update: Update) -> bool:
         """Add the losses and metrics of an update to the sums, or count it as skipped."""
-        scale = self.loss_scale(precision)
-        if precision == "float16" and (update.good or update.overflow):
-            self.adapt(update.overflow)
+        scaled = update.scaling is not None and self.scale > 1
+        if update.scaling is not None:
+            self.scale, self.steady = update.scaling
         if not update.good:
-            if update.overflow and scale > 1:
+            if update.overflow and scaled:
                 return True
             self.skipped += 1
             self.in_a_row += 1

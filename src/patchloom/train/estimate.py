@@ -20,24 +20,24 @@ from torch import Tensor
 
 from patchloom.audio.config import Sound
 from patchloom.data.decode import Unreadable
-from patchloom.data.loader import Batch, steps_of, steps_per_epoch, training_batches
+from patchloom.data.loader import Augment, Batch, draw_views, stack, steps_of, steps_per_epoch, training_batches
 from patchloom.data.source import Source
 from patchloom.data.stats import normalize, sample_indices, unknown_stats
 from patchloom.data.workers import lost_worker
 from patchloom.display import StatusMessage, duration
 from patchloom.errors import PatchloomError, TemporaryError
 from patchloom.estimate import Estimate, count_step, time_steps, typical_seconds
-from patchloom.nets.build import outline
+from patchloom.nets.build import on_meta, outline
+from patchloom.nets.compiling import Compile, compiling
 from patchloom.nets.lora import merged
-from patchloom.nets.performance import compile_blocks, kept_bytes, patches_of
+from patchloom.nets.performance import kept_bytes, patches_of
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.settings import ResolvedSettings
-from patchloom.runs.task import prepare_task
+from patchloom.runs.task import augment_of_readers, prepare_task
 from patchloom.system.distributed import LOST, is_peer_death, without_collectives, world
 from patchloom.system.files import disk_error, size_in_words
 from patchloom.system.hardware import (
     Cores,
-    compile_gain,
     free_memory,
     keep_freed_memory,
     memory,
@@ -48,6 +48,7 @@ from patchloom.system.hardware import (
     resident,
     synchronize,
 )
+from patchloom.system.load import BackgroundLoad, Load
 from patchloom.tasks import images_needed
 from patchloom.tasks.custom import allow_code, only_here
 from patchloom.tasks.task import Task
@@ -133,15 +134,21 @@ def sketch(settings: ResolvedSettings, images: int) -> Sketch:
     Uses the meta device and fake tensors, so it takes seconds for any size.
     """
     c = settings.channels
-    plain = replace(settings, kernels="torch")  # native kernels need real tensors, and save no less
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
-        warnings.simplefilter("ignore")  # about meta tensors that are not initialised
-        with torch.device("meta"):
-            task = prepare_task(plain, unknown_stats(c)).train()
+        warnings.simplefilter("ignore")  # about fake tensors
+        task = meta_task(settings)
         sizes, views = TaskBytes.of(task), _views(task, c)
-        activations, flops = _counted(task, plain, images, views)
+        activations, flops = _counted(task, settings, images, views)
     h, w = task.augment.size
     return Sketch(images, sizes, images * views * c * h * w, activations, flops)
+
+
+def meta_task(settings: ResolvedSettings) -> Task:
+    """Build the task of a run on the meta device, without allocating its weights."""
+    plain = replace(settings, kernels="torch")  # native kernels need real tensors, and save no less
+    with warnings.catch_warnings(), on_meta():
+        warnings.simplefilter("ignore")  # about meta tensors that are not initialised
+        return prepare_task(plain, unknown_stats(plain.channels)).train()
 
 
 def _views(task: Task, channels: int) -> int:
@@ -196,20 +203,22 @@ class Step:
 
     Args:
         settings: resolved settings.
-        compiled: compile the transformer blocks.
+        compiled: compile stacks of blocks and losses.
         batch: batch size instead of that of the settings.
         sound: configuration of recordings; the step is then made on noise.
     """
 
     def __init__(
-        self, settings: ResolvedSettings, compiled: bool = False, batch: int | None = None, sound: Sound | None = None
+        self,
+        settings: ResolvedSettings,
+        compiled: Compile = False,
+        batch: int | None = None,
+        sound: Sound | None = None,
     ):
         torch.manual_seed(0)
         c = settings.channels
-        self.settings, stats = settings, unknown_stats(c, sound)
+        self.settings, self.compiled, stats = settings, compiled, unknown_stats(c, sound)
         self.task: Task = prepare_task(settings, stats).to(settings.device).train()
-        if compiled:
-            compile_blocks(self.task)
         self.optimizer = build_optimizer(self.task, settings.weight_decay, settings.device, settings.betas)
         b = batch or settings.batch_size
         drawn = RandomImages(stats.modality.random(b, c, self.task.augment.size))
@@ -220,7 +229,7 @@ class Step:
     def __call__(self) -> None:
         kind = self.settings.device
         views = [normalize(view, self.task.mean, self.task.std) for view in self.batch.on(kind).views]
-        with autocast(kind, self.settings.precision):
+        with autocast(kind, self.settings.precision), compiling(self.compiled):
             loss = self.task(*views, progress=0.5).loss
         loss.backward()
         if self.settings.clip:
@@ -231,7 +240,7 @@ class Step:
         synchronize(kind)
 
 
-def memory_of(settings: ResolvedSettings, compiled: bool = False, sound: Sound | None = None) -> float | None:
+def memory_of(settings: ResolvedSettings, compiled: Compile = False, sound: Sound | None = None) -> float | None:
     """Measure the peak memory of two steps in GiB, in a fresh process; None if no other process can build the task.
 
     ``sound`` is the configuration of recordings.
@@ -241,7 +250,7 @@ def memory_of(settings: ResolvedSettings, compiled: bool = False, sound: Sound |
     return peak_in_subprocess(_two_steps, settings.device, settings, compiled, sound)
 
 
-def _two_steps(settings: ResolvedSettings, compiled: bool, sound: Sound | None) -> None:
+def _two_steps(settings: ResolvedSettings, compiled: Compile, sound: Sound | None) -> None:
     keep_freed_memory()
     allow_code(settings.task["name"])  # the parent process has loaded it
     if settings.device == "cpu":
@@ -255,7 +264,8 @@ def reading_rate(source: Source, task: Task, settings: ResolvedSettings) -> floa
     """Return how many images per second are read and augmented as in training."""
     batch = min(settings.batch_size, len(source))
     steps = 10**6  # more than fit into the time
-    batches: Any = training_batches(source, task.augment, batch, 0, 0, steps, settings.workers, settings.channels)
+    shape = settings.workers, settings.channels
+    batches: Any = training_batches(source, augment_of_readers(task, settings), batch, 0, 0, steps, *shape)
     next(batches)  # the workers start
     start, done = time.perf_counter(), 0
     for _ in islice(batches, 200):
@@ -383,22 +393,26 @@ class Forecast(Estimate):
     Attributes:
         how: source of the seconds, such as "measured".
         steps_alone: whether held-out measures and the final evaluation are left out of the seconds.
+        bounded: whether the memory is an upper bound.
         processes: number of processes on this machine.
         there: bytes of memory that one process may use.
         free: bytes of memory that are free now for one process.
         disc: bytes of two checkpoints, a third one while it is written, and the encoder.
         room: free bytes on the disc.
         advice: what to lower if memory may not suffice.
+        load: load by other programs while the seconds were measured.
     """
 
     disc: float
     how: str
     steps_alone: bool = True
+    bounded: bool = False
     processes: int = 1
     there: float = 0.0
     free: float = 0.0
     room: float
     advice: str = ""
+    load: Load = Load()
 
     def plain(self) -> dict[str, Any]:
         """Return values for JSON."""
@@ -408,6 +422,7 @@ class Forecast(Estimate):
             "step_seconds": self.step,
             "how": self.how,
             "steps_alone": self.steps_alone,
+            "load": self.load.plain(),
             "memory_bytes": self.memory,
             "available_bytes": self.there,
             "disc_bytes": self.disc,
@@ -416,29 +431,52 @@ class Forecast(Estimate):
 
     def sentences(self) -> list[str]:
         """Return a line each on time, memory and disc space, with hints where they are tight."""
-        said = []
-        if self.total is not None and self.step is not None:
-            each = f"{self.step:.2g} s" if self.step < 60 else duration(self.step)
-            rest = "; without held-out measures and final evaluation" if self.steps_alone else ""
-            said.append(f"takes about {duration(max(1, self.total))}: {self.steps:,} steps of {each}, {self.how}{rest}")
-            if self.total > _LONG:
-                said.append("  to shorten it: a GPU, a smaller --model, a smaller --img_size or fewer --epochs")
+        said = sentences_on_time(self, self.how, self.steps_alone, self.load)
         if self.memory is not None:
             each = f" in each of {self.processes} processes" if self.processes > 1 else ""
-            said.append(f"needs about {self.memory / _GIB:.1f} of {self.there / _GIB:.1f} GiB of memory{each}")
+            about = "at most" if self.bounded else "about"
+            said.append(f"needs {about} {self.memory / _GIB:.1f} of {self.there / _GIB:.1f} GiB of memory{each}")
             if self.memory > self.free:
                 said.append(f"  which may not suffice, since {self.free / _GIB:.1f} GiB are free now: {self.advice}")
         said.append(f"needs {size_in_words(self.disc)} of the {size_in_words(self.room)} that are free on the disc")
         return said
 
 
-def forecast_run(
-    settings: ResolvedSettings, training: Source, share: int, here: Cores, folder: RunFolder, endless: bool = False
-) -> Forecast:
-    """Measure a few steps of a run, or calculate their cost where a step is large.
+def sentences_on_time(estimate: Estimate, how: str, steps_alone: bool = True, load: Load | None = None) -> list[str]:
+    """Return a line on the time of steps, with hints; on their number if the time is unknown. See `Forecast`."""
+    if estimate.total is None or estimate.step is None:
+        return [f"takes {estimate.steps:,} steps: the first ones will show how long"]
+    each = f"{estimate.step:.2g} s" if estimate.step < 60 else duration(estimate.step)
+    rest = "; without held-out measures and final evaluation" if steps_alone else ""
+    said = [f"takes about {duration(max(1, estimate.total))}: {estimate.steps:,} steps of {each}, {how}{rest}"]
+    if load is not None and (busy := load.sentence()):
+        said.append(f"  {busy}")
+    if estimate.total > _LONG:
+        said.append("  to shorten it: a GPU, a smaller --model, a smaller --img_size or fewer --epochs")
+    return said
 
-    ``endless`` is for a run whose epochs follow from the forecast. Training is not affected: the trial has its own
-    weights, and torch's random state is restored.
+
+def forecast_run(
+    settings: ResolvedSettings,
+    training: Source,
+    share: int,
+    here: Cores,
+    folder: RunFolder,
+    timed: bool = True,
+    endless: bool = False,
+) -> Forecast:
+    """Forecast a run: count its memory, and time a few steps or calculate their cost where a step is large.
+
+    Training is not affected: the trial has its own weights, and torch's random state is restored.
+
+    Args:
+        settings: resolved settings.
+        training: training images.
+        share: images of a step in one process.
+        here: cores of this machine.
+        folder: folder of the run.
+        timed: whether steps are tried; a run that is about to train has its first steps for that.
+        endless: whether the epochs follow from the forecast.
     """
     if settings.device == "cpu":
         torch.set_num_threads(settings.threads)
@@ -450,8 +488,12 @@ def forecast_run(
     used = [torch.cuda.current_device()] if settings.device == "cuda" else []
     steps = steps_of(settings.epochs, len(training), settings.batch_size)
     most = math.inf if endless else _TRIED * steps
-    with StatusMessage("trying a few steps"), torch.random.fork_rng(devices=used), without_collectives():
-        tried = try_steps(settings, share, counted, training, most)
+    with torch.random.fork_rng(devices=used), without_collectives():
+        if timed:
+            with StatusMessage("trying a few steps"):
+                tried = try_steps(settings, share, counted, training, most)
+        else:
+            tried = _untried(settings, share, counted)
     sizes = tried.sizes if counted is None else counted.sizes
     best = 0 if settings.patience is None else sizes.weights  # the checkpoint also holds the best weights
     disc = 3 * (sizes.checkpoint + best) + sizes.encoder + _FILES
@@ -461,11 +503,13 @@ def forecast_run(
     return Forecast(
         **asdict(estimated(settings, tried, here, steps)) | {"memory": needed, "disc": disc},
         how=tried.how,
+        bounded=counted is None and not timed,
         processes=here.processes,
         there=there,
         free=free + base,
         room=room,
         advice=smaller_steps(settings),
+        load=tried.load,
     )
 
 
@@ -504,13 +548,14 @@ def forecast_rest(
 
 @dataclass(frozen=True)
 class Tried:
-    """Seconds of a step and of reading one batch, how they were found, sizes of the task, and bytes in use."""
+    """Seconds of a step and of reading one batch, how they were found, sizes of the task, bytes in use, and load."""
 
     step: float | None
     reading: float
     how: str
     sizes: TaskBytes
     memory: float | None
+    load: Load = Load()
 
 
 def try_steps(
@@ -520,25 +565,25 @@ def try_steps(
 
     It takes at most ``most`` steps, but never fewer than the timing needs.
     """
+    others = BackgroundLoad()
     guess = None if counted is None else _calculated(counted, settings)
     n = share
     if counted is not None:
         if counted.sizes.state > _LARGE or guess is None or guess / share > _SECONDS / 4:
-            return Tried(guess, 0.0, "calculated", counted.sizes, None)
+            return Tried(guess, 0.0, "calculated", counted.sizes, None, others.load())
         n = min(share, max(2, int(share * _SECONDS / guess)))
     reset_peak(settings.device)  # that of earlier work in this process
     try:
-        step = Step(settings, batch=n, sound=training.sound)
+        step, others = Step(settings, batch=n, sound=training.sound), BackgroundLoad()
         seconds = typical_seconds(time_steps(step, least=_STEPS, seconds=_PERIODS, most=most, slow=_SECONDS))
     except (MemoryError, RuntimeError) as problem:  # training will report the lack of memory
         if memory_shortage(problem) is None or counted is None:
             raise
-        return Tried(guess, 0.0, "calculated", counted.sizes, None)
+        return Tried(guess, 0.0, "calculated", counted.sizes, None, others.load())
+    load = others.load()
     each, sizes = seconds * share / n, TaskBytes.of(step.task)
-    if settings.compile:
-        model, kernels = settings.model["name"], settings.kernels
-        each /= compile_gain(settings.device, settings.precision, model, kernels, settings.threads) or 1.0
-    reading = _reading(training, step.task, settings.channels) * share
+    augment = augment_of_readers(step.task, settings)
+    reading = with_cache(settings, *seconds_of_reading(training, augment, settings.channels)) * share
     used = resident(peak=True) if settings.device == "cpu" else None
     if settings.device == "cuda":
         used = float(torch.cuda.max_memory_allocated())
@@ -546,7 +591,16 @@ def try_steps(
     gc.collect()  # modules are in reference cycles
     if settings.device == "cuda":
         torch.cuda.empty_cache()
-    return Tried(each, reading, "measured", sizes, used)
+    how = "measured" + " without compiling" * bool(settings.compile)
+    return Tried(each, reading, how, sizes, used, load)
+
+
+def _untried(settings: ResolvedSettings, share: int, counted: Sketch | None) -> Tried:
+    """Return what is known of a step without making one; its memory is an upper bound unless it was ``counted``."""
+    if counted is not None:
+        return Tried(_calculated(counted, settings), 0.0, "calculated", counted.sizes, None)
+    base = resident() if settings.device == "cpu" else 0.0
+    return Tried(None, 0.0, "", TaskBytes.of(meta_task(settings)), base + upper_bound_bytes(settings, share))
 
 
 def _calculated(counted: Sketch, settings: ResolvedSettings) -> float | None:
@@ -558,23 +612,32 @@ def _calculated(counted: Sketch, settings: ResolvedSettings) -> float | None:
     return counted.flops / (_REACHED * rate)
 
 
-def _reading(source: Source, task: Task, channels: int) -> float:
-    """Return the seconds in which one worker process, with one thread, reads an image and makes its views."""
-    rng, threads, done = np.random.default_rng(0), torch.get_num_threads(), 0
+def seconds_of_reading(source: Source, augment: Augment, channels: int) -> tuple[float, float]:
+    """Return the seconds in which one worker process, with one thread, decodes an image, and makes its views."""
+    rng, threads, done, decoding, views = np.random.default_rng(0), torch.get_num_threads(), 0, 0.0, 0.0
     torch.set_num_threads(1)
     start = time.perf_counter()
     try:
         for i in sample_indices(len(source), 64, seed=0):
+            begun = time.perf_counter()
             try:
-                task.augment(source.read_as(i, channels), rng)
+                image = source.read_as(i, channels)
             except Unreadable:
                 continue
+            read = time.perf_counter()
+            stack([draw_views(augment, image, rng)[0]])
+            decoding, views = decoding + read - begun, views + time.perf_counter() - read
             done += 1
             if time.perf_counter() - start > _READING:
                 break
     finally:
         torch.set_num_threads(threads)
-    return (time.perf_counter() - start) / max(1, done)
+    return decoding / max(1, done), views / max(1, done)
+
+
+def with_cache(settings: ResolvedSettings, decoding: float, views: float) -> float:
+    """Return the mean seconds in which an image is read in a run: with a cache, it is decoded in one epoch only."""
+    return (decoding if settings.cache == "none" else decoding / max(1, settings.epochs)) + views
 
 
 def estimated(settings: ResolvedSettings, tried: Tried, here: Cores, steps: int) -> Estimate:

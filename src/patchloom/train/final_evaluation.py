@@ -95,7 +95,7 @@ class FinalEvaluation(NamedTuple):
             measure = None
         else:
             measure = measure or validation.run(device, precision)[0]
-            pictures = draw_run(validation, folder, self.settings, measure, place, device, ended=True)
+            pictures = draw_run(validation, folder, self.settings, measure, place, device)
         folder.note_unreadable(sorted(validation.unreadable))
         if count := len(folder.unreadable_names()):
             files = "file" if count == 1 else "files"

@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,18 +26,18 @@ from patchloom.data.loader import Batch, Prefetcher, steps_of, steps_per_epoch, 
 from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike, is_object, is_object_name
 from patchloom.data.sources.open import open_data
+from patchloom.data.workers import living_workers
 from patchloom.display import Displayable, StatusMessage, Verbatim, duration, is_first, print_line
 from patchloom.errors import AlreadyReported, PatchloomError, conforms
 from patchloom.loggers.queue import TrackerSet, send_pending
 from patchloom.loggers.trackers import check_installed, parse_trackers
-from patchloom.look.charts import read_metrics
-from patchloom.nets.performance import compile_blocks, missing_kernels
+from patchloom.nets.performance import missing_kernels
 from patchloom.questions.question import Measure
 from patchloom.runs.checkpoint import SaveTimer, all_finite, as_best, restore, tensors_of
 from patchloom.runs.encoder import load_start
-from patchloom.runs.folder import RunFolder, usual_folder
+from patchloom.runs.folder import RunFolder, read_metrics, usual_folder
 from patchloom.runs.settings import ResolvedSettings, TaskLike, request, why_task
-from patchloom.runs.task import load_task, prepare_task, run_card
+from patchloom.runs.task import augment_of_readers, load_task, prepare_task, run_card
 from patchloom.runs.verdict import read_health
 from patchloom.schedules import cosine_rate, halving_rate, warmup_again
 from patchloom.system.distributed import (
@@ -55,20 +56,19 @@ from patchloom.system.distributed import (
     without_collectives,
     world,
 )
-from patchloom.system.hardware import Cores, cores, is_available, keep_freed_memory
+from patchloom.system.hardware import Cores, cores, float32_products, is_available, keep_freed_memory
 from patchloom.system.signals import Stop
 from patchloom.tasks import AUTO, check_step_size
 from patchloom.tasks.task import Task
 from patchloom.train.checkpointing import TrainState
 from patchloom.train.clock import is_due, plan_anew, points_passed
 from patchloom.train.estimate import explain_errors, rounded
-from patchloom.train.final_evaluation import FinalEvaluation
 from patchloom.train.init import Start
 from patchloom.train.metrics import MetricsLog, Reporter, measure_forms
 from patchloom.train.plan import Planner, announce, check_same
 from patchloom.train.resolve import default_device as best_device
 from patchloom.train.resolve import share_of_batch
-from patchloom.train.step import Forward, Stepper, Update, autocast
+from patchloom.train.step import Forward, Pending, Stepper, Update, autocast
 from patchloom.train.validation import Validation
 
 # Batches of a run, with the same number of images in every process.
@@ -176,12 +176,13 @@ def finite_weights(stepper: Stepper) -> bool:
 
 
 def save_checkpoint(folder: RunFolder, stepper: Stepper, state: TrainState, unreadable: set[str]) -> bool:
-    """Write a checkpoint and the files beside it, unless weights are not finite; return whether it was written.
+    """Write a checkpoint and the files beside it, unless weights are not finite; return whether they are finite.
 
-    Every process must call this; the first one writes.
+    Every process must call this; the first one writes, of a GPU while training goes on, see `Checkpoints.save`.
     """
     if not finite_weights(stepper):
         return False
+    folder.checkpoints.wait()  # there is room for one copy
     tensors = tensors_of(stepper.task, stepper.optimizer.optimizer, wanted=stepper.fabric.is_global_zero)
     names = collected(sorted(unreadable))
     unreadable.clear()
@@ -196,8 +197,13 @@ def restored_state(folder: RunFolder, stepper: Stepper, reporter: Reporter) -> T
     """Restore the newest intact checkpoint; return None if there is none. Every process must call this."""
     found, problem = None, None
     try:
-        found = folder.checkpoints.read() if folder.checkpoints.there() else None
+        folder.checkpoints.wait()
     except PatchloomError as error:  # the other processes must not wait for this one
+        problem = error
+    raise_together(problem)  # also so that none reads what the first one is still writing
+    try:
+        found = folder.checkpoints.read() if folder.checkpoints.there() else None
+    except PatchloomError as error:
         problem = error
     raise_together(problem)
     step = -1 if found is None else found[1].get("step", 0)
@@ -210,10 +216,10 @@ def restored_state(folder: RunFolder, stepper: Stepper, reporter: Reporter) -> T
         return None
     tensors, about, problems = found
     restore(tensors, stepper.task, stepper.optimizer.optimizer)
-    stepper.remember_statistics()
     for damage in problems:
         reporter.say(f"  {damage}: using the one before it")
     state = TrainState.of(about, tensors)
+    stepper.begin(state.scale, state.steady)
     if state.pieces and folder.last_end() is None:  # planned by the clock; the configuration has rounded epochs
         stepper.steps = state.steps
     state.train_on(stepper.steps, folder.last_end() is not None)
@@ -257,6 +263,15 @@ def note_skipped(
         return
     folder.note_skipped("\t".join([f"step {state.step}", why, *names]))
     reporter.say(f"  skipped step {state.step:,}: {why}; {folder.skipped} lists its {len(names)} images")
+
+
+class Queued(NamedTuple):
+    """Update that is queued on the device: its result, its steps, their forward passes, and its learning rate."""
+
+    update: Pending
+    todo: range
+    forwards: list[Forward]
+    rate: float
 
 
 _SAVE_EVERY = 60.0  # seconds between checkpoints, and up to ten times as long if they are slow to write
@@ -330,11 +345,12 @@ def pretrain(
         )
     opened = opened.heard_as(plan.stats.sound)
     training, held_out = plan.held_out.parts(opened.train)
-    with explain_errors(plan.settings), ExitStack() as ending:
+    tf32 = plan.settings.precision == "tf32"
+    with explain_errors(plan.settings), float32_products(tf32), ExitStack() as ending:
         # ---- the task with its initial weights
         if plan.settings.device == "cpu":
             torch.set_num_threads(plan.settings.threads)
-        forecast = first_decides(lambda: planner.forecast(plan))
+        forecast = first_decides(lambda: planner.forecast(plan, timed=dry_run))
         torch.manual_seed(plan.settings.seed)
         names = ("adapt", "train_blocks", "normalization")
         resolved = {name: getattr(plan.settings, name) for name in names}
@@ -356,14 +372,14 @@ def pretrain(
         if dry_run:
             reporter.show("This was a dry run: nothing was trained, and the folder was not created.")
             planned: dict[str, Any] = {"settings": plan.settings.plain(), "reasons": dict(plan.reasons)}
-            planned["forecast"] = None if forecast is None else forecast.plain()
-            return Run(folder.path, "; ".join(forecast.sentences()) if forecast else "", planned)
+            planned["forecast"] = forecast.plain()
+            return Run(folder.path, "; ".join(forecast.sentences()), planned)
 
         # ---- the cache of images, then the folder: there may be no room for a cache
         source = training
-        if plan.settings.cache != "none":  # with held-out images, so that runs of other seeds can use it
-            say = print_line if fabric.is_global_zero else lambda line: None
-            cached = cache_images(opened.train, plan.settings.cache, plan.settings.workers, say)
+        if plan.settings.cache != "none":  # one for all images, so that runs with another split can use it
+            cached = cache_images(opened.train, plan.settings.cache, auto=asked.cache == "auto")
+            ending.callback(cached.close)
             source = plan.held_out.parts(cached)[0]
         if not plan.resumed:
             first_decides(lambda: planner.store(plan))
@@ -381,9 +397,10 @@ def pretrain(
         tracks = ending.enter_context(TrackerSet(trackers if fabric.is_global_zero else (), folder, reporter.say))
         minutes = folder.read_requested().get("minutes")
         seconds = 60 * float(minutes) if minutes is not None and conforms(minutes, float) else None
-        ended, measure, state = train(
-            fabric, pretext, source, plan.settings, folder, reporter, validation, tracks, seconds
-        )
+        with living_workers():
+            ended, measure, state = train(
+                fabric, pretext, source, plan.settings, folder, reporter, validation, tracks, seconds
+            )
 
         # ---- the final evaluation
         if not ended:
@@ -394,15 +411,16 @@ def pretrain(
             return Run(folder.path, "")
         if state.pieces:  # the length that the clock gave
             plan = plan._replace(settings=replace(plan.settings, epochs=folder.read_config().epochs))
-        compile_blocks(pretext, enabled=False)  # the final evaluation uses each of its shapes only once
         if isinstance(pretext, FSDPModule):  # this process has only its shard; the last checkpoint has all weights
             validation.task = load_task(folder.path).task.to(fabric.device)
         elif state.best.chosen:
             restore(state.best.weights, pretext)
+        from patchloom.train.final_evaluation import FinalEvaluation  # with its protocols: training begins without
+
         about = validation, card, folder, reporter, opened, training, plan.held_out, plan.settings
         final = FinalEvaluation(*about, tracks)
         precision = partial(autocast, fabric.device.type, plan.settings.precision)
-        with without_collectives():  # only this process has more to do
+        with without_collectives(), float32_products():  # only this process has more to do
             return Run(folder.path, final.run(measure, state, fabric.device, precision))
 
 
@@ -463,12 +481,13 @@ def train(
             reporter.say(f"  {reason}: using torch's kernels, so the last digits differ")
         if fabric.is_global_zero:
             folder.write_metrics(state.rows)  # the run may have been killed before it wrote them
-        tracks.start(settings, state.rows)
+        tracks.start(settings, [] if journal.lacks_baselines(state) else state.rows)
     else:
         if not finite_weights(stepper):  # first: their features cannot be measured
             reason = "the initial weights are not finite: choose others"
             raise PatchloomError(reason) if fabric.is_global_zero else AlreadyReported(reason)
         state = TrainState(steps=steps)
+        stepper.begin(state.scale, state.steady)
         if seconds is not None:
             state.pieces = [[0, 0.0, steps]]
             stepper.piece = state.piece
@@ -478,30 +497,36 @@ def train(
 
     if state.began == state.step > 0:  # so that going back returns to the new schedule
         save_checkpoint(folder, stepper, state, unreadable)
+    folder.checkpoints.wait()  # copies on a GPU, whose steps have not shown yet what memory they need
     began, warmup = state.began, warmup_again(state.began, steps, first_warmup)
 
     generator = Shared(fabric.device)
     smallest, timer = each, SaveTimer(_SAVE_FIRST, _SAVE_EVERY, 10 * _SAVE_EVERY)
     task.train()
-    with Stop(_STOPPING if fabric.is_global_zero else "") as stop, ExitStack() as reading:
+    signals = Stop(_STOPPING if fabric.is_global_zero else "")
+    with signals as stop, folder.checkpoints.finished(), ExitStack() as reading:
         journal.start(state)
         batches: Prefetcher | None = None
+        queue, begun = deque[Queued](), state.step  # updates that are not in ``state`` yet, and the steps with theirs
         while not state.is_finished(steps, settings):
             if batches is None:  # closed by `reading`: workers would live until garbage collection otherwise
-                batches = batches_of(source, task.augment, settings, each, state.step, steps, fabric.device)
+                augment = augment_of_readers(task, settings)
+                batches = batches_of(source, augment, settings, each, begun, steps, fabric.device)
                 reading.enter_context(closing(batches))
 
             # ---- the steps of an update: gradients are accumulated, without checkpoints in between
-            todo = range(state.step, min(state.step + settings.accumulate, steps))
-            scale, forwards = state.loss_scale(settings.precision), []
+            todo = range(begun, min(begun + settings.accumulate, steps))
+            forwards = []
             for step in todo:
                 with journal.pace.waits():
                     batch = next(batches)
                 unreadable.update(batch.unreadable)
+                if slow := source.problem():
+                    reporter.say(f"  {slow}")
                 if len(batch.indices) < smallest:
                     smallest = len(batch.indices)
                     reporter.say(f"  step {step + 1:,} has {smallest * world():,} images: the others cannot be read")
-                forwards.append(stepper.forward(batch, step, todo, generator, scale))
+                forwards.append(stepper.forward(batch, step, todo, generator))
                 with journal.pace.waits():  # while a GPU is still busy with the step
                     batches.send()
 
@@ -516,14 +541,26 @@ def train(
             rate *= state.factor
             late = False
             if fabric.is_global_zero and seconds and piece is not None:
-                late = is_due(state.passed, journal.pace.seconds() / seconds, piece.at(todo.stop))
-            made = stepper.update(todo.stop, rate, forwards, (stop.asked, due, late), scale)
-            stopping, due, late = made.answers
-            state.step = todo.stop
-            if not state.count(made, settings.precision):
-                note_skipped(folder, state, source, forwards, made, reporter)
-            diverged = state.in_a_row == _MAX_IN_A_ROW
-            journal.after_update(state, todo.start + 1, rate, sound=not diverged)
+                late = is_due(state.passed, journal.seconds() / seconds, piece.at(todo.stop))
+            made = stepper.update(todo.stop, rate, forwards, (stop.asked, due, late))
+            queue.append(Queued(made, todo, forwards, rate))
+            begun = todo.stop
+
+            # ---- the results: on a GPU of the update before, while this one keeps it busy; of all updates, before
+            # anything else is done with the weights
+            asked, diverged = [False] * 3, False
+            settled = begun == steps or journal.needs_weights(todo)
+            while queue and not diverged and (settled or len(queue) > stepper.ahead):
+                one = queue.popleft()
+                update = one.update.read()
+                asked = [now or before for now, before in zip(update.answers, asked, strict=True)]
+                settled = settled or any(asked)
+                state.step = one.todo.stop
+                if not state.count(update):
+                    note_skipped(folder, state, source, one.forwards, update, reporter)
+                diverged = state.in_a_row == _MAX_IN_A_ROW
+                journal.after_update(state, one.todo.start + 1, one.rate, sound=not diverged)
+            stopping, due, late = asked
             late = late and not state.in_a_row  # a plan is saved, and skipped updates are not
             if late and piece is not None and seconds:
                 clock = journal.clock(state, seconds)
@@ -541,7 +578,7 @@ def train(
                     state.steps = stepper.steps = steps
                     stepper.piece = anew
                     journal.plan(settings, steps)
-                    journal.pace.steps = steps
+                    journal.pace.total = steps
                     reading.close()  # its batches end with the former plan
                     batches = None
             ended = state.is_finished(steps, settings)
@@ -555,10 +592,13 @@ def train(
                 before = time.perf_counter()
                 diverged = not save_checkpoint(folder, stepper, state, unreadable)
                 timer.saved(time.perf_counter() - before)
+            folder.checkpoints.wait(only_if_done=not (stopping or ended))
             if diverged:
                 reading.close()
                 batches = None
+                queue.clear()
                 state = go_back(folder, stepper, state, unreadable, reporter)
+                begun = state.step
                 if stepper.steps != steps:
                     steps, settings = stepper.steps, follow(stepper.steps)
                     journal.plan(settings, steps)

@@ -7,9 +7,7 @@ import re
 import shutil
 import sys
 import time
-from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -18,23 +16,28 @@ import torch
 
 from patchloom.claims import MeasureResult
 from patchloom.data.loader import steps_per_epoch
-from patchloom.display import duration, visible
+from patchloom.display import duration, time_left, visible
 from patchloom.errors import AlreadyReported, PatchloomError
+from patchloom.estimate import Estimate
 from patchloom.loggers.queue import TrackerSet
 from patchloom.look.charts import draw_curves
 from patchloom.look.task_pictures import draw_task, title_of
 from patchloom.nets.encode import patch_count
+from patchloom.pace import Pace
 from patchloom.questions.question import Measure
+from patchloom.runs.checkpoint import restore, whole_weights
 from patchloom.runs.folder import RunFolder, metrics_row
 from patchloom.runs.settings import ResolvedSettings
 from patchloom.runs.verdict import Verdict, read_health, write_health
 from patchloom.system.distributed import gathered_weights, without_collectives
 from patchloom.system.files import append
+from patchloom.system.load import LoadWatch
 from patchloom.system.signals import discard_output
 from patchloom.tasks.custom import is_code, label
 from patchloom.tasks.task import Task
 from patchloom.train.checkpointing import TrainState
 from patchloom.train.clock import Clock
+from patchloom.train.estimate import sentences_on_time
 from patchloom.train.step import Stepper
 from patchloom.train.validation import Validation
 from patchloom.train.verdict import VerdictInputs, health_of, logged_class_result
@@ -111,8 +114,9 @@ _BETWEEN = 5e12
 def drawing_steps(steps: int, measured: Collection[int], images_per_step: int, task: Task) -> set[int]:
     """Return the steps after which pictures are drawn during training: 0, and some of the ``measured`` steps.
 
-    They are far enough apart to cost little, and none is near the end, when pictures are drawn anyway. They depend on
-    the settings only, as the measured steps do.
+    0 stands for the first update, so that training begins before the libraries that draw are loaded. The steps are far
+    enough apart to cost little, and none is near the end, when pictures are drawn anyway. They depend on the settings
+    only, as the measured steps do.
     """
     each = images_per_step * estimate_flops(task)
     drawn: set[int] = set()
@@ -142,20 +146,21 @@ def draw_run(
     measure: Measure,
     place: tuple[int, int],
     device: torch.device,
-    ended: bool = False,
+    curves: bool = True,
 ) -> list[Path]:
-    """Draw task pictures and curves into a run's folder of pictures, and return the files."""
+    """Draw task pictures, and ``curves`` once there are some, into a run's folder of pictures; return the files."""
     card, doubt, (done, whole) = validation.card, validation.doubt, place
     folder.check_lock()
     files = []
-    if done or ended:
+    if curves:
         noun = card.modality.noun
         shown = f"{noun} that may have been trained on" if doubt else f"held-out {noun}"
-        curves, percent = folder.pictures / "curves.png", measure.result.unit == "%"
+        drawn, percent = folder.pictures / "curves.png", measure.result.unit == "%"
         gallery = noun if validation.gallery is None else f"{len(validation.gallery):,} training {noun}"
-        files.append(draw_curves(folder.metrics, curves, measure.name, images=shown, percent=percent, gallery=gallery))
+        files.append(draw_curves(folder.metrics, drawn, measure.name, images=shown, percent=percent, gallery=gallery))
     means = {f"baseline:{name}": value for name, value in measure.result.baselines.items()}
-    row = {"epoch": settings.epochs * done / whole, "held_out": measure.result.value} | means
+    at = settings.epochs * done / whole if curves else 0  # the first pictures have the measure before the first step
+    row = {"epoch": at, "held_out": measure.result.value} | means
     title = partial(title_of, folder.name, settings, place, [row], doubt, noun=card.modality.noun)
     return [*files, *draw_task(validation.task, validation.held_out, card, folder.pictures, device, title=title)]
 
@@ -166,10 +171,6 @@ def draw_run(
 _REFRESHED = 0.2  # seconds between two updates of the line on a terminal
 # seconds to the first progress line without a terminal, then bounds of the pause: a 20th of the elapsed time
 _FIRST, _LEAST, _MOST = 10.0, 30.0, 300.0
-_WARM_UP = 4  # first updates of a start, which are slower: threads, memory and kernels are set up
-_ENOUGH = 10  # updates that are enough for a pace
-_WINDOW = 60.0  # seconds over which the pace is measured
-_SPACING = 0.25  # seconds between two marks of the pace
 _EARLY = 20_000  # images before the first measure, half a minute to a minute on a CPU
 
 
@@ -180,10 +181,14 @@ class Reporter:
         folder: folder of the run.
         loud: whether to print and log; false in all processes but the first.
         clock: function that returns seconds.
+
+    Attributes:
+        load: watch of other programs, which is reported with the progress.
     """
 
     def __init__(self, folder: RunFolder, loud: bool = True, clock: Callable[[], float] = time.monotonic):
         self.folder, self.loud, self.clock = folder, loud, clock
+        self.load = LoadWatch(clock=clock)
         self._live = False
         self._began: float | None = None
         self._shown, self._first_is_out = 0.0, False
@@ -222,6 +227,8 @@ class Reporter:
         """Show the progress line: updated in place on a terminal, printed at intervals elsewhere."""
         if not self.loud:
             return
+        if news := self.load.news():
+            self.say(f"  {news}")
         now = self.clock()
         if self._began is None:
             self._began = self._shown = now
@@ -248,101 +255,6 @@ class Reporter:
             print(text, end=end, flush=True)
         except OSError:
             discard_output()
-
-
-class _Mark(NamedTuple):
-    busy: float
-    waiting: float
-    step: int
-
-
-class Pace:
-    """Images per second, fraction of time spent waiting for data, and time left.
-
-    The pace is that of the last minute, without the slow first updates of a start. Until there are enough updates, it
-    is the pace of the previous start.
-
-    Args:
-        steps: number of steps of the whole training.
-        step: number of steps done.
-        images_per_step: images per step over all processes.
-        seconds: training time of earlier starts.
-        before: seconds per step of the previous start; 0 if unknown.
-        noun: "images" or "recordings".
-        clock: function that returns seconds.
-    """
-
-    def __init__(
-        self,
-        steps: int,
-        step: int,
-        images_per_step: int,
-        seconds: float = 0.0,
-        before: float = 0.0,
-        noun: str = "images",
-        clock: Callable[[], float] = time.perf_counter,
-    ):
-        self.steps, self.images_per_step, self.noun, self.clock = steps, images_per_step, noun, clock
-        self.earlier, self.before = seconds, before
-        self.start, self.excluded, self.waiting = clock(), 0.0, 0.0
-        self._marks = deque([_Mark(0.0, 0.0, step)])
-        self._updates = self._left_out = 0
-
-    @contextmanager
-    def waits(self) -> Iterator[None]:
-        """Count the time in this block as waiting for data."""
-        start = self.clock()
-        try:
-            yield
-        finally:
-            self.waiting += self.clock() - start
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Exclude the time in this block, which is spent on measures and pictures."""
-        start = self.clock()
-        try:
-            yield
-        finally:
-            self.excluded += self.clock() - start
-
-    def update(self, step: int) -> None:
-        """Record an update after which ``step`` steps are done."""
-        busy, marks = self.clock() - self.start - self.excluded, self._marks
-        self._updates += 1
-        if self._updates > _ENOUGH and len(marks) > 2 and marks[-1].busy - marks[-2].busy < _SPACING:
-            marks.pop()  # the last mark is replaced, so that there are not too many
-        marks.append(_Mark(busy, self.waiting, step))
-        while self._left_out < min(_WARM_UP, self._updates // 2):
-            marks.popleft()
-            self._left_out += 1
-        while len(marks) > 2 and busy - marks[1].busy > _WINDOW:
-            marks.popleft()
-
-    def seconds_a_step(self) -> float:
-        """Return the seconds per step, without measures; 0 if unknown."""
-        if self._updates < _ENOUGH and self.before:
-            return self.before
-        first, last = self._marks[0], self._marks[-1]
-        return (last.busy - first.busy) / (last.step - first.step) if last.step > first.step else self.before
-
-    def seconds_left(self) -> float | None:
-        """Return the seconds for the remaining steps; None if unknown."""
-        each = self.seconds_a_step()
-        return each * (self.steps - self._marks[-1].step) if each else None
-
-    def describe(self) -> tuple[str, str]:
-        """Format images per second, and the fraction of time spent waiting for data."""
-        each = self.seconds_a_step()
-        if not each:
-            return "", ""
-        first, last = self._marks[0], self._marks[-1]
-        waited = (last.waiting - first.waiting) / max(1e-9, last.busy - first.busy)
-        return f"{self.images_per_step / each:,.0f} {self.noun}/s", f"{waited:.0%} waiting for data"
-
-    def seconds(self) -> float:
-        """Return the training time in seconds, including earlier starts."""
-        return self.earlier + self.clock() - self.start
 
 
 def round_duration(seconds: float) -> str:
@@ -416,7 +328,7 @@ class MetricsLog:
     Attributes:
         steps: number of steps of the whole training.
         measure: last measure of this start; None before the first.
-        pace: pace of this start, once `start` was called.
+        pace: pace of the steps of this start, once `start` was called.
     """
 
     pace: Pace
@@ -436,6 +348,7 @@ class MetricsLog:
         self.tracks = tracks
         self.per_epoch, self.images_per_step = steps_per_epoch(images, settings.batch_size), images_per_step
         self.measure: Measure | None = None
+        self._measured_at = 0  # step of the measure
         self.measures = len(validation.held_out) > 0
         self.plan(settings, stepper.steps, began)
 
@@ -444,19 +357,25 @@ class MetricsLog:
         self.settings, self.steps = settings, steps
         logged = event_steps(self.steps - began, 1 / _LOGGED)
         validated = measuring_steps(self.steps - began, logged - {0}, self.images_per_step)
-        # the batches of pictures would need another compilation of compiled blocks
         drawn = drawing_steps(self.steps - began, validated, self.images_per_step, self.validation.task)
         self.logged, self.validated, drawn = ({began + one for one in some} for some in (logged, validated, drawn))
-        self.drawn = set[int]() if settings.compile or not self.measures else drawn
+        self.drawn = drawn if self.measures else set[int]()
 
     def clock(self, state: TrainState, seconds: float) -> Clock:
         """Return how far a training of so many ``seconds`` is; its measures to come leave less for steps."""
-        measures = state.measuring * sum(step > state.step for step in self.validated)
-        now = self.pace.seconds()
-        return Clock(now / seconds, seconds - now - measures, self.pace.seconds_a_step())
+        now = self.seconds()
+        return Clock(now / seconds, seconds - now - self._measures_left(state), self.pace.each())
+
+    def seconds(self) -> float:
+        """Return the training time in seconds, including earlier starts."""
+        return self._earlier + time.monotonic() - self._started
+
+    def _measures_left(self, state: TrainState) -> float:
+        """Return the seconds of held-out measures to come."""
+        return state.measuring * sum(step > state.step for step in self.validated)
 
     def before_the_first_step(self, state: TrainState) -> None:
-        """Measure the baselines, write the first row, and draw pictures of the task, if there are held-out images.
+        """Measure the task and write the first row, if there are held-out images.
 
         Raises:
             PatchloomError: the measure is not finite.
@@ -466,11 +385,10 @@ class MetricsLog:
             columns = self._measured(state, first=True)
             self._check_finite()
         state.rows.append(metrics_row({"step": 0, "epoch": 0.0, "images": 0} | columns))
-        self.tracks.log_row(state.rows[-1])
+        if not self.lacks_baselines(state):  # a tracker takes a row only once
+            self.tracks.log_row(state.rows[-1])
         if state.measured is not None:
             self.reporter.say(f"before the first step: {measure_forms(state.measured)[0]}")
-        self._judged(state)
-        self._drawn(state)
 
     def _check_finite(self) -> None:
         """Raise an error if the measure is not finite: no training can mend it."""
@@ -488,22 +406,43 @@ class MetricsLog:
         )
         raise PatchloomError(reason) if self.reporter.loud else AlreadyReported(reason)
 
+    def lacks_baselines(self, state: TrainState) -> bool:
+        """Return whether the first row still lacks features and kNN of the untrained encoder, and of raw pixels.
+
+        They take longer than the first update, which does not wait for them: `after_update` adds them after it, and
+        before any checkpoint of it.
+        """
+        return not state.step and self.measures and any("images:apart" not in row for row in state.rows[:1])
+
     def start(self, state: TrainState) -> None:
         """Start the clock at the present step; call it again after going back."""
-        self.pace = Pace(
-            self.steps,
-            state.step,
-            self.images_per_step,
-            state.seconds,
-            state.pace,
-            self.validation.task.modality.noun,
-        )
+        self._initial = whole_weights(self.stepper.task) if self.lacks_baselines(state) else {}
+        if self._initial and self._measured_at:  # gone back: the measure is of later weights
+            self.measure = None
+        self._earlier, self._started = state.seconds, time.monotonic()
+        self.pace, self._tells_time = Pace(self.steps, state.step, state.pace), not state.step
         self.reporter.progress(lambda: self._line(state, ""))
+
+    def needs_weights(self, steps: range) -> bool:
+        """Return whether weights are measured or drawn after an update of these ``steps`` (from 0)."""
+        first = not steps.start and (0 in self.drawn or bool(self._initial))
+        return first or not self.validated.isdisjoint(range(steps.start + 1, steps.stop + 1))
 
     def after_update(self, state: TrainState, first: int, rate: float, sound: bool) -> None:
         """Report an update, with a row and held-out measures if they are due. Every process must call this."""
         self.pace.update(state.step)
-        state.seconds, state.pace = self.pace.seconds(), self.pace.seconds_a_step()
+        state.seconds, state.pace = self.seconds(), self.pace.each()
+        if first == 1:
+            began = time.monotonic()
+            self._add_baselines(state)
+            if 0 in self.drawn:
+                self._draw(state)
+            self._started += time.monotonic() - began  # as what is measured before the first step, it is no training
+            self.pace.resume()
+        if self._tells_time and self.pace.warm and self.pace.settled:
+            self._tells_time = False
+            for line in sentences_on_time(Estimate(steps=self.steps, step=self.pace.each()), "measured"):
+                self.reporter.say(f"  {line}")
         passed = {*range(first, state.step + 1)}
         if not sound or not passed & (self.logged | self.validated):
             self.reporter.progress(lambda: self._line(state, _losses(state.running_means())))
@@ -519,23 +458,40 @@ class MetricsLog:
         measured = bool(passed & self.validated)
         if measured:
             if self.measures:
-                with self.pace.paused():
-                    row |= self._measured(state)
+                row |= self._measured(state)
             self.reporter.say(self._line(state, losses))
         state.rows.append(metrics_row(row))
         self.tracks.log_row(state.rows[-1])
         if measured:
-            with self.pace.paused():
-                self._judged(state)
-                self._drawn(state)
+            self._judged(state, state.step)
+            if state.step in self.drawn:
+                self._draw(state)
+            self.pace.resume()
 
-    def _judged(self, state: TrainState) -> None:
-        """Store the verdict so far, and print it."""
+    def _add_baselines(self, state: TrainState) -> None:
+        """Complete the first row with the weights from before the first update, and judge it."""
+        if not self._initial:
+            return
+        task, rows = self.stepper.task, state.rows
+        device, trained = self.stepper.fabric.device, whole_weights(task)
+        restore(self._initial, task)
+        try:
+            if self.measure is None:
+                self.measure, _ = self.validation.run(device, self.stepper.autocast, first=True)
+            rows[0] |= metrics_row(self.validation.baselines(device))
+        finally:
+            restore(trained, task)
+        self._initial = {}
+        self.tracks.log_row(rows[0])
+        self._judged(state, 0)
+
+    def _judged(self, state: TrainState, done: int) -> None:
+        """Store the verdict after ``done`` steps, and print it."""
         if self.measure is None or not self.reporter.loud:
             return
         modality = self.validation.task.modality
         classes = logged_class_result(state.rows, self.validation.labelled, modality)
-        done, measure, rows = state.step, self.measure, state.rows
+        measure, rows = self.measure, state.rows
         signs = VerdictInputs(
             *(measure, rows, self.settings, done, self.steps, state.setbacks, classes),
             results=state.results,
@@ -546,16 +502,16 @@ class MetricsLog:
         before = read_health(folder.path)
         folder.write_metrics(state.rows)  # before the next checkpoint, since a report shows both
         write_health(folder.path, health)
-        if state.step == self.steps or (not state.step and health.verdict != Verdict.UNKNOWN):
+        if done == self.steps or (not done and health.verdict != Verdict.UNKNOWN):
             return  # the final evaluation prints it, and before the first step it says nothing new
         if before is not None and before.verdict == health.verdict:
             self.reporter.say(f"  still {health.verdict}")
         else:
             self.reporter.say(f"  so far {health}")
 
-    def _drawn(self, state: TrainState) -> None:
-        """Draw pictures if they are due after this step. Every process must call this."""
-        if state.step not in self.drawn or self.measure is None:
+    def _draw(self, state: TrainState) -> None:
+        """Draw pictures. Every process must call this."""
+        if self.measure is None:
             return
         began, reporter = time.perf_counter(), self.reporter
         with gathered_weights(self.validation.task):
@@ -564,9 +520,10 @@ class MetricsLog:
                 place = state.step, self.steps
                 device = self.stepper.fabric.device
                 with without_collectives():  # only this process draws
-                    files = draw_run(self.validation, reporter.folder, self.settings, self.measure, place, device)
+                    about = self.validation, reporter.folder, self.settings, self.measure, place, device
+                    files = draw_run(*about, curves=len(state.rows) > 1)
                 self.tracks.log_images(files, state.step)
-        if state.step == min(self.drawn):
+        if len(state.rows) == 1:
             reporter.say(f"first pictures: {reporter.folder.pictures}; redrawn during training and at the end")
         state.measuring += time.perf_counter() - began
 
@@ -575,7 +532,7 @@ class MetricsLog:
         began = time.perf_counter()
         self.reporter.flash(f"measuring on {len(self.validation.held_out):,} images")
         self.measure, columns = self.validation.run(self.stepper.fabric.device, self.stepper.autocast, first=first)
-        state.measured = self.measure.result
+        state.measured, self._measured_at = self.measure.result, state.step
         state.results[str(state.step)] = each_result(self.measure)
         if self.settings.patience is not None:
             state.best.compare(state.step, self.measure, self.stepper.task)
@@ -584,17 +541,18 @@ class MetricsLog:
         return columns
 
     def _line(self, state: TrainState, losses: str) -> Line:
-        left = self.pace.seconds_left()
+        each, left = self.pace.each(), self.pace.left()
         if state.step == self.steps:
-            time_left = [f"trained in {duration(state.seconds)}"] * 2
+            time_forms = [f"trained in {duration(state.seconds)}"] * 2
         elif left is None:
-            time_left = ["time left unknown", "time left: ?"]
+            time_forms = [time_left(None), "time left: ?"]
         else:
-            measures = len([one for one in self.validated if one > state.step])
-            left += measures * state.measuring
-            time_left = [f"{duration(left)} left", f"{round_duration(left)} left"]
+            left += self._measures_left(state)
+            time_forms = [time_left(left), f"{round_duration(left)} left"]
+        rate = f"{self.images_per_step / each:,.0f} {self.validation.task.modality.noun}/s" if each else ""
+        waiting = f"{self.pace.waiting():.0%} waiting for data" if each else ""
         epoch, measured = state.step / self.per_epoch, () if state.measured is None else measure_forms(state.measured)
-        return progress_line(epoch, self.settings.epochs, losses, measured, time_left, self.pace.describe())
+        return progress_line(epoch, self.settings.epochs, losses, measured, time_forms, (rate, waiting))
 
 
 def _losses(means: Mapping[str, float]) -> str:

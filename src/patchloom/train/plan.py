@@ -10,12 +10,13 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from patchloom.data.loader import steps_per_epoch
+from patchloom.data.loader import batch_bytes, steps_per_epoch
 from patchloom.data.near_duplicates import near_copies, subject_note
 from patchloom.data.source import Data, Source
 from patchloom.data.sources.in_memory import is_object_name
 from patchloom.data.splits import some_groups
 from patchloom.data.stats import Stats, scale_notes
+from patchloom.data.workers import SHARED, fitting_readers
 from patchloom.display import is_first, print_line
 from patchloom.errors import PatchloomError
 from patchloom.nets.checkpoints.programs import MeanStd
@@ -26,17 +27,18 @@ from patchloom.recipes import recipe_named, recipe_names
 from patchloom.runs.folder import FolderLocked, RunFolder
 from patchloom.runs.held_out import HeldOut, choose_held_out, held_out_count, stored_held_out, with_share
 from patchloom.runs.settings import LAUNCH, ResolvedSettings, Settings
-from patchloom.runs.task import prepare_task
+from patchloom.runs.task import augment_of_readers, prepare_task
 from patchloom.runs.training_set import no_record, read_record
 from patchloom.sizes import in_pixels
 from patchloom.system.distributed import world
+from patchloom.system.files import size_in_words
 from patchloom.system.hardware import Cores
 from patchloom.tasks import check_step_size
 from patchloom.tasks.custom import label
 from patchloom.tasks.task import Task
 from patchloom.train.estimate import Forecast, epochs_in, forecast_rest, forecast_run
 from patchloom.train.init import Start
-from patchloom.train.resolve import default_workers, measure_data, resolve, share_of_batch
+from patchloom.train.resolve import default_cache, default_workers, measure_data, resolve, share_of_batch
 
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 _FEW_GROUPS = 5  # held-out groups whose interval, over groups, is so wide that it excludes little
@@ -182,13 +184,13 @@ class Planner:
             "are more files: copy them with names and dates (cp -a, rsync -a)"
         )
 
-    def forecast(self, plan: Plan) -> Forecast | None:
-        """Forecast the run, or the rest of a resumed one; None if nothing is known."""
+    def forecast(self, plan: Plan, timed: bool) -> Forecast:
+        """Forecast the run, or the rest of a resumed one; steps are tried for it only if it is ``timed``."""
         training = plan.held_out.parts(self.data.train.heard_as(plan.stats.sound))[0]
         if plan.resumed and (found := forecast_rest(plan.settings, training, self.folder, kept=plan.ended > 0)):
             return found
         share = share_of_batch(plan.settings.batch_size, len(training), world())
-        return forecast_run(plan.settings, training, share, self.here, self.folder)
+        return forecast_run(plan.settings, training, share, self.here, self.folder, timed)
 
     def store(self, plan: Plan) -> None:
         """Store the plan in the run's folder."""
@@ -216,15 +218,19 @@ class Planner:
         launch |= {"devices": self.here.processes} if self.asked.devices == "auto" else {}
         settings = replace(settings, **launch)
         number, why = default_workers(settings.device, self.here)
-        reasons = {}
+        reasons: dict[str, str] = {}
         moved, ended = self._elsewhere(), settings.epochs if self.longer() else 0
         reached = self.folder.checkpoints.progress()[0] / steps_per_epoch(len(training), settings.batch_size) or ended
         if moved:
             settings = replace(settings, data=self.asked.data)
         if ended and self.asked.epochs != "auto":
             settings = replace(settings, epochs=self.asked.epochs)
-        if self.asked.workers == "auto" and settings.workers != number:  # affects the pace only
-            settings, reasons = replace(settings, workers=number), {"workers": why}
+        now: dict[str, tuple[Any, str]] = {"workers": (number, why)}
+        if self.asked.cache == "auto":
+            now["cache"] = default_cache(settings.epochs, settings.img_size, stats, training)
+        for name, (value, why) in now.items():  # affect the pace only
+            if getattr(self.asked, name) == "auto" and getattr(settings, name) != value:
+                settings, reasons = replace(settings, **{name: value}), reasons | {name: why}
         return Plan(True, settings, reasons, stats, fingerprint, held_out, ended=ended, reached=reached, moved=moved)
 
     def _new(self) -> Plan:
@@ -310,7 +316,7 @@ def announce(
     task: Task,
     sentences: list[str],
     folder: RunFolder,
-    forecast: Forecast | None,
+    forecast: Forecast,
 ) -> list[str]:
     """Return the printed plan: data, values of ``auto``, initial weights, and forecast."""
     lines: list[str] = []
@@ -358,12 +364,14 @@ def announce(
     if world() > 1:
         each = share_of_batch(s.batch_size, len(training), world())
         say(f"  {world()} processes ({s.strategy}), {each} {whole.noun} per step each")
+    if line := describe_readers(task, s, share_of_batch(s.batch_size, len(training), world())):
+        say(f"  {line}")
     if line := effective(task, s.epochs):
         say(f"  {line}")
     say(f"  {describe_parameters(task, s)}")
     for line in describe_adaptation(task, s):
         say(f"  {line}")
-    for line in forecast.sentences() if forecast else ():
+    for line in forecast.sentences():
         say(f"  {line}")
     say(f"  everything goes to {folder.path}")
     return lines
@@ -442,6 +450,19 @@ def describe_recipe(settings: ResolvedSettings, n: int, noun: str) -> list[str]:
     plain = settings.plain()
     lines = [f"recipe {recipe.name} ({recipe.source}), {said}", recipe.scaling(plain), recipe.update(plain, n, noun)]
     return [line for line in lines if line]
+
+
+def describe_readers(task: Task, settings: ResolvedSettings, images: int) -> str:
+    """Return a line if the batches of ``images`` of all workers do not fit into shared memory; "" if they do."""
+    each = batch_bytes(augment_of_readers(task, settings), images, settings.channels)
+    readers, free = fitting_readers(settings.workers, each)
+    if readers == fitting_readers(settings.workers, 0)[0]:
+        return ""
+    return (
+        f"shared memory: {readers.workers} of {settings.workers} workers read, one batch in advance each: more do not "
+        f"fit into the {size_in_words(free)} that {SHARED} has free, at {size_in_words(each)} a batch; give more, such "
+        "as docker run --shm-size 2g"
+    )
 
 
 def effective(task: Task, epochs: float) -> str:

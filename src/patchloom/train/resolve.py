@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 import math
-import os
-import shutil
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
+from patchloom.data.cache import choose_cache
 from patchloom.data.loader import steps_of
-from patchloom.data.source import Source
+from patchloom.data.source import Source, Subset
 from patchloom.data.stats import Stats, measure, variance_lost
 from patchloom.errors import PatchloomError
-from patchloom.nets.build import PRESETS, EncoderSpec, outline, rotates, swin_sizes
-from patchloom.nets.performance import attention_shape, check_native, choose_kernels
+from patchloom.nets.build import PRESETS, outline, rotates, swin_sizes
+from patchloom.nets.performance import check_native, choose_attention, choose_kernels
 from patchloom.runs.held_out import with_share
 from patchloom.runs.settings import Auto, ResolvedSettings, Settings, encoder_spec
 from patchloom.sizes import PatchSize, in_pixels, to_pair
-from patchloom.system import hardware
 from patchloom.system.hardware import (
     Cores,
-    best_threads,
-    bfloat16_pays,
+    cannot_compile,
     check_device,
-    compile_gain,
+    check_precision,
+    choose_compile,
+    choose_precision,
+    choose_threads,
+    choose_workers,
     cores,
-    fused_gain,
-    when,
 )
 from patchloom.tasks import (
     check_step_size,
@@ -40,13 +39,11 @@ from patchloom.tasks import (
 )
 from patchloom.tasks.custom import label
 
-# Defaults by device, chosen for speed.
+# Defaults by device.
 
-
-_WORTH = 1.05  # smaller gains are noise
-_CLEARLY = 0.8  # nearly equal times must not decide, because the last digits of results depend on the form
-
-_MAX_EXPLICIT = 2**28  # values of an explicit softmax per image; more take GiB and seconds even to try
+# Decoded images are stored if they have so many pixels, so many times the pixels of a crop, and for so many epochs:
+# storing an image takes the processor as long as decoding it one to three times.
+_WORTH_STORING, _MUCH_LARGER, _OFTEN = 128 * 128, 2, 4
 
 
 def default_device() -> tuple[str, str]:
@@ -58,60 +55,29 @@ def default_device() -> tuple[str, str]:
     return "cpu", "no GPU was found"
 
 
-def default_threads(device: str) -> tuple[int, str]:
-    """Choose the number of threads with the fastest matrix products."""
-    if device != "cpu":
-        return torch.get_num_threads(), "training runs on the GPU"
-    best, there = best_threads(), cores()
-    of = "there is one core" if there == 1 else f"fastest matrix products, of {there} cores{when(best)}"
-    return round(best), of
-
-
 def default_workers(device: str, here: Cores) -> tuple[int, str]:
     """Choose the number of reading processes; at least one, because cropping is work even for images in memory."""
-    return hardware.choose_workers(device, here, least=1)
+    return choose_workers(device, here, least=1)
 
 
-def default_precision(device: str) -> tuple[str, str]:
-    """Choose half precision if matrix products gain from it."""
-    if device == "cuda":
-        good = torch.cuda.is_bf16_supported(including_emulation=False)
-        return ("bfloat16", "the GPU supports it") if good else ("float16", "the GPU has no bfloat16")
-    if device == "mps":
-        return "float32", "the safe choice on an Apple GPU"
-    pays, why = bfloat16_pays()
-    return ("bfloat16" if pays else "float32"), why
+def default_cache(
+    epochs: float, size: tuple[int, int], stats: Stats, training: Source | None
+) -> tuple[Literal["none", "whole"], str]:
+    """Choose a cache for images that are read often and are much larger than crops of ``size`` (h, w).
 
-
-def default_attention(device: str, precision: str, spec: EncoderSpec, an_item: str = "an image") -> tuple[str, str]:
-    """Choose the form of attention that is faster for the encoder's shape."""
-    if device != "cpu":
-        return "fused", "the usual choice on a GPU"
-    heads, tokens, side = attention_shape(outline(spec))
-    if heads * tokens**2 > _MAX_EXPLICIT:
-        return "fused", f"an explicit softmax needs {heads} matrices of {tokens:,} x {tokens:,} for {an_item}"
-    gain = fused_gain(device, precision, heads, tokens, side)
-    return ("explicit" if gain < _CLEARLY else "fused"), f"the fused kernel is ×{gain:.2f} as fast here{when(gain)}"
-
-
-def default_kernels(device: str, bfloat16: bool, spec: EncoderSpec, images: int) -> tuple[str, str]:
-    """Choose native kernels if they are available and faster than torch's for the encoder's attention."""
-    return choose_kernels(outline(spec), device, bfloat16, images)
-
-
-def default_compile(device: str, precision: str, spec: EncoderSpec, kernels: str, threads: int) -> tuple[bool, str]:
-    """Choose compilation only if `patchloom bench` has measured a gain: trying it takes a minute."""
-    gain = compile_gain(device, precision, spec.model, kernels, threads)
-    if gain is None:
-        return False, "gain unknown here: patchloom bench --compile true measures it"
-    if not can_compile(device):
-        return False, "there is no C++ compiler"
-    return gain > _WORTH, f"patchloom bench measured ×{gain:.2f}{when(gain)}"
-
-
-def can_compile(device: str) -> bool:
-    """Return whether torch.compile works: on a CPU, it needs a C++ compiler."""
-    return device != "cpu" or any(map(shutil.which, (os.environ.get("CXX") or "g++", "g++", "clang++")))
+    Decoding the others costs little beside a training step.
+    """
+    if training is None or not stats.modality.resizable:
+        return "none", f"{stats.modality.noun} are not cached unless that is asked for"
+    if training.in_memory:
+        return "none", f"the {training.noun} are in memory"
+    if epochs < _OFTEN:
+        return "none", f"{training.noun} are decoded too seldom in {epochs:g} epoch{'s' * (epochs != 1)}"
+    if stats.height * stats.width < max(_WORTH_STORING, _MUCH_LARGER * math.prod(size)):
+        return "none", f"{training.noun} of {in_pixels((stats.height, stats.width))} are decoded fast enough"
+    # a cache holds the held-out images of this run, too, which another run may train on
+    whole = training.source if isinstance(training, Subset) else training
+    return choose_cache(whole, stats.height * stats.width * len(stats.mean))
 
 
 # Images seen in a run if epochs is auto: minutes on a CPU, hours on a GPU.
@@ -151,8 +117,8 @@ def resolve(
         chosen[name] = {**settings.model, "name": value} if name == "model" else value
         return value
 
-    def measured(name: str, find: Callable[..., tuple[Any, str]], *about: Any) -> Any:
-        """Call `auto` with the result of ``find``, which takes seconds and is skipped if a value was given."""
+    def sought(name: str, find: Callable[..., tuple[Any, str]], *about: Any) -> Any:
+        """Call `auto` with the result of ``find``, which may take seconds and is skipped if a value was given."""
         asked = getattr(settings, name)
         return auto(name, *find(*about)) if asked == "auto" else asked
 
@@ -182,7 +148,7 @@ def resolve(
         h, w = auto("img_size", *_img_size(settings.img_size, device, (stats.height, stats.width), settings.patch_size))
         patch = auto("patch_size", _patch(min(h, w)), f"common for {min(h, w)} pixels")
     if modality.resizable:
-        measured("crop_scale", _crop_scale, settings, (h, w), (stats.height, stats.width), images)
+        sought("crop_scale", _crop_scale, settings, (h, w), (stats.height, stats.width), images)
     else:
         chosen["crop_scale"] = _USUAL_SCALE
     rows, columns = to_pair(patch)
@@ -224,22 +190,37 @@ def resolve(
             chosen[owner] = {**chosen.get(owner, settings.task), option: value}
             reasons[name] = why
     auto("warmup_epochs", round(epochs * 0.1, 4), "a tenth of the epochs")
-    threads = measured("threads", default_threads, device)
+    auto("threads", *choose_threads(device))
     auto("workers", *default_workers(device, here))
-    half = measured("precision", default_precision, device)
+    sought("cache", default_cache, epochs, (h, w), stats, images)
+    half = auto("precision", *choose_precision(device))
+    check_precision(half, device)
     shape = ("model", "img_size", "patch_size", "channels", "positions")
-    spec = encoder_spec(*(chosen.get(name, getattr(settings, name)) for name in shape))
-    measured("attention", default_attention, device, half, spec, modality.an_item)
+    vit = outline(encoder_spec(*(chosen.get(name, getattr(settings, name)) for name in shape)))
+    at_once = batch // world * here.processes
+    sought("attention", choose_attention, vit, device, half == "bfloat16", at_once)
     halves = "bfloat16" in (half, settings.teacher_precision)
-    kernels = measured("kernels", default_kernels, device, halves, spec, batch // world)
+    sought("kernels", choose_kernels, vit, device, halves, at_once)
     if settings.kernels == "native":
-        check_native(outline(spec), device, halves)
-    measured("compile", default_compile, device, half, spec, kernels, threads)
-    if settings.compile is True and not can_compile(device):
-        raise PatchloomError("--compile true needs a C++ compiler, such as g++: install one, or leave it out")
+        check_native(vit, device, halves)
+    sought("compile", choose_compile, device, steps_of(epochs, n, batch))
+    if settings.compile in (True, "graphs") and (reason := cannot_compile(device)):
+        said = str(settings.compile).lower()
+        raise PatchloomError(f"--compile {said} cannot be used, because {reason}: leave it out")
+    if settings.compile == "graphs" and (reason := _cannot_replay(device, settings.accumulate, world)):
+        raise PatchloomError(f"--compile graphs {reason}: use --compile true, or leave it out")
     resolved = settings.resolved(**chosen)
     resolved.check()  # given and chosen values may be incompatible
     return resolved, reasons
+
+
+def _cannot_replay(device: str, accumulate: int, world: int) -> str | None:
+    """Return the reason why CUDA graphs cannot be used, whose gradients are overwritten by the next step."""
+    if device != "cuda":
+        return "needs a CUDA GPU"
+    if accumulate > 1:
+        return f"cannot add up the gradients of --accumulate {accumulate}"
+    return "is for a single process" if world > 1 else None
 
 
 def measure_data(settings: Settings, source: Source, sample: int = 1000) -> tuple[int, Stats]:

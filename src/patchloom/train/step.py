@@ -13,10 +13,11 @@ from torch.distributed.tensor import DTensor
 
 from patchloom.data.loader import Batch
 from patchloom.data.stats import normalize
+from patchloom.nets.compiling import compiling
 from patchloom.nets.heads import layer_groups
-from patchloom.nets.performance import compile_blocks
 from patchloom.runs.settings import ResolvedSettings
 from patchloom.system.distributed import Shared, total, world
+from patchloom.system.hardware import fetch_behind
 from patchloom.tasks.task import Task
 from patchloom.train.clock import Piece
 
@@ -78,11 +79,11 @@ def build_optimizer(
     return torch.optim.AdamW(groups, lr=0.0, betas=betas, fused=fused)
 
 
-def clip_gradients(optimizer: torch.optim.Optimizer, max_norm: float, scale: float = 1.0) -> Tensor:
+def clip_gradients(optimizer: torch.optim.Optimizer, max_norm: float, scale: Tensor | None = None) -> Tensor:
     """Divide the gradients by ``scale``, clip them to the norm ``max_norm`` (0: never), and return their norm."""
     weights = [one for group in optimizer.param_groups for one in group["params"] if one.grad is not None]
     gradients = [one.grad for one in weights]
-    if scale != 1:
+    if scale is not None:
         torch._foreach_mul_(gradients, 1 / scale)
     norm = nn.utils.clip_grad_norm_(weights, max_norm) if max_norm else nn.utils.get_total_norm(gradients)
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
@@ -104,6 +105,7 @@ class Update(NamedTuple):
         norm: gradient norm.
         names, values: names and values of the loss (first) and the metrics, one row per step, averaged over processes.
         answers: for each question, whether any process answered yes.
+        scaling: loss scale for the next update, and number of updates since it changed; None without a scale.
     """
 
     good: bool
@@ -112,11 +114,60 @@ class Update(NamedTuple):
     names: tuple[str, ...]
     values: list[list[float]]
     answers: list[bool]
+    scaling: tuple[float, int] | None
+
+
+class Pending:
+    """Update that is queued on the device, with the numbers of its `Update` on their way to the CPU.
+
+    Args:
+        row: these numbers [m], on the device.
+        names: names of the loss and the metrics.
+        questions: number of questions.
+        scaled: whether the row ends with the scaling.
+    """
+
+    def __init__(self, row: Tensor, names: tuple[str, ...], questions: int, scaled: bool):
+        self.names, self.questions, self.scaled = names, questions, scaled
+        self.row, self.sent = fetch_behind(row)
+
+    def read(self) -> Update:
+        """Wait until the device has made the update, and return its result."""
+        if self.sent is not None:
+            self.sent.synchronize()
+        norm, *numbers = self.row.tolist()
+        scaling = None
+        if self.scaled:
+            *numbers, scale, steady = numbers
+            scaling = scale, int(steady)
+        agreed, width = 2 + self.questions, len(self.names)
+        (lost, unbounded, *answers), means = (count > 0 for count in numbers[:agreed]), numbers[agreed:]
+        rows = [means[start : start + width] for start in range(0, len(means), width)]
+        return Update(not (lost or unbounded), unbounded and not lost, norm, self.names, rows, answers, scaling)
+
+
+_STEADY = 2000  # updates without an overflow after which the loss scale is doubled
+
+
+def adapt_scale(scaling: Tensor, lost: Tensor, unbounded: Tensor) -> Tensor:
+    """Return the loss scale and the number of updates since it changed [2] after an update, from those before it.
+
+    The scale is halved, to at least 1, after an overflow, and doubled after 2,000 updates without one: the rule of
+    `torch.amp.GradScaler` (Micikevicius et al. 2018, section 3.2). An update whose loss is ``lost`` does not count.
+    """
+    scale, steady = scaling
+    halved = torch.stack([(scale / 2).clamp(min=1), torch.zeros_like(steady)])
+    grown = steady + 1 == _STEADY
+    followed = torch.stack([torch.where(grown, scale * 2, scale), torch.where(grown, 0, steady + 1)])
+    return torch.where(lost, scaling, torch.where(unbounded, halved, followed))
 
 
 def autocast(device: str, precision: str) -> AbstractContextManager[Any]:
-    """Return torch's autocast context for a kind of device and a ``precision``; weights stay float32."""
-    half = precision != "float32"
+    """Return torch's autocast context for a kind of device and a ``precision``; weights stay float32.
+
+    TF32 is no dtype: `patchloom.system.hardware.float32_products` has it computed.
+    """
+    half = precision in ("bfloat16", "float16")
     return torch.autocast(device, getattr(torch, precision)) if half else nullcontext()
 
 
@@ -133,19 +184,21 @@ class Stepper:
         began: first step of the present schedule; above 0 in a run that is trained longer.
         piece: present part of the schedule of a run with ``--minutes``, else None.
         heads_only: number of steps at the start of the first schedule in which the encoder keeps its weights.
+        ahead: number of updates that may be queued behind one whose result is not read yet: a GPU never idles then.
+        scaling: loss scale and number of updates since it changed [2], for float16; else None.
     """
 
     def __init__(self, fabric: Fabric, task: Task, settings: ResolvedSettings, steps: int):
         self.fabric, self.task, self.settings, self.steps = fabric, task, settings, steps
         self.began = 0
         self.piece: Piece | None = None
-        if settings.compile:
-            compile_blocks(task)
         self.module = fabric.setup_module(task.to(fabric.device))
         gentle = settings.layer_decay, settings.heads_first
         adam = build_optimizer(task, settings.weight_decay, settings.device, settings.betas, *gentle)
         self.heads_only = round(settings.heads_first * steps) if any(g.get("new") for g in adam.param_groups) else 0
         self.optimizer: Any = fabric.setup_optimizers(adam)
+        self.ahead = int(settings.device == "cuda")
+        self.scaling: Tensor | None = None
         # buffers that a forward pass changes, restored if the update is skipped
         self.statistics = [
             buffer
@@ -153,11 +206,18 @@ class Stepper:
             for name, buffer in module.named_buffers(recurse=False)
             if name not in module._non_persistent_buffers_set
         ]
+        self.before = [buffer.clone() for buffer in self.statistics]
+
+    def begin(self, scale: float, steady: int) -> None:
+        """Begin from the present weights, with a loss scale that was unchanged for ``steady`` updates (float16)."""
         self.remember_statistics()
+        if self.settings.precision == "float16":
+            self.scaling = torch.tensor([scale, steady], dtype=torch.float32).to(self.fabric.device)
 
     def remember_statistics(self) -> None:
         """Save the running statistics, to restore them if the next update is skipped."""
-        self.before = [buffer.clone() for buffer in self.statistics]
+        if self.statistics:
+            torch._foreach_copy_(self.before, self.statistics)
 
     def progress(self, step: int) -> float:
         """Return the fraction of the present schedule that is done after ``step`` steps."""
@@ -169,7 +229,7 @@ class Stepper:
         """Return the autocast context of the task."""
         return autocast(self.fabric.device.type, self.settings.precision)
 
-    def forward(self, batch: Batch, step: int, window: range, generator: Shared, scale: float = 1.0) -> Forward:
+    def forward(self, batch: Batch, step: int, window: range, generator: Shared) -> Forward:
         """Accumulate the gradients of a step of an update, which takes the mean over the steps of ``window``.
 
         The last step of the window averages them over processes. The last window of a training may be shorter than
@@ -180,40 +240,49 @@ class Stepper:
         known: dict[str, Any] = {}
         if self.task.uses_indices:
             known["indices"] = batch.indices.to(self.fabric.device, non_blocking=True)
+        scale = 1.0 if self.scaling is None else self.scaling[0]
         with nullcontext() if step == window[-1] else self.fabric.no_backward_sync(self.module):
-            with self.autocast():
+            with self.autocast(), compiling(self.settings.compile):
                 outcome = self.module(*views, progress=self.progress(step), generator=generator, **known)
             self.fabric.backward(outcome.loss * scale / len(window))
         return Forward({"loss": outcome.loss.detach(), **outcome.metrics}, batch.indices)
 
-    def update(
-        self, done: int, rate: float, forwards: Sequence[Forward], questions: Sequence[bool], scale: float = 1.0
-    ) -> Update:
-        """Apply the accumulated gradients if they and the losses are finite in every process."""
-        norm = clip_gradients(self.optimizer.optimizer, self.settings.clip, scale)
+    def update(self, done: int, rate: float, forwards: Sequence[Forward], questions: Sequence[bool]) -> Pending:
+        """Apply the accumulated gradients if they and the losses are finite in every process.
+
+        Whether they are is decided on the device, and nothing here waits for it: what must not change is kept by
+        arithmetic, not by a branch.
+        """
+        adam, scaling = self.optimizer.optimizer, self.scaling
+        norm = clip_gradients(adam, self.settings.clip, None if scaling is None else scaling[0])
         at = self.fabric.device
         values = torch.stack([torch.stack([v.float().to(at) for v in one.values.values()]) for one in forwards])
         faults = torch.stack([~values[:, 0].isfinite().all(), ~norm.isfinite()])
-        asked = torch.tensor(questions, dtype=torch.float32).to(at, non_blocking=True)
+        asked = values.new_zeros(len(questions))
+        for place, answer in enumerate(questions):
+            if answer:
+                asked[place].fill_(1)  # nothing is copied to the device
         summed = total(torch.cat([faults.float(), asked, values.flatten() / world()]))
-        # the only synchronisation with the device in an update
-        *counts, length = torch.cat([summed, norm.float()[None]]).tolist()
-        agreed, width = len(faults) + len(asked), values.shape[1]
-        (lost, unbounded, *answers), means = (count > 0 for count in counts[:agreed]), counts[agreed:]
-        rows = [means[start : start + width] for start in range(0, len(means), width)]
-        if lost or unbounded:
-            for buffer, before in zip(self.statistics, self.before, strict=True):
-                buffer.copy_(before)
-        else:
-            waits = not self.began and done <= self.heads_only  # the moments of the encoder are gathered meanwhile
-            for group in self.optimizer.param_groups:
-                group["lr"] = 0.0 if waits and not group.get("new", True) else rate * group.get("lr_scale", 1.0)
+        lost, unbounded = summed[:2] > 0
+        skipped = lost | unbounded
+        for buffer, before in zip(self.statistics, self.before, strict=True):
+            buffer.copy_(torch.where(skipped, before, buffer))
+        waits = not self.began and done <= self.heads_only  # the moments of the encoder are gathered meanwhile
+        for group in adam.param_groups:
+            group["lr"] = 0.0 if waits and not group.get("new", True) else rate * group.get("lr_scale", 1.0)
+        if adam.defaults["fused"]:
+            adam.found_inf = skipped.float()  # exactly 1 keeps weights and moments
             self.optimizer.step()
-            self.task.after_step(self.progress(done))
-            self.remember_statistics()
+        elif not skipped:  # waits: torch's other implementations have no such flag
+            self.optimizer.step()
+        self.task.after_step(self.progress(done), (~skipped).float())
+        self.remember_statistics()
         self.optimizer.zero_grad(set_to_none=True)
-        names = tuple(forwards[0].values)
-        return Update(not (lost or unbounded), unbounded and not lost, length, names, rows, answers)
+        parts = [norm.float()[None], summed]
+        if scaling is not None:
+            self.scaling = adapt_scale(scaling, lost, unbounded)
+            parts.append(self.scaling)
+        return Pending(torch.cat(parts), tuple(forwards[0].values), len(questions), scaling is not None)
 
 
 def seed_step(seed: int, step: int, rank: int, generator: torch.Generator) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
@@ -20,22 +21,24 @@ from patchloom.data.stats import normalize
 from patchloom.display import StatusMessage
 from patchloom.evaluate.features import (
     ImageFeatures,
+    Precision,
     count_classes,
     extract,
     groups_of,
     has_labels,
-    known_labels,
+    only_labelled,
     pixel_features,
 )
-from patchloom.evaluate.protocols.knn import knn_accuracies
 from patchloom.nets.checkpoints.format import EncoderCard, untrained_twin
 from patchloom.nets.encode import input_size
 from patchloom.nets.heads import InstanceHead, pooled_tokens
+from patchloom.nets.performance import use_kernels
 from patchloom.nets.swin import Encoder
 from patchloom.questions.collapse import centred_rank, deviation, distance_from_mean, effective_rank, output_spread
 from patchloom.questions.question import Measure
 from patchloom.runs.settings import ResolvedSettings
 from patchloom.system.distributed import gathered_weights, without_collectives
+from patchloom.system.hardware import float32_products
 from patchloom.tasks.task import Task
 
 _BATCH = 250
@@ -73,40 +76,64 @@ class Validation:
         self.fresh = settings.from_run is None and settings.init is None
         self.batch_size, self.workers = min(_BATCH, 2 * settings.batch_size), settings.workers
         self.size, self.k = input_size(task.encoder), settings.knn_k
-        self.gallery = None
+        # as in training, which is two to three times as fast on a CPU as float32
+        self.precision: Precision = "bfloat16" if settings.precision == "bfloat16" else "auto"
+        self.kernels = settings.kernels
+        self.gallery: Source | None = None
+        self.queries: Source | None = None
         if has_labels(held_out) and count_classes(training) > 1:
             assert training.labels is not None  # there are several classes
             with_label = np.flatnonzero(training.labels >= 0)
             order = np.random.default_rng(self.seed).permutation(with_label)
-            self.gallery = training.subset(order[: settings.knn_gallery])
+            self.gallery, self.queries = training.subset(order[: settings.knn_gallery]), only_labelled(held_out)
 
     def run(
         self, device: torch.device, precision: Callable[[], AbstractContextManager[Any]], first: bool = False
     ) -> tuple[Measure, dict[str, float]]:
-        """Take all measures. Every process must call this, because the weights may be sharded.
+        """Take all measures, or the ``first`` time only that of the task: see `baselines` for the others.
 
-        Each process measures all images without the others.
+        Every process must call this, because the weights may be sharded. Each measures all images without the others.
         """
-        with StatusMessage("measuring on held-out images"), gathered_weights(self.task), without_collectives():
-            self.task.eval()
+        with self._evaluating("measuring on held-out images"):
             with torch.inference_mode(), precision():
                 measure = self._measure(device)
-            row = self._columns(measure, device)
-            self.task.train()
-        if first:
-            with StatusMessage("measuring baselines"):
-                row |= self._without_training(row, device)
-        return measure, row
+            row = _columns(measure)
+            return measure, row if first else row | self._own_columns(device)
+
+    def baselines(self, device: torch.device) -> dict[str, float]:
+        """Return the columns of features and kNN before training, with those of the baselines.
+
+        Every process must call this, with the initial weights.
+        """
+        with self._evaluating("measuring baselines"):
+            row = self._own_columns(device)
+        with StatusMessage("measuring baselines"):
+            return row | self._without_training(row, device)
+
+    @contextmanager
+    def _evaluating(self, said: str) -> Iterator[None]:
+        """Show a status while the task is in evaluation mode, with all weights in each process."""
+        with StatusMessage(said), gathered_weights(self.task), without_collectives():
+            self.task.eval()
+            try:
+                yield
+            finally:
+                self.task.train()
 
     @property
     def labelled(self) -> int:
         """Number of labelled held-out images, which are the kNN queries."""
-        return 0 if self.gallery is None else len(known_labels(self.held_out))
+        return 0 if self.queries is None else len(self.queries)
+
+    @cached_property
+    def featured(self) -> Source:
+        """At most 500 held-out images, evenly spread; the same object in every pass, so that its workers live on."""
+        return self.held_out.subset(np.unique(np.linspace(0, len(self.held_out) - 1, _FEATURED).round().astype(int)))
 
     def _without_training(self, now: Mapping[str, float], device: torch.device) -> dict[str, float]:
         """Return the columns of the baselines; ``now`` has those of the encoder, which may be untrained."""
         row = {"images:apart": self._image_deviation(device)}
-        pixels = None if self.gallery is None else self._raw_pixel_knn()
+        pixels = None if self.gallery is None else self._raw_pixel_knn(device)
         for name, untrained in (now if self.fresh else self._untrained(device)).items():
             if name in _BESIDE_UNTRAINED:
                 row[f"{name}:untrained"] = untrained
@@ -118,22 +145,17 @@ class Validation:
             row |= {f"{name}:{START}": value for name, value in found.items()}
         return row
 
-    def _columns(self, measure: Measure, device: torch.device) -> dict[str, float]:
-        result = measure.result
-        row = {"held_out": result.value} | {f"baseline:{name}": value for name, value in result.baselines.items()}
-        row |= _share_columns(result.effect)
-        row |= {f"held_out:{name}": values.mean().item() for name, values in measure.details.items()}
-        row |= {f"teacher:{name}": value for name, value in result.outputs.items()}
-        row |= self._features_of(self.task.encoder, device)
+    def _own_columns(self, device: torch.device) -> dict[str, float]:
+        """Return the columns of the encoder's features, and of its kNN if there are labels."""
+        row = self._features_of(self.task.encoder, device)
         if self.gallery is not None:
             row |= self._knn_of(self.task.encoder, self.card, instance_head(self.task), device)
         return row
 
     def _featured(self, device: torch.device) -> Iterator[Tensor]:
-        """Yield normalised batches [b c h w] of at most 500 whole held-out images, evenly spread."""
-        places = np.unique(np.linspace(0, len(self.held_out) - 1, _FEATURED).round().astype(int))
-        some, channels = self.held_out.subset(places), self.card.own_spec.channels
-        for batch in plain_batches(some, self.size, self.batch_size, self.workers, channels, device):
+        """Yield normalised batches [b c h w] of `featured` images."""
+        reading: dict[str, Any] = {"channels": self.card.own_spec.channels, "device": device}
+        for batch in plain_batches(self.featured, self.size, **reading, **self._reading(self.featured)):
             yield normalize(batch.views[0], self.card.mean, self.card.std)
 
     @torch.inference_mode()
@@ -168,11 +190,13 @@ class Validation:
 
         The pooling "instance" needs a ``head``.
         """
-        reading, pooling, poolings = self._reading(), instance_pooling(self.task), {"knn": "mean"}
+        pooling, poolings = instance_pooling(self.task), {"knn": "mean"}
         if pooling != "mean" and (head is not None or pooling != "instance"):
             poolings["instance_knn"] = pooling
+        use_kernels(vit, self.kernels)  # those of the task's encoder, also for its controls
+        asked: dict[str, Any] = {"device": device, "precision": self.precision, "head": head}
         found = self._knn(
-            lambda source: extract(vit, card, source, device=device, head=head, **reading), poolings.values()
+            lambda source: extract(vit, card, source, **asked, **self._reading(source)), poolings.values(), device
         )
         return {name: found[pooling] for name, pooling in poolings.items()}
 
@@ -182,22 +206,26 @@ class Validation:
         row = self._features_of(twin.to(device), device)
         return row | (self._knn_of(twin, self.card, head, device) if self.gallery is not None else {})
 
-    def _raw_pixel_knn(self) -> float:
+    def _raw_pixel_knn(self, device: torch.device) -> float:
         """Return the kNN accuracy of raw pixels on the same images."""
-        card, reading = self.card, self._reading()
-        pixels = self._knn(lambda source: pixel_features(source, self.size, card.mean, card.std, **reading), ["pixels"])
+        scale = self.card.mean, self.card.std
+        pixels = self._knn(
+            lambda source: pixel_features(source, self.size, *scale, **self._reading(source)), ["pixels"], device
+        )
         return pixels["pixels"]
 
-    def _reading(self) -> dict[str, Any]:
-        return {"batch_size": self.batch_size, "workers": self.workers}
+    def _reading(self, source: Source) -> dict[str, Any]:
+        """Return batch size and worker processes for one pass."""
+        return {"batch_size": self.batch_size, "workers": 0 if source.in_memory else self.workers}
 
     def _measure(self, device: torch.device) -> Measure:
         """Return the task's measure on all held-out images."""
         generator = torch.Generator().manual_seed(self.seed)
         found, indices = [], []
         h, w = self.task.augment.size  # larger than the encoder's input if the task shows it a part of the image
-        reading = self.batch_size, self.workers, self.card.own_spec.channels, device
-        batches = plain_batches(self.held_out, (h, w), *reading, native=cuts_natively(self.task.augment))
+        reading: dict[str, Any] = {"channels": self.card.own_spec.channels, "native": cuts_natively(self.task.augment)}
+        reading |= self._reading(self.held_out)
+        batches = plain_batches(self.held_out, (h, w), device=device, **reading)
         for batch in batches:
             self.unreadable.update(batch.unreadable)
             images = normalize(batch.views[0], self.card.mean, self.card.std)
@@ -205,16 +233,30 @@ class Validation:
             indices.append(batch.indices)
         return replace(Measure.joined(found), groups=groups_of(self.held_out, torch.cat(indices)))
 
-    def _knn(self, features_of: Callable[[Source], ImageFeatures], poolings: Collection[str]) -> dict[str, float]:
+    def _knn(
+        self, features_of: Callable[[Source], ImageFeatures], poolings: Collection[str], device: torch.device
+    ) -> dict[str, float]:
         """Return the kNN accuracy on held-out images for each pooling of their features."""
-        assert self.gallery is not None  # only called with labels
-        gallery, queries = features_of(self.gallery), features_of(self.held_out)
+        from patchloom.evaluate.protocols.knn import knn_accuracies  # the first step does not wait for the protocols
+
+        assert self.gallery is not None and self.queries is not None  # only called with labels
+        gallery, queries = features_of(self.gallery), features_of(self.queries)
         k = min(self.k, len(gallery.labels))
         found = {}
         for name in poolings:
             pooled = gallery.pooled(name), gallery.labels, queries.pooled(name), queries.labels
-            found[name] = knn_accuracies(*pooled, ks=(k,))[k]
+            with float32_products():  # as in evaluations, also of a run in TF32
+                found[name] = knn_accuracies(*pooled, ks=(k,), device=device)[k]
         return found
+
+
+def _columns(measure: Measure) -> dict[str, float]:
+    """Return the columns of a measure of the task."""
+    result = measure.result
+    row = {"held_out": result.value} | {f"baseline:{name}": value for name, value in result.baselines.items()}
+    row |= _share_columns(result.effect)
+    row |= {f"held_out:{name}": values.mean().item() for name, values in measure.details.items()}
+    return row | {f"teacher:{name}": value for name, value in result.outputs.items()}
 
 
 def _share_columns(effect: Effect) -> dict[str, float]:

@@ -200,7 +200,7 @@ class VerdictInputs(NamedTuple):
     @property
     def updates(self) -> int:
         """Number of updates done."""
-        return self.step // self.settings.accumulate
+        return -(-self.step // self.settings.accumulate)  # the last update may have fewer steps
 
     @property
     def level(self) -> Level:

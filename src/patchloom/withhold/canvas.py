@@ -9,6 +9,8 @@ Letters: b batch, c channels, h w height and width of the canvas, s t those of a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache, reduce
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -91,6 +93,137 @@ def shrink(images: Tensor, size: tuple[int, int]) -> Tensor:
     for side in size:
         shrunk = F.interpolate(shrunk.mT, (shrunk.shape[3], side), mode="bilinear", antialias=True)
     return shrunk.to(images.dtype)
+
+
+Window = tuple[tuple[int, int], tuple[int, int]]
+
+
+def resize_area(images: Tensor, size: tuple[int, int], window: Window | None = None) -> Tensor:
+    """Resize images [b c h w] to ``size``; each new pixel is the mean of all old ones that it overlaps.
+
+    Equal to torch's ``interpolate(mode="area")``, and faster on a CPU, because it takes one axis after the other.
+
+    Args:
+        images: [b c h w].
+        size: new height and width.
+        window: first row and the one after the last, and columns alike, of the part that is returned; None: all.
+    """
+    return _Area.apply(images, size, window or ((0, size[0]), (0, size[1])))
+
+
+class _Area(torch.autograd.Function):
+    """`resize_area`."""
+
+    @staticmethod
+    def forward(ctx: Any, images: Tensor, size: tuple[int, int], window: Window) -> Tensor:
+        ctx.axes = tuple(zip(images.shape[2:], size, window, strict=True))
+        return _averaged(images, _bands_of(ctx.axes, False, images.device))
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, None, None]:
+        return _averaged(slopes[0], _bands_of(ctx.axes, True, slopes[0].device)), None, None
+
+
+def enlarged_squares(images: Tensor, *weights: tuple[Tensor, Tensor]) -> Tensor:
+    """Return weighted sums [b] of the squared pixels of images [b c h w] that `resize_area` enlarges to H x W.
+
+    An enlarged pixel is a mean of at most two neighbours along either axis, so a sum of squares is one of products of
+    neighbours, and its gradient the same products: nothing is enlarged.
+
+    Args:
+        images: [b c h w].
+        weights: of rows [b H] and of columns [b W], whose products weigh the pixels; sums with several are added. b may
+            be 1.
+    """
+    with torch.no_grad():
+        parts = [_with_neighbours(_with_neighbours(images, 2, rows), 3, columns) for rows, columns in weights]
+        half = reduce(Tensor.add_, parts)  # of the gradient
+    squares = (images * half).sum((1, 2, 3))
+    return 2 * squares - squares.detach()
+
+
+def _with_neighbours(images: Tensor, axis: int, shares: Tensor) -> Tensor:
+    """Return Rᵀ diag(``shares``) R of images [b c h w] along an axis, with `resize_area`'s matrix R [H h]."""
+    n = images.shape[axis]
+    matrix = _area_matrix(n, shares.shape[1], images.device)
+    shape = (len(shares), 1, -1, 1) if axis == 2 else (len(shares), 1, 1, -1)
+    own, beside = (
+        (shares[..., None] * pairs).sum(1).view(shape) for pairs in (matrix.square(), matrix[:, 1:] * matrix[:, :-1])
+    )
+    summed = images * own
+    first, last = (0, 1), (1, 0)
+    for to, source in (first, last):
+        summed.narrow(axis, to, n - 1).addcmul_(images.narrow(axis, source, n - 1), beside)
+    return summed
+
+
+def _overlap(at: Tensor, row: int, other: int) -> tuple[Tensor, Tensor]:
+    """Return the first pixel of a row of ``other``, and the number of them, that pixels ``at`` of ``row`` overlap."""
+    first = at * other // row
+    return first, ((at + 1) * other - 1) // row - first + 1
+
+
+@cache
+def _most_overlapped(row: int, other: int) -> int:
+    return max(((i + 1) * other - 1) // row - i * other // row + 1 for i in range(row))
+
+
+def _area_matrix(old: int, new: int, device: torch.device) -> Tensor:
+    """Return the matrix [new old] of the means that `resize_area` takes along a row of ``old`` pixels."""
+    first, count = _overlap(torch.arange(new, device=device)[:, None], new, old)
+    source = torch.arange(old, device=device)
+    return ((source >= first) & (source < first + count)) / count
+
+
+Bands = tuple[Tensor, Tensor]
+
+
+def _area_bands(old: int, new: int, window: tuple[int, int], transposed: bool, device: torch.device) -> Bands:
+    """Return the pixels [t k] that are averaged along a row of ``old``, and their weights [t k], in a window of k.
+
+    They are computed on the device, because a copy to a GPU would wait for it.
+
+    Args:
+        old, new: lengths of the row before and after.
+        window: first new pixel, and the one after the last, of the part that is returned.
+        transposed: return those of the gradient, [t old], which sums pixels of the window.
+        device: device of the images.
+    """
+    begin, end = window
+    row, other = (old, new) if transposed else (new, old)
+    at = torch.arange(old, device=device) if transposed else torch.arange(begin, end, device=device)
+    first, count = _overlap(at, row, other)
+    step = torch.arange(_most_overlapped(row, other), device=device)[:, None]
+    place, inside = first + step, step < count
+    if not transposed:
+        return place.clamp(max=old - 1), inside / count
+    inside &= (place >= begin) & (place < end)
+    return (place - begin).clamp(0, end - begin - 1), inside / _overlap(place, new, old)[1]
+
+
+def _bands_of(axes: Sequence[tuple[int, int, tuple[int, int]]], transposed: bool, device: torch.device) -> list[Bands]:
+    return [_area_bands(old, new, window, transposed, device) for old, new, window in axes]
+
+
+def _averaged(images: Tensor, bands: Sequence[Bands]) -> Tensor:
+    """Return weighted sums of rows and of columns of images [b c h w], as ``bands`` of the two axes say."""
+    # columns are slower: they are taken while there are fewer rows
+    axes = (3, 2) if bands[0][0].shape[1] > images.shape[2] else (2, 3)
+    for axis in axes:
+        at, weights = bands[axis - 2]
+        weights = weights.to(images.dtype)[(..., None) if axis == 2 else ...]
+        summed = _picked(images, axis, at[0]).mul_(weights[0])
+        for row, weight in zip(at[1:], weights[1:], strict=True):
+            summed.addcmul_(_picked(images, axis, row), weight)
+        images = summed
+    return images
+
+
+def _picked(images: Tensor, axis: int, at: Tensor) -> Tensor:
+    """Return rows or columns of images [b c h w]."""
+    if axis == 2:
+        return images.index_select(2, at)
+    return images.gather(3, at.expand(*images.shape[:3], -1))  # twice as fast as index_select
 
 
 def centre_crop(images: Tensor, size: tuple[int, int]) -> Tensor:

@@ -7,7 +7,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from patchloom.patches.partition import random_block
 from patchloom.withhold import canvas, degrade
@@ -194,7 +193,7 @@ class Degradation:
             return images
         if self.kind in ("fisheye", "wave"):
             return canvas.centre_crop(images, self.size)
-        return F.interpolate(images, self.size, mode="area")
+        return canvas.resize_area(images, self.size)
 
     def in_frame(self, images: Tensor, side_share: Tensor | None, corner: Tensor | None = None) -> Tensor:
         """Return the input [b c h w] at its place in the target images, edges extended: a guess that needs no learning.

@@ -1,21 +1,17 @@
-from __future__ import annotations
-
 import os
 
 import pytest
+from refusing import refused
 
 from patchloom.data.sources.open import absolute_name, open_data
-from patchloom.errors import PatchloomError
 from patchloom.runs.folder import data_slug
 
 
 @pytest.fixture
 def folder(draw, tmp_path, monkeypatch):
-    for name in ("p/1.png", "p/a/2.png", "p/a/b/3.jpeg", "q/frames_1.png", "q/frames_2.png", "q/other.png"):
-        draw(name) if name.endswith("png") else draw("x.png").rename(
-            draw(name.replace("jpeg", "png")).with_suffix(".jpeg")
-        )
-    os.remove("p/a/b/3.png") if os.path.exists("p/a/b/3.png") else (tmp_path / "p/a/b/3.png").unlink()
+    for name in ("p/1.png", "p/a/2.png", "q/frames_1.png", "q/frames_2.png", "q/other.png"):
+        draw(name)
+    draw("p/a/b/3.png").rename(tmp_path / "p/a/b/3.jpeg")
     (tmp_path / "p/notes.md").write_text("x")
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -55,14 +51,11 @@ def test_folders_that_links_reach_again_are_read_once(folder):
 def test_notes_on_files_that_are_left_out(folder):
     data = open_data("p/*")
     assert paths_of("p/*") == ["p/1.png"]
-    assert data.notes == (
-        "p/*: 1 files that are not images are left out",
-        "p/*: 1 folders are left out, since files match, too: use ** for the files in them",
-    )
+    files, folders = data.notes
+    assert "1 files" in files and "1 folders" in folders and "use **" in folders
     assert open_data("p/*.png").notes == ()
     for pattern, match in (("p/*.tif", "no file matches p/\\*.tif"), ("p/*.md", "1 paths and no image")):
-        with pytest.raises(PatchloomError, match=match):
-            open_data(pattern)
+        refused(pattern, match)
 
 
 def test_a_pattern_expanded_by_a_shell(folder):
@@ -71,33 +64,21 @@ def test_a_pattern_expanded_by_a_shell(folder):
     assert paths_of(["q/frames_1.png", "p/1.png"]) == ["p/1.png", "q/frames_1.png"]
     assert paths_of(["q/frames_*.png", "p/a"]) == ["p/a/2.png", "p/a/b/3.jpeg", "q/frames_1.png", "q/frames_2.png"]
     assert paths_of(["q/frames_1.png", "p"]) == ["p/1.png", "p/a/2.png", "p/a/b/3.jpeg", "q/frames_1.png"]
-    with pytest.raises(PatchloomError, match=r"gone.png \(and 1 more of 3\) does not exist"):
-        open_data(["q/other.png", "gone.png", "away.png"])
-    with pytest.raises(PatchloomError, match="single image"):
-        open_data("q/other.png")
+    refused(["q/other.png", "gone.png", "away.png"], r"gone.png \(and 1 more of 3\) does not exist")
+    refused("q/other.png", "single image")
 
 
-def test_absolute_patterns(folder, monkeypatch):
-    (folder / "odd [dir]").mkdir()
-    (folder / "odd [dir]" / "1.png").write_bytes((folder / "p/1.png").read_bytes())
-    kept = {folder: absolute_name("q/frames_*.png"), folder / "p": absolute_name("p/**/*.png")}
+def test_absolute_patterns(folder, draw, monkeypatch):
+    draw("odd [dir]/1.png")
+    kept = [absolute_name("q/frames_*.png"), absolute_name("p/**/*.png")]
     monkeypatch.chdir(folder / "odd [dir]")
-    odd = absolute_name("*.png")
+    kept.append(absolute_name("*.png"))
     monkeypatch.chdir("/")
-    assert [len(open_data(one).train) for one in (*kept.values(), odd)] == [2, 2, 1]
-    assert absolute_name(odd) == odd and absolute_name("~/x*.png").startswith(os.path.expanduser("~"))
-
-
-def test_a_file_whose_name_looks_like_a_pattern_is_itself(folder, draw):
-    draw("r[1]/1.png")
+    assert [len(open_data(one).train) for one in kept] == [2, 2, 1]
+    assert absolute_name(kept[2]) == kept[2] and absolute_name("~/x*.png").startswith(os.path.expanduser("~"))
+    monkeypatch.chdir(folder)
+    draw("r[1]/1.png")  # its name looks like a pattern
     assert paths_of("r[1]") == ["r[1]/1.png"] and absolute_name("r[1]") == str(folder / "r[1]")
-
-
-def test_the_fingerprint_follows_the_files(folder):
-    first = open_data("q/*.png").train.fingerprint()
-    assert open_data("q/*.png").train.fingerprint() == first
-    (folder / "q/new.png").write_bytes((folder / "p/1.png").read_bytes())
-    assert open_data("q/*.png").train.fingerprint() != first
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Shards give the same pixels, batches and messages on broken images as files."""
 
-from __future__ import annotations
-
 import errno
 import gzip
 import io
@@ -19,14 +17,16 @@ import fsspec
 import numpy as np
 import pytest
 import torch
+from encoding import encoded
 from PIL import Image
+from refusing import refused
 
 from patchloom.data.augment import RandomCrop
-from patchloom.data.cache import cache_images
-from patchloom.data.decode import Unreadable, read_image
+from patchloom.data.cache import cache_images, choose_cache
+from patchloom.data.decode import Unreadable
 from patchloom.data.loader import training_batches
 from patchloom.data.sources import shards
-from patchloom.data.sources.open import absolute_name, open_data
+from patchloom.data.sources.open import open_data
 from patchloom.data.sources.synthetic import Shapes
 from patchloom.data.sources.urls import Shard, expand_braces, stat_shards
 from patchloom.data.splits import hold_out
@@ -45,11 +45,8 @@ def cache(tmp_path, monkeypatch) -> Path:
     return tmp_path / "cache" / "patchloom" / "shards"
 
 
-def picture(number: int, kind: str = "png") -> bytes:
-    file = io.BytesIO()
-    pixels = np.random.default_rng(number).integers(0, 256, (10, 12, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(file, kind)
-    return file.getvalue()
+def picture(number: int) -> bytes:
+    return encoded(np.random.default_rng(number).integers(0, 256, (10, 12, 3), dtype=np.uint8))
 
 
 def write(path: Path, members: dict[str, bytes]) -> Path:
@@ -102,31 +99,15 @@ def test_samples_are_the_stored_images(folder, pattern, monkeypatch):
     assert len(open_data(str(folder / "a-00.tar")).train) == EACH
 
 
-def test_members_of_any_format_are_read_as_files_are(tmp_path):
-    import tifffile
-
-    deep = np.random.default_rng(0).integers(0, 65536, (5, 6, 4), dtype=np.uint16)
-    tifffile.imwrite(tmp_path / "b.tif", deep, photometric="minisblack")
-    np.save(tmp_path / "c.npy", deep)
-    (tmp_path / "a.jpg").write_bytes(picture(1, "jpeg"))
-    (tmp_path / "d.webp").write_bytes(picture(1, "webp"))
-    files = sorted(path for path in tmp_path.iterdir() if path.is_file())
-    write(tmp_path / "x.tar", {path.name.upper(): path.read_bytes() for path in files})
-    source = open_data(str(tmp_path / "x.tar")).train
-    assert len(source) == 4 and source.labels is None
-    for i, path in enumerate(files):
-        assert torch.equal(source.read(i), read_image(path)) and source.read(i).dtype == read_image(path).dtype
-
-
 def test_one_member_of_a_sample_is_its_image(tmp_path):
-    other = {"z.txt": b"no image", "._a.png": b"of a Mac", "deep/er.cls": b"0"}
-    members = {"a.seg.png": picture(9), "a.png": picture(1), "a.npy": b"latents", "b.image.png": picture(2)}
+    other = {"z.txt": b"no image", "._a.png": b"of a Mac", "deep/er.cls": b"0", "@eaDir/a.png/M.png": picture(3)}
+    members = {"a.seg.png": picture(9), "a.png": picture(1), "a.npy": b"latents", "B.IMAGE.PNG": picture(2)}
     path = write(tmp_path / "x.tar", other | members)
     source = open_data(str(path)).train
-    assert [source.describe(i).rpartition(":")[2] for i in range(len(source))] == ["a.png", "b.image.png"]
-    write(path, members | {"b.mask.png": picture(3)})
-    with pytest.raises(PatchloomError, match=r"several images in one sample \(b.image.png, b.mask.png\)"):
-        open_data(str(path))
+    assert [source.describe(i).rpartition(":")[2] for i in range(len(source))] == ["a.png", "B.IMAGE.PNG"]
+    assert torch.equal(source.read(1), pixels_of(2))
+    write(path, members | {"B.mask.png": picture(3)})
+    refused(str(path), r"several images in one sample \(B.IMAGE.PNG, B.mask.png\)")
 
 
 def test_labels_are_numbers_or_words(tmp_path):
@@ -139,7 +120,7 @@ def test_labels_are_numbers_or_words(tmp_path):
     assert labels(b"10", b"9", b"009", None) == (("9", "10"), [1, 0, 0, -1])
     assert labels(b"dog", b" cat\n", b"") == (("cat", "dog"), [1, 0, -1])
     assert labels(None, None) == ((), None)
-    with pytest.raises(PatchloomError, match=r"mixes labels: 0.png has the number 1 and 1.png the word cat"):
+    with pytest.raises(PatchloomError, match="mixes labels: .*number 1 and .*word cat"):
         labels(b"1", b"cat")
 
 
@@ -182,14 +163,6 @@ def test_the_order_is_a_permutation_of_a_few_shards_at_a_time():
         places = np.sort(np.flatnonzero(source.at[order, 0] == shard))
         gaps = np.diff([*places, places[0] + 2000])
         assert 2000 - gaps.max() <= 40 * (shards.WINDOW + 2)
-
-
-def test_few_shards_are_shuffled_all_together():
-    source, spread = laid_out([100] * 4), []
-    for seed in range(50):
-        order = source.order(np.random.default_rng(seed))
-        spread.append(np.bincount(source.at[order[:100], 0], minlength=4))
-    assert np.ptp(np.mean(spread, 0)) < 2 and np.std(spread, 0).min() > 2  # 4.3 for a whole shuffle
 
 
 def test_a_subset_keeps_the_order_local_and_other_sources_keep_theirs():
@@ -244,11 +217,13 @@ DAMAGES = {
 def test_a_damaged_shard_is_named_at_opening(tmp_path, damage):
     path = tmp_path / "broken.tar"
     path.write_bytes(DAMAGES[damage](intact_shard(tmp_path)))
-    with pytest.raises(PatchloomError, match=f"^{path} is .*(damaged|cut off).*make it again$") as caught:
-        open_data(str(path))
-    assert "\n" not in str(caught.value)
+    refused(str(path), f"^{path} is .*(damaged|cut off).*make it again$")
     path.write_bytes(intact_shard(tmp_path))
-    assert len(open_data(str(path)).train) == EACH
+    source = open_data(str(path)).train
+    assert len(source) == EACH
+    path.write_bytes(path.read_bytes()[:1024])
+    with pytest.raises(Unreadable, match="in/0004.png.*cut off"):
+        source.read(4)
 
 
 @pytest.mark.parametrize("size", [-512, -1024, -(2**40)])
@@ -266,22 +241,20 @@ def test_a_member_of_negative_size_is_refused(size, kind, folder, tmp_path, ends
         end = tar.getmembers()[-1].offset
     path = tmp_path / "x.tar"
     path.write_bytes(whole[:end] + head + bytes(20 * 512))
-    with pytest.raises(PatchloomError, match="damaged"):
-        open_data(str(path))
+    refused(str(path), "damaged")
 
 
-def test_a_pipe_is_no_shard(tmp_path, ends):
-    os.mkfifo(tmp_path / "x.tar")
-    with pytest.raises(PatchloomError, match="not a file"):
-        open_data(str(tmp_path / "x.tar"))
-
-
-def test_a_compressed_shard_is_refused_and_the_command_helps(tmp_path):
+def test_a_compressed_shard_is_refused_and_the_command_helps(tmp_path, ends):
     path = tmp_path / "a.tar.gz"
     path.write_bytes(gzip.compress(intact_shard(tmp_path)))
-    with pytest.raises(PatchloomError, match="compressed.*pipe:gzip"):
-        open_data(str(path))
-    assert_whole(open_data(f"pipe:gzip -dc {path}").train, EACH)
+    refused(str(path), "compressed.*pipe:gzip")
+    source = open_data(f"pipe:gzip -dc {path}").train
+    assert_whole(source, EACH)
+    assert source.contents() is None
+    with pytest.raises(PatchloomError, match="cannot be detected"):
+        cache_images(source, "whole")
+    os.mkfifo(tmp_path / "x.tar")
+    refused(str(tmp_path / "x.tar"), "not a file")
 
 
 def test_an_index_is_made_once_and_again_for_a_shard_that_changed(folder, monkeypatch):
@@ -289,8 +262,7 @@ def test_an_index_is_made_once_and_again_for_a_shard_that_changed(folder, monkey
     monkeypatch.setattr(shards, "read_index", lambda file, name: read.append(Path(name).name) or plain(file, name))
     first = open_data(str(folder)).train
     assert sorted(read) == [f"a-{i:02}.tar" for i in range(4)]
-    again = open_data(str(folder)).train
-    before = first.stamp()
+    again, before = open_data(str(folder)).train, first.stamp()
     assert len(read) == 4 and again.fingerprint() == first.fingerprint() and again.stamp() == before
     write(folder / "a-02.tar", numbered(7))
     changed = open_data(str(folder)).train
@@ -299,17 +271,12 @@ def test_an_index_is_made_once_and_again_for_a_shard_that_changed(folder, monkey
     assert changed.stamp() != before != first.stamp()  # which is about what is there now
 
 
-def test_a_damaged_index_is_made_again(folder, cache):
-    open_data(str(folder))
+def test_a_damaged_index_is_made_again_and_a_moved_folder_keeps_its_fingerprint(folder, cache):
+    before = open_data(str(folder)).train.fingerprint()
     for path in (cache / "index").iterdir():
         path.write_text(path.read_text()[:50])
     assert_whole(open_data(str(folder)).train)
-
-
-def test_a_moved_folder_keeps_its_fingerprint(folder):
-    before = open_data(str(folder)).train.fingerprint()
-    moved = folder.rename(folder.with_name("moved"))
-    assert open_data(str(moved)).train.fingerprint() == before
+    assert open_data(str(folder.rename(folder.with_name("moved")))).train.fingerprint() == before
 
 
 @pytest.fixture
@@ -322,21 +289,20 @@ def memory(folder) -> str:
     fs.store.clear()
 
 
-@pytest.mark.parametrize("pattern", ["a-*.tar", "a-{00..03}.tar"])
-def test_addresses_that_fsspec_knows(memory, pattern, cache):
-    assert_whole(open_data(f"{memory}/{pattern}").train)
-    for path in (cache / "fetched").glob("*.tar"):
-        path.unlink()
-    assert_whole(open_data(f"{memory}/{pattern}").train)
-
-
-def test_local_and_chained_addresses(folder, cache):
-    assert_whole(open_data(f"file://{folder}/a-*.tar").train)
-    assert not (cache / "fetched").exists()
-    with zipfile.ZipFile(folder.parent / "all.zip", "w") as archive:
-        for path in folder.iterdir():
+@pytest.mark.parametrize(
+    "address",
+    ["memory://set/a-*.tar", "memory://set/a-{00..03}.tar", "file://SET/a-*.tar", "zip://a-*.tar::file://SET/all.zip"],
+)
+def test_addresses_that_fsspec_knows(memory, folder, cache, address):
+    with zipfile.ZipFile(folder / "all.zip", "w") as archive:
+        for path in folder.glob("*.tar"):
             archive.write(path, path.name)
-    assert_whole(open_data(f"zip://a-*.tar::file://{folder.parent}/all.zip").train)
+    for _ in range(2):
+        assert_whole(open_data(address.replace("SET", str(folder))).train)
+        fetched = [*(cache / "fetched").glob("*.tar")]
+        assert len(fetched) == (0 if address.startswith("file:") else 4)
+        for path in fetched:
+            path.unlink()
 
 
 def test_a_remote_shard_that_changes(memory):
@@ -351,7 +317,7 @@ def test_a_remote_shard_that_changes(memory):
         source.read(EACH)
 
 
-def test_a_few_images_are_fetched_without_the_whole_shard(memory, cache):
+def test_a_few_images_are_fetched_without_the_whole_shard(memory, cache, monkeypatch):
     source = open_data(f"{memory}/a-*.tar").train
     here = cache / "fetched"
     for path in here.glob("*.tar"):
@@ -362,13 +328,9 @@ def test_a_few_images_are_fetched_without_the_whole_shard(memory, cache):
     for address in range(shards._REMEMBERED):
         assert shards._seldom(str(address))
     assert shards._seldom(source.shards[0].address)  # forgotten meanwhile
-
-
-def test_a_server_without_ranges_works(memory, cache, monkeypatch):
-    source = open_data(f"{memory}/a-00.tar").train
     shards.cached_path(source.shards[0]).unlink()
     monkeypatch.setattr(fsspec.filesystem("memory"), "cat_file", lambda path, **part: bytes(99999), raising=False)
-    assert torch.equal(source.read(2), pixels_of(2))
+    assert torch.equal(source.read(2), pixels_of(2)), "a server without ranges works"
 
 
 def test_the_cache_of_fetched_shards_is_bounded(memory, cache, monkeypatch):
@@ -388,15 +350,20 @@ def test_the_cache_of_fetched_shards_is_bounded(memory, cache, monkeypatch):
     assert sum(path.stat().st_size for path in (cache / "fetched").glob("*.tar")) <= 2.5 * size
 
 
-def test_too_small_a_cache_is_refused_on_opening(memory, folder, monkeypatch):
+def test_too_small_a_cache_is_refused_on_opening(memory, folder, tmp_path, monkeypatch):
     monkeypatch.setenv(shards.ROOM, "1e-5")
-    for data in (f"{memory}/a-*.tar", f"pipe:cat {folder}/a-{{00..03}}.tar"):
-        with pytest.raises(PatchloomError, match=f"at the same time, and 1e-05 GB are allowed: raise {shards.ROOM}"):
-            open_data(data)
+    refused(f"{memory}/a-*.tar", f"1e-05 GB are allowed: raise {shards.ROOM}")
+
+    def fetching():
+        return [thread for thread in threading.enumerate() if thread.name != "waiting"]  # which prints messages
+
+    before, slow = fetching(), f"echo >> {tmp_path}/log; sleep 0.05; cat {folder}/a-00.tar; : {{0..99}}"
+    error = refused(f"pipe:{slow}", f"1e-05 GB are allowed: raise {shards.ROOM}")
+    assert error.__traceback__ and fetching() == before, "threads end, though the traceback holds all that was there"
+    assert len((tmp_path / "log").read_text()) < 100
     assert_whole(open_data(str(folder)).train)  # needs none
     monkeypatch.setenv(shards.ROOM, "much")
-    with pytest.raises(PatchloomError, match=f"^{shards.ROOM} is much: give the gigabytes"):
-        open_data(f"{memory}/a-*.tar")
+    refused(f"{memory}/a-*.tar", f"^{shards.ROOM} is much")
 
 
 def test_a_shard_is_fetched_once_for_concurrent_readers(folder, tmp_path):
@@ -405,22 +372,6 @@ def test_a_shard_is_fetched_once_for_concurrent_readers(folder, tmp_path):
         parts = set(pool.map(lambda _: shards.read_range(shard, 512, 100), range(6)))
     assert parts == {(folder / "a-00.tar").read_bytes()[512:612]}
     assert (tmp_path / "log").read_text() == "asked\n"
-
-
-def fetching():
-    """Return the number of threads, without the one that prints status messages."""
-    return sum(thread.name != "waiting" for thread in threading.enumerate())
-
-
-def test_fetching_stops_once_the_cache_is_too_small(folder, tmp_path, monkeypatch):
-    monkeypatch.setenv(shards.ROOM, "1e-5")
-    for i in range(40):
-        (folder / f"b-{i}.tar").symlink_to("a-00.tar")
-    before = fetching()
-    with pytest.raises(PatchloomError, match="allowed") as caught:
-        open_data(f"pipe:echo >> {tmp_path}/log; sleep 0.05; cat {folder}/b-{{0..39}}.tar")
-    assert caught.tb is not None and fetching() == before  # though the traceback holds all that was there
-    assert len((tmp_path / "log").read_text()) < 40
 
 
 @pytest.mark.parametrize("told", ["ETag", "Last-Modified", "mtime", "none of these"])
@@ -432,11 +383,8 @@ def test_the_state_of_a_shard_is_that_of_its_server(memory, monkeypatch, told):
 
 
 def test_a_command_that_fails_leaves_nothing(folder, cache):
-    with pytest.raises(PatchloomError, match="^pipe:cat .*gone.tar cannot be fetched: cat: .*No such file") as caught:
-        open_data(f"pipe:cat {folder}/gone.tar")
-    assert "\n" not in str(caught.value)
-    with pytest.raises(PatchloomError, match="cannot be fetched: the command ended with code 3"):
-        open_data(f"pipe:cat {folder}/a-00.tar; exit 3")
+    for command, reason in ((f"cat {folder}/gone.tar", "No such file"), (f"cat {folder}/a-00.tar; exit 3", "code 3")):
+        refused(f"pipe:{command}", f"^pipe:cat .* cannot be fetched: .*{reason}")
     assert {path.suffix for path in (cache / "fetched").iterdir()} == {".lock"}
 
 
@@ -445,7 +393,6 @@ def test_a_command_that_fails_leaves_nothing(folder, cache):
     [
         ("curl -sf 'https://host/a.tar?b&c'", 7, TemporaryError),
         ("curl -sf https://host/a.tar", 6, PatchloomError),  # no such host
-        ("curl -sf https://host/a.tar", 22, PatchloomError),  # 404, or 503: curl does not say which
         ("curl -sf https://host/a.tar; exit 7", 0, PatchloomError),  # not curl's
         ("wget -q -O - https://host/a.tar", 4, TemporaryError),
         ("other https://host/a.tar", 7, PatchloomError),
@@ -458,20 +405,7 @@ def test_a_command_that_reaches_no_host_may_be_repeated(tmp_path, monkeypatch, c
         (tmp_path / name).write_text(f"#!/bin/sh\nexit {code}\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    with pytest.raises(PatchloomError, match="cannot be fetched") as caught:
-        open_data(f"pipe:{command}")
-    assert type(caught.value) is kind
-
-
-def test_shards_that_cannot_be_fetched_on_opening_may_be_later(memory, monkeypatch):
-    """A host that answers with their state and then goes away."""
-
-    def reset(*_, **__):
-        raise ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
-
-    monkeypatch.setattr(type(fsspec.filesystem("memory")), "get_file", reset)
-    with pytest.raises(TemporaryError, match="a-00.tar cannot be fetched: .*Connection reset"):
-        open_data(f"{memory}/a-*.tar")
+    assert type(refused(f"pipe:{command}", "cannot be fetched")) is kind
 
 
 def test_downloads_of_another_length_are_refused(folder):
@@ -490,11 +424,12 @@ def test_a_short_outage_is_retried(folder, tmp_path, monkeypatch):
     assert_whole(open_data(f"pipe:{command}").train, EACH)
 
 
-def test_commands_have_no_stamp(folder):
-    source = open_data(f"pipe:cat {folder}/a-00.tar").train
-    assert source.stamp() is None
-    with pytest.raises(PatchloomError, match="changes of the images .* cannot be detected"):
-        cache_images(source, "whole")
+def test_a_host_that_resets_a_download_may_be_asked_again(memory, monkeypatch):
+    def reset(*_, **__):
+        raise ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
+
+    monkeypatch.setattr(type(fsspec.filesystem("memory")), "get_file", reset)
+    assert type(refused(f"{memory}/a-*.tar", "a-00.tar cannot be fetched: .*reset")) is TemporaryError
 
 
 @pytest.mark.parametrize("remote", [False, True])
@@ -508,25 +443,10 @@ def test_a_missing_shard_costs_only_its_images(folder, memory, remote):
         os.unlink(lost.address)
     with pytest.raises(Unreadable, match=f"^{lost.address}:in/0005.png"):
         source.read(EACH)
+    assert choose_cache(source, 0) == ("none", "changes of the images cannot be detected")
     batches = list(training_batches(source, CROP, 4, 0, 0, 5))
     assert not set(torch.cat([batch.indices for batch in batches]).tolist()) & set(range(EACH, 2 * EACH))
     assert {name for batch in batches for name in batch.unreadable} == {source.describe(i) for i in range(5, 10)}
-
-
-def test_broken_images_are_named_and_replaced(tmp_path):
-    members = numbered(0) | {"in/0003.png": picture(3)[:80], "in/0001.png": b"", "in/0002.png": b"no image"}
-    path = write(tmp_path / "a.tar", members)
-    source = open_data(str(path)).train
-    for i in (1, 2, 3):
-        with pytest.raises(Unreadable, match=f"^{path}:in/000{i}.png cannot be read as an image") as caught:
-            source.read(i)
-        assert "\n" not in str(caught.value) and "BytesIO" not in str(caught.value)
-    (batch,) = training_batches(source, CROP, 5, 0, 0, 1)
-    assert sorted(batch.indices.tolist()) == [0, 4]
-    assert sorted(batch.unreadable) == [f"{path}:in/000{i}.png" for i in (1, 2, 3)]
-    path.write_bytes(path.read_bytes()[:1024])  # after it was opened
-    with pytest.raises(Unreadable, match="in/0004.png.*cut off"):
-        source.read(4)
 
 
 def test_a_folder_of_shards_and_its_splits(tmp_path):
@@ -534,28 +454,24 @@ def test_a_folder_of_shards_and_its_splits(tmp_path):
     for name, number in (("train-0.tar", 0), ("train-1.tar", 1), ("val-0.tar", 2), ("extra-0.tar", 3)):
         write(root / name, numbered(number))
     (root / "README.md").write_text("x")
+    (root / "lost+found").mkdir()  # a folder of another program, which does not count
+    (root / "lost+found" / "1.png").write_bytes(picture(0))
     data = open_data(str(root))
     assert_whole(data.train, 2 * EACH)
-    assert len(data.test) == EACH and data.test.classes == data.train.classes
+    assert len(data.test) == EACH and data.test.classes == data.train.classes and not data.others
     assert torch.equal(data.test.read(1), pixels_of(2 * EACH + 1))
-    assert data.notes == (
-        "train (2 shards) is trained on, val (1 shard) is the test, and extra (1 shard) is neither: choose between "
-        "runs by it, or name it train-* to train on it",
-    )
-    assert not data.others
+    (note,) = data.notes
+    assert all(one in note for one in ("train (2 shards)", "val (1 shard) is the test", "extra (1 shard) is neither"))
     write(root / "test-0.tar", numbered(4))
     write(root / "val-1.tar", {"a.png": picture(1), "a.cls": b"7"})
     data = open_data(str(root))
     assert torch.equal(data.test.read(1), pixels_of(4 * EACH + 1)) and data.others.keys() == {"val"}
     val = data.others["val"]  # the last one has a class that is not trained on
-    assert torch.equal(val.read(1), pixels_of(2 * EACH + 1)) and val.classes == data.train.classes
-    assert val.labels.tolist() == [1, 2, 0, 1, 2, -1]
-    for name in ("test-0.tar", "val-1.tar"):
+    assert torch.equal(val.read(1), pixels_of(2 * EACH + 1)) and val.labels.tolist() == [1, 2, 0, 1, 2, -1]
+    (root / "test-0.tar").unlink()
+    refused(str(root), r"\(val\) has the class 7, which train lacks")
+    for name in ("val-0.tar", "val-1.tar"):
         (root / name).unlink()
-    write(root / "val-0.tar", {"a.png": picture(1), "a.cls": b"7"})
-    with pytest.raises(PatchloomError, match=r"\(val\) has the class 7, which train lacks"):
-        open_data(str(root))
-    (root / "val-0.tar").unlink()
     data = open_data(str(root))
     assert data.test is None and len(data.train) == 3 * EACH
     (root / "beside.png").write_bytes(picture(0))
@@ -565,21 +481,21 @@ def test_a_folder_of_shards_and_its_splits(tmp_path):
 @pytest.mark.parametrize(
     "data, sentence",
     [
-        ("gone-{0..3}.tar", "there is no shard .*gone-0.tar: check the folder"),
+        ("gone-{0..3}.tar", "there is no shard .*gone-0.tar"),
         ("gone-*.tar", "there is no shard .*gone-"),
         ("memory://gone/*.tar", "there is no shard memory://gone/"),
-        ("memory://gone/1.tar", "memory://gone/1.tar cannot be opened: nothing was found there"),
-        ("memory://set", "memory://set is a folder: name the shards in it, as memory://set/"),
-        ("nonesuch://x.tar", "Protocol not known: nonesuch"),
-        ("text.tar", "text.tar: no sample has an image, with a suffix of .bmp"),
+        ("memory://gone/1.tar", "nothing was found there"),
+        ("memory://set", "memory://set is a folder"),
+        ("nonesuch://x.tar", "nonesuch"),
+        ("farstore://x.tar", "^farstore://x.tar needs another package"),
+        ("text.tar", "no sample has an image"),
     ],
 )
 def test_errors_say_what_to_do(memory, tmp_path, monkeypatch, data, sentence):
+    fsspec.register_implementation("farstore", "farstore_fs.Farstore", clobber=True, errtxt="Install farstore_fs")
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "text.tar", {"a.txt": b"x", "a.cls": b"1"})
-    with pytest.raises(PatchloomError, match=sentence) as caught:
-        open_data(data)
-    assert "\n" not in str(caught.value)
+    refused(data, sentence)
 
 
 @pytest.fixture
@@ -596,7 +512,7 @@ def server():
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as found:
-        threading.Thread(target=found.serve_forever, daemon=True).start()
+        threading.Thread(target=found.serve_forever, args=(0.02,), daemon=True).start()
         yield f"http://127.0.0.1:{found.server_port}"
         found.shutdown()
 
@@ -617,19 +533,3 @@ def test_what_a_server_answers_is_said(server, state, kind, sentence):
         with pytest.raises(PatchloomError, match=sentence) as caught:
             open_data(address)
     assert type(caught.value) is kind and ("nothing was found" in str(caught.value)) == (state == 404)
-
-
-def test_a_missing_package_is_named(monkeypatch):
-    fsspec.register_implementation("farstore", "farstore_fs.Farstore", clobber=True, errtxt="Install farstore_fs")
-    with pytest.raises(PatchloomError, match=r"^farstore://x.tar needs another package \(Install farstore_fs\)"):
-        open_data("farstore://x.tar")
-
-
-def test_absolute_names(folder, monkeypatch):
-    monkeypatch.chdir(folder.parent)
-    assert absolute_name("set/a-{00..03}.tar") == f"{folder}/a-{{00..03}}.tar"
-    assert absolute_name("set") == str(folder) and absolute_name(Path("set")) == str(folder)
-    for name in ("shapes", "cifar10@set", "s3://b/x-{0..3}.tar", "pipe:cat set/a-00.tar", "~/a.tar", "gone"):
-        assert absolute_name(name) == name
-    assert absolute_name("hf:set") == f"hf:{folder}" and absolute_name("hf:set@one") == f"hf:{folder}@one"
-    assert absolute_name("hf:name/of@one") == "hf:name/of@one"

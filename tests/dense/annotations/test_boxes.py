@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import time
 import tracemalloc
@@ -48,54 +46,28 @@ def test_run_lengths_of_pycocotools_are_read(share):
 SQUARE = [0, 0, 3, 0, 3, 3, 0, 3]
 
 
-@pytest.mark.parametrize(
-    ("outline", "why"),
-    [
-        ({"size": [4, 5], "counts": [20]}, "whose size is"),
-        ({"size": 20, "counts": [20]}, "whose size is"),
-        ({"counts": [20]}, "whose size is"),
-        ({"size": [5, 4]}, "run lengths"),
-        ({"size": [5, 4], "counts": None}, "run lengths"),
-        ({"size": [5, 4], "counts": 20}, "run lengths"),
-        ({"size": [5, 4], "counts": []}, "run lengths"),
-        ({"size": [5, 4], "counts": [3, 4]}, "run lengths"),
-        ({"size": [5, 4], "counts": [3, 4, 14]}, "run lengths"),
-        ({"size": [5, 4], "counts": [30, -10]}, "run lengths"),
-        ({"size": [5, 4], "counts": [2**32 + 20]}, "run lengths"),
-        ({"size": [5, 4], "counts": [2**31, 2**31, 20]}, "run lengths"),
-        ({"size": [5, 4], "counts": [10**400]}, "run lengths"),
-        ({"size": [5, 4], "counts": [1.5, 18.5]}, "run lengths"),
-        ({"size": [5, 4], "counts": ["20"]}, "run lengths"),
-        ({"size": [5, 4], "counts": [[20]]}, "run lengths"),
-        ({"size": [5, 4], "counts": ""}, "run lengths"),
-        ({"size": [5, 4], "counts": "~"}, "run lengths"),
-        ({"size": [5, 4], "counts": "1"}, "run lengths"),
-        ({"size": [5, 4], "counts": "d"}, "run lengths"),
-        ({"size": [5, 4], "counts": "PPPP10000"}, "run lengths"),
-        ({"size": [5, 4], "counts": "o" * 100_000}, "run lengths"),
-        ({"size": [5, 4], "counts": "\u1234"}, "run lengths"),
-        ({"size": [5, 4], "counts": "\ud800"}, "run lengths"),
-        ([[1, 2, 3, 4]], "at least three points"),
-        ([[1, 2, 3, 4, 5, 6, 7]], "at least three points"),
-        ([SQUARE, [1, 2, 3, 4]], "at least three points"),
-        ([SQUARE, [SQUARE, SQUARE]], "at least three points"),
-        ([SQUARE, ["a"] * 6], "at least three points"),
-        ([SQUARE, [None] * 6], "at least three points"),
-        ([SQUARE, {"size": [5, 4], "counts": [20]}], "at least three points"),
-        ([], "at least three points"),
-        (7, "at least three points"),
-        ("polygon", "at least three points"),
-        (SQUARE, "at least three points"),
-        ([[0, 0, float("nan"), 0, 3, 3]], "at least three points"),
-        ([[0, 0, float("inf"), 0, 3, 3]], "at least three points"),
-        ([[0, 0, 10**400, 0, 3, 3]], "at least three points"),
-        ([[0, 0, 1e9, 0, 3, 3]], "pixels far"),
-        ([[1e300, -1e300] * 3], "pixels far"),
-        ([[1e12, 0, 1e12 + 1, 0, 1e12, 1]], "pixels far"),
-        ([[0, 0, 1e5, 0] * 20], "sides are longer"),
+BAD = {
+    "whose size is": [{"size": [4, 5], "counts": [20]}, {"size": 20, "counts": [20]}, {"counts": [20]}],
+    "run lengths": [
+        {"size": [5, 4]},
+        *({"size": [5, 4], "counts": counts} for counts in (None, 20, [], [3, 4], [3, 4, 14], [30, -10])),
+        *({"size": [5, 4], "counts": counts} for counts in ([2**32 + 20], [2**31, 2**31, 20], [10**400])),
+        *({"size": [5, 4], "counts": counts} for counts in ([1.5, 18.5], ["20"], [[20]], "", "~", "1", "d")),
+        *({"size": [5, 4], "counts": counts} for counts in ("PPPP10000", "o" * 100_000, "\u1234", "\ud800")),
     ],
-)
-def test_what_is_no_mask_is_refused_at_once(outline, why):
+    "at least three points": [
+        *([[1, 2, 3, 4]], [[1, 2, 3, 4, 5, 6, 7]], [SQUARE, [1, 2, 3, 4]], [SQUARE, [SQUARE, SQUARE]]),
+        *([SQUARE, ["a"] * 6], [SQUARE, [None] * 6], [SQUARE, {"size": [5, 4], "counts": [20]}]),
+        *([], 7, "polygon", SQUARE),
+        *([[0, 0, number, 0, 3, 3]] for number in (float("nan"), float("inf"), 10**400)),
+    ],
+    "pixels far": [[[0, 0, 1e9, 0, 3, 3]], [[1e300, -1e300] * 3], [[1e12, 0, 1e12 + 1, 0, 1e12, 1]]],
+    "sides are longer": [[[0, 0, 1e5, 0] * 20]],
+}
+
+
+@pytest.mark.parametrize(("why", "outline"), [(why, outline) for why, those in BAD.items() for outline in those])
+def test_bad_outlines_are_refused_at_once(outline, why):
     tracemalloc.start()
     begun = time.perf_counter()
     with pytest.raises(ValueError, match=why):

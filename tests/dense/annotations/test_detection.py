@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -7,10 +5,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from refusing import refusal
 
 from patchloom.dense.annotations.detection import open_boxes
 from patchloom.dense.metrics import DetectedObjects, average_precision
-from patchloom.errors import PatchloomError
 
 SIZES = ((333, 500), (64, 48), (1280, 720), (97, 1001))  # h w
 NAMES = ("ant", "bee", "cow")
@@ -21,8 +19,11 @@ def polygon(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
     centre = rng.uniform(0.3, 0.7, 2) * (width, height)
     turns = np.sort(rng.uniform(0, 2 * np.pi, 5)) + np.arange(5)
     far = rng.uniform(0.1, 0.28, (5, 1)) * (width, height)
-    points = centre + far * np.stack([np.cos(turns), np.sin(turns)], 1)
-    return points.round()
+    return (centre + far * np.stack([np.cos(turns), np.sin(turns)], 1)).round()
+
+
+def digits(*values: float) -> str:
+    return " ".join(f"{one:.6f}" for one in values)
 
 
 @pytest.fixture(scope="module")
@@ -39,25 +40,18 @@ def copies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             Image.new("L", (w, h)).save(place / "images" / f"{i}.png")
         coco["images"].append({"id": i, "file_name": f"{i}.png", "width": w, "height": h})
         objects, lines, outlines = "", "", ""
-        for k in range(len(NAMES)):
+        for k, name in enumerate(NAMES):
             points = polygon(rng, h, w)
             (x0, y0), (x1, y1) = points.min(0), points.max(0)
-            flat = points.ravel().tolist()
-            coco["annotations"].append(
-                {
-                    "image_id": i,
-                    "category_id": 5 * k + 2,
-                    "bbox": [x0, y0, x1 - x0, y1 - y0],
-                    "segmentation": [flat],
-                }
-            )
+            outline = {"bbox": [x0, y0, x1 - x0, y1 - y0], "segmentation": [points.ravel().tolist()]}
+            coco["annotations"].append({"image_id": i, "category_id": 5 * k + 2, **outline})
             objects += (
-                f"<object><name>{NAMES[k]}</name><bndbox><xmin>{x0 + 1:.0f}</xmin><ymin>{y0 + 1:.0f}</ymin>"
+                f"<object><name>{name}</name><bndbox><xmin>{x0 + 1:.0f}</xmin><ymin>{y0 + 1:.0f}</ymin>"
                 f"<xmax>{x1:.0f}</xmax><ymax>{y1:.0f}</ymax></bndbox></object>"
             )
-            box = [(x0 + x1) / 2 / w, (y0 + y1) / 2 / h, (x1 - x0) / w, (y1 - y0) / h]
-            lines += " ".join([str(k), *(f"{one:.6f}" for one in box)]) + "\n"
-            outlines += " ".join([str(k), *(f"{one:.6f}" for one in (points / (w, h)).ravel())]) + "\n"
+            box = (x0 + x1) / 2 / w, (y0 + y1) / 2 / h, (x1 - x0) / w, (y1 - y0) / h
+            lines += f"{k} {digits(*box)}\n"
+            outlines += f"{k} {digits(*(points / (w, h)).ravel())}\n"
         size = f"<size><width>{w}</width><height>{h}</height></size>"
         (places["voc"] / "annotations" / f"{i}.xml").write_text(f"<annotation>{size}{objects}</annotation>")
         (places["yolo"] / "labels" / f"{i}.txt").write_text(lines)
@@ -73,6 +67,7 @@ def test_copies_in_every_format_are_the_same_set(copies):
     opened = {kind: open_boxes(place).train for kind, place in copies.items()}
     for one in opened.values():
         assert one.classes == NAMES and len(one) == len(SIZES)
+    rng, found = np.random.default_rng(0), []
     for i in range(len(SIZES)):
         coco, voc, yolo, outlines = (opened[kind].truth(i) for kind in ("coco", "voc", "yolo", "outlines"))
         for other in (voc, yolo, outlines):
@@ -83,15 +78,8 @@ def test_copies_in_every_format_are_the_same_set(copies):
         for a, b, box in zip(coco.masks, outlines.masks, coco.boxes.int().tolist(), strict=True):
             assert (a & b).sum() >= 0.99 * (a | b).sum() > 0
             assert a[box[1] : box[3], box[0] : box[2]].sum() == a.sum()  # the mask lies in its box
-
-
-def test_copies_in_every_format_give_the_same_average_precision(copies):
-    opened = {kind: open_boxes(place).train for kind, place in copies.items()}
-    rng, found = np.random.default_rng(0), []
-    for i in range(len(SIZES)):
-        truth = opened["coco"].truth(i)
-        moved = truth.boxes + torch.from_numpy(rng.uniform(-2, 2, truth.boxes.shape)).float()
-        found.append(DetectedObjects(moved, truth.labels, torch.from_numpy(rng.random(len(moved))).float()))
+        moved = coco.boxes + torch.from_numpy(rng.uniform(-2, 2, coco.boxes.shape)).float()
+        found.append(DetectedObjects(moved, coco.labels, torch.from_numpy(rng.random(len(moved))).float()))
     scores = {kind: average_precision(one, found, NAMES, "bbox") for kind, one in opened.items()}
     assert 0.1 < scores["coco"].ap < 0.9 and len({(one.ap, one.ap50, one.ap75) for one in scores.values()}) == 1
 
@@ -102,15 +90,30 @@ def test_two_formats_in_one_folder_are_refused(copies, tmp_path):
             there = tmp_path / path.relative_to(copies[kind])
             there.parent.mkdir(exist_ok=True)
             there.write_bytes(path.read_bytes())
-    with pytest.raises(
-        PatchloomError, match=r"holds COCO JSON \(annotations/instances.json\) and Pascal VOC XML"
-    ) as said:
-        open_boxes(tmp_path)
-    assert "give the JSON or data.yaml instead of the folder" in str(said.value)
+    said = refusal(open_boxes, tmp_path)
+    assert all(one in said for one in ("COCO JSON (annotations/instances.json)", "Pascal VOC XML", "instead of"))
     assert len(open_boxes(tmp_path / "annotations" / "instances.json").train) == len(SIZES)
-    (tmp_path / "data.yaml").write_text("names: [a]\ntrain: images")
-    (tmp_path / "more.yaml").write_text("names: [a]\ntrain: images")
+    for name in ("data", "more"):
+        (tmp_path / f"{name}.yaml").write_text("names: [a]\ntrain: images")
     for path in (tmp_path / "annotations").iterdir():
         path.unlink()
-    with pytest.raises(PatchloomError, match=r"holds data.yaml and more.yaml: give one of them"):
-        open_boxes(tmp_path)
+    assert "holds data.yaml and more.yaml" in refusal(open_boxes, tmp_path)
+
+
+def test_the_built_in_shapes():
+    data = open_boxes("shapes:30", seed=3)
+    assert len(data.train) == 30 and data.validation is None and len(data.test) == 2000
+    truth = data.test.truth(5)
+    x0, y0, x1, y1 = truth.boxes[0].int().tolist()
+    assert truth.masks.shape == (1, 64, 64) and truth.masks[0, y0:y1, x0:x1].sum() == truth.masks.sum() > 0
+    assert truth.labels.tolist() == [data.test.images.labels[5]] and data.test.size(5) == (64, 64)
+    assert data.train.fingerprint() != open_boxes("shapes:30").train.fingerprint()
+    some_of_them = data.train.subset([7, 2])
+    assert torch.equal(some_of_them.truth(0).boxes, data.train.truth(7).boxes) and some_of_them.size(1) == (64, 64)
+
+
+def test_data_without_boxes(tmp_path):
+    assert "digits has no boxes" in refusal(open_boxes, "digits")
+    assert "no annotations that are known" in refusal(open_boxes, str(tmp_path))
+    assert "none does not exist" in refusal(open_boxes, str(tmp_path / "none"))
+    assert "from one place" in refusal(open_boxes, [np.zeros((8, 8), np.uint8)])

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import struct
 import zlib
 from pathlib import Path
@@ -8,10 +6,10 @@ import numpy as np
 import pytest
 import tifffile
 from PIL import Image
+from refusing import refusal
 
 from patchloom.data.decode import Unreadable, read_image
 from patchloom.dense.annotations.segmentation import read_header, read_ids
-from patchloom.errors import PatchloomError
 
 IDS = (np.arange(30).reshape(5, 6) // 4 % 4).astype(np.uint8)
 
@@ -45,18 +43,6 @@ def test_numbers_come_back_and_no_palette_is_looked_up(tmp_path, suffix, kind):
     assert np.array_equal(read_ids((tmp_path / f"a.{suffix}").read_bytes(), "a"), IDS)
 
 
-def test_colours_that_were_saved_as_a_palette_in_another_order(tmp_path):
-    """Programs that make PNGs smaller do so; with the colours at their places, or others, the indices count."""
-    colours = np.array([[200, 0, 0], [0, 200, 0], [0, 0, 200], [9, 9, 9]], np.uint8)
-    for name, order in (("same", [0, 1, 2, 3]), ("other", [2, 0, 3, 1])):
-        image = Image.fromarray(np.argsort(order).astype(np.uint8)[IDS]).convert("P")
-        image.putpalette(colours[order].tobytes())
-        image.save(tmp_path / f"{name}.png")
-        assert np.array_equal(read(tmp_path / f"{name}.png", colours), IDS)
-    palette(IDS).save(tmp_path / "strange.png")
-    assert np.array_equal(read(tmp_path / "strange.png", colours), IDS)
-
-
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
 def test_png_of_few_bits(tmp_path, bits):
     ids = IDS % np.uint8(min(2**bits, 255))
@@ -80,10 +66,20 @@ def test_colours_become_their_places(tmp_path):
     assert np.array_equal(read(tmp_path / "a.png", colours), IDS)
     Image.fromarray(IDS).save(tmp_path / "b.png")  # numbers stay numbers
     assert np.array_equal(read(tmp_path / "b.png", colours), IDS)
-    with pytest.raises(PatchloomError, match=r"a.png has the colour \(0, 0, 128\), which classes.txt does not name"):
-        read(tmp_path / "a.png", colours[:3])
-    with pytest.raises(PatchloomError, match="a.png shows classes by colours: save one number a pixel"):
-        read(tmp_path / "a.png")
+    assert "a.png has the colour (0, 0, 128)" in refusal(read, tmp_path / "a.png", colours[:3])
+    assert "a.png shows classes by colours" in refusal(read, tmp_path / "a.png")
+
+
+def test_colours_that_were_saved_as_a_palette_in_another_order(tmp_path):
+    """Programs that make PNGs smaller do so; with the colours at their places, or others, the indices count."""
+    colours = np.array([[200, 0, 0], [0, 200, 0], [0, 0, 200], [9, 9, 9]], np.uint8)
+    for name, order in (("same", [0, 1, 2, 3]), ("other", [2, 0, 3, 1])):
+        image = Image.fromarray(np.argsort(order).astype(np.uint8)[IDS]).convert("P")
+        image.putpalette(colours[order].tobytes())
+        image.save(tmp_path / f"{name}.png")
+        assert np.array_equal(read(tmp_path / f"{name}.png", colours), IDS)
+    palette(IDS).save(tmp_path / "strange.png")
+    assert np.array_equal(read(tmp_path / "strange.png", colours), IDS)
 
 
 def size(stored):
@@ -104,20 +100,19 @@ def test_orientation_counts_for_maps_and_sizes(tmp_path):
         size(tmp_path / "missing.jpg")
 
 
-def test_what_is_no_label_map(tmp_path):
-    Image.fromarray(IDS).save(tmp_path / "a.jpg")
+def test_files_that_are_no_label_maps(tmp_path):
+    Image.fromarray(IDS).save(tmp_path / "jpeg.png", "jpeg")
     Image.fromarray(np.stack([IDS, IDS], 2), "LA").save(tmp_path / "two.png")
     np.save(tmp_path / "float.npy", IDS / 2)
     np.save(tmp_path / "minus.npy", IDS.astype(int) - 1)
-    (tmp_path / "a.jpg").rename(tmp_path / "jpeg.png")
     for name, said in (
-        ("jpeg.png", "is of a format that changes numbers to make files small: save label maps as PNG"),
-        ("two.png", "has 2 channels: a label map has one whole number a pixel"),
-        ("float.npy", "has values that are no whole numbers"),
-        ("minus.npy", "holds the number -1: label maps hold numbers from 0 to 65,535"),
+        ("jpeg.png", "changes numbers"),
+        ("two.png", "2 channels"),
+        ("float.npy", "no whole numbers"),
+        ("minus.npy", "the number -1"),
     ):
-        with pytest.raises(PatchloomError, match=f"{name} {said}"):
-            read(tmp_path / name)
+        found = refusal(read, tmp_path / name)
+        assert name in found and said in found
     Image.fromarray(IDS).save(tmp_path / "short.png")
     (tmp_path / "short.png").write_bytes((tmp_path / "short.png").read_bytes()[:50])
     for name in ("short.png", "missing.png"):

@@ -1,25 +1,31 @@
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
+from refusing import refusal
 
 from patchloom.dense.annotations.segmentation import layout_of
-from patchloom.errors import PatchloomError
 
 
 def laid_out(*paths):
     return layout_of(Path("frames"), sorted(paths), "frames")
 
 
+def paired(*forms, names):
+    """The images and label maps of a layout without notes, whose paths are ``forms`` with the names filled in."""
+    layout = laid_out(*(form.format(name) for form in forms for name in names))
+    assert layout.notes == ()
+    return layout
+
+
 @pytest.mark.parametrize(
     "folder", ["labels", "masks", "annotations", "gt", "SegmentationClass", "label_maps", "GroundTruth", "semantic"]
 )
-@pytest.mark.parametrize("suffix", [".png", ".tif", ".bmp", ".gif", ".npy"])
-def test_a_folder_of_images_and_one_of_labels(folder, suffix):
-    layout = laid_out("images/a.jpg", "images/b.jpg", f"{folder}/a{suffix}", f"{folder}/b{suffix}")
-    assert layout.parts == {"train": (["images/a.jpg", "images/b.jpg"], [f"{folder}/a{suffix}", f"{folder}/b{suffix}"])}
-    assert layout.words == {"train": ""} and layout.folders == ("", folder) and layout.notes == ()
+def test_a_folder_of_images_and_one_of_labels(folder):
+    for suffix in (".png", ".tif", ".bmp", ".gif", ".npy"):
+        layout = paired("images/{}.jpg", f"{folder}/{{}}{suffix}", names="ab")
+        labels = [f"{folder}/a{suffix}", f"{folder}/b{suffix}"]
+        assert layout.parts == {"train": (["images/a.jpg", "images/b.jpg"], labels)}
+        assert layout.words == {"train": ""} and layout.folders == ("", folder)
 
 
 @pytest.mark.parametrize(
@@ -39,33 +45,28 @@ def test_a_folder_of_images_and_one_of_labels(folder, suffix):
     ],
 )
 def test_parts_lie_either_way_round(image, label):
-    words = ("train", "Val", "TEST")
-    layout = laid_out(*(form.format(word) for form in (image, label) for word in words))
-    assert layout.parts == {
-        part: ([image.format(word)], [label.format(word)])
-        for part, word in zip(("train", "validation", "test"), words, strict=True)
-    }
-    assert layout.notes == ()
+    words = {"train": "train", "validation": "Val", "test": "TEST"}
+    layout = paired(image, label, names=words.values())
+    assert layout.parts == {part: ([image.format(word)], [label.format(word)]) for part, word in words.items()}
 
 
-@pytest.mark.parametrize("words", [("training", "validation"), ("train2017", "valid"), ("trainval", "dev")])
+@pytest.mark.parametrize("words", ["training validation", "train2017 valid", "trainval dev", "train testing"])
 def test_other_words_for_parts(words):
-    layout = laid_out(*(f"{kind}/{word}/a.png" for kind in ("images", "labels") for word in words))
-    assert (
-        layout.words == dict(zip(("train", "validation"), words, strict=True))
-        and layout.parts.keys() == layout.words.keys()
-    )
+    layout = paired("images/{}/a.png", "labels/{}/a.png", names=words.split())
+    second = "test" if "testing" in words else "validation"
+    assert layout.words == dict(zip(("train", second), words.split(), strict=True))
+    assert layout.parts.keys() == layout.words.keys()
+    joined = paired("{}/a.png", "{}annot/a.png", names=words.split())  # a part and a word in one name
+    assert joined.words == layout.words and all(len(images) == 1 for images, _ in joined.parts.values())
 
 
 @pytest.mark.parametrize(
     "ending", ["_mask", "_gt", "_labelIds", "_L", "-label", ".seg", "_ground_truth", "_gtFine_labelTrainIds"]
 )
 def test_endings_of_label_maps(ending):
-    layout = laid_out("images/a.jpg", "images/ab.jpg", f"labels/a{ending}.png", f"labels/ab{ending}.png")
-    assert layout.parts["train"] == (
-        ["images/a.jpg", "images/ab.jpg"],
-        [f"labels/a{ending}.png", f"labels/ab{ending}.png"],
-    )
+    layout = paired("images/{}.jpg", f"labels/{{}}{ending}.png", names=("a", "ab"))
+    labels = [f"labels/a{ending}.png", f"labels/ab{ending}.png"]
+    assert layout.parts["train"] == (["images/a.jpg", "images/ab.jpg"], labels)
 
 
 @pytest.mark.parametrize(
@@ -81,16 +82,8 @@ def test_endings_of_label_maps(ending):
     ],
 )
 def test_one_rule_pairs_what_pre_training_leaves_out(image, label):
-    layout = laid_out(*(form.format(name) for form in (image, label) for name in "ab"))
+    layout = paired(image, label, names="ab")
     assert layout.parts == {"train": tuple([form.format(name) for name in "ab"] for form in (image, label))}
-    assert layout.notes == ()
-
-
-@pytest.mark.parametrize("words", [("training", "validation"), ("train", "valid"), ("trainval", "testing")])
-def test_a_part_and_a_word_in_one_name(words):
-    layout = laid_out(*(f"{word}{joined}/a.png" for word in words for joined in ("", "annot")))
-    assert set(layout.words.values()) == set(words)
-    assert layout.notes == () and all(len(images) == 1 for images, _ in layout.parts.values())
 
 
 def test_label_maps_of_another_part_are_no_partners():
@@ -98,73 +91,56 @@ def test_label_maps_of_another_part_are_no_partners():
     assert layout.parts == {"train": (["train/1.jpg"], ["train_labels/1.png"])} and len(layout.notes) == 2
     layout = laid_out("rgb/1.jpg", "depth/1.jpg", "depth/2.jpg", "labels/1.png", "labels/2.png")
     assert layout.parts == {"train": (["rgb/1.jpg"], ["labels/1.png"])} and len(layout.notes) == 2
-    with pytest.raises(PatchloomError, match="labels/1.png may be the label map of depth/1.jpg and of left/1.jpg"):
-        laid_out("left/1.jpg", "depth/1.jpg", "labels/1.png")
-
-
-def test_labels_of_all_parts_in_one_folder():
-    layout = laid_out("images/train/a.jpg", "images/test/b.jpg", "labels/a.png", "labels/b.png")
-    assert layout.parts == {
-        "train": (["images/train/a.jpg"], ["labels/a.png"]),
-        "test": (["images/test/b.jpg"], ["labels/b.png"]),
-    }
+    layout = laid_out("images/train/a.jpg", "images/test/b.jpg", "labels/a.png", "labels/b.png")  # of all parts
+    assert layout.parts["train"] == (["images/train/a.jpg"], ["labels/a.png"])
+    assert layout.parts["test"] == (["images/test/b.jpg"], ["labels/b.png"])
 
 
 def test_the_same_name_in_other_sub_folders_is_another_image():
-    layout = laid_out(*(f"{kind}/{place}/1.png" for kind in ("images", "labels") for place in ("day", "night")))
-    assert layout.parts["train"] == (
-        ["images/day/1.png", "images/night/1.png"],
-        ["labels/day/1.png", "labels/night/1.png"],
-    )
+    images, labels = paired("images/{}/1.png", "labels/{}/1.png", names=("day", "night")).parts["train"]
+    assert images == ["images/day/1.png", "images/night/1.png"]
+    assert labels == ["labels/day/1.png", "labels/night/1.png"]
 
 
-def test_of_several_maps_those_of_classes_are_taken():
+def test_maps_of_classes_are_chosen_among_several():
     cityscapes = [f"gtFine/a_gtFine_{kind}.png" for kind in ("color", "instanceIds", "labelIds")]
-    assert laid_out("leftImg8bit/a_leftImg8bit.png", *cityscapes).parts["train"][1] == [cityscapes[2]]
-    assert laid_out("leftImg8bit/a_leftImg8bit.png", *cityscapes, "gtFine/a_gtFine_labelTrainIds.png").parts["train"][
-        1
-    ] == ["gtFine/a_gtFine_labelTrainIds.png"]
+    train_ids = "gtFine/a_gtFine_labelTrainIds.png"
     voc = ("JPEGImages/a.jpg", "SegmentationClass/a.png", "SegmentationObject/a.png")
-    assert laid_out(*voc).parts["train"][1] == ["SegmentationClass/a.png"]
+    for paths, taken in (
+        (("leftImg8bit/a_leftImg8bit.png", *cityscapes), cityscapes[2]),
+        (("leftImg8bit/a_leftImg8bit.png", *cityscapes, train_ids), train_ids),
+        (voc, "SegmentationClass/a.png"),
+    ):
+        assert laid_out(*paths).parts["train"][1] == [taken]
 
 
-def test_what_has_no_partner_is_left_out_and_said():
+def test_files_without_a_partner_are_left_out_and_noted():
     layout = laid_out("images/a.png", "images/b.png", "images/c.png", "labels/a.png", "labels/x.png", "labels/y.png")
     assert layout.parts["train"] == (["images/a.png"], ["labels/a.png"])
-    assert layout.notes == (
-        "2 images were left out, without a label map (images/b.png, images/c.png)",
-        "2 label maps were left out, without an image (labels/x.png, labels/y.png)",
-    )
+    assert "2 images" in layout.notes[0] and "(images/b.png, images/c.png)" in layout.notes[0]
+    assert "2 label maps" in layout.notes[1] and "(labels/x.png, labels/y.png)" in layout.notes[1]
     layout = laid_out("images/train/a.png", "images/b.png", "labels/train/a.png", "labels/b.png")
     assert layout.parts == {"train": (["images/train/a.png"], ["labels/train/a.png"])}
-    assert layout.notes == ("1 image was left out, in none of the parts (images/b.png)",)
+    (note,) = layout.notes
+    assert "1 image was" in note and "(images/b.png)" in note
 
 
 @pytest.mark.parametrize(
     "paths, said",
     [
-        (["images/a.png", "b.png"], "frames holds no label maps: put them into labels/ beside images/"),
-        (["labels/a.png"], r"frames holds label maps and no images \(labels/a.png\)"),
+        ("images/a.png b.png", "frames holds no label maps"),
+        ("labels/a.png", "label maps and no images (labels/a.png)"),
+        ("images/a.png labels/x.png", "none of the 1 label maps of frames"),
+        ("images/a.jpg images/a.png labels/a.png", "the label map of images/a.jpg and of images/a.png"),
+        ("left/1.jpg depth/1.jpg labels/1.png", "the label map of depth/1.jpg and of left/1.jpg"),
+        ("images/a.jpg labels/a.png labels/a_mask.png", "labels/a.png and labels/a_mask.png may both"),
+        ("images/a.jpg labels/a.jpg", "labels/a.jpg is of a format that changes numbers"),
         (
-            ["images/a.png", "labels/x.png"],
-            "none of the 1 label maps of frames has the name of an image: call labels/x.png",
+            "train/images/a.jpg train/labels/a.png trainval/images/b.jpg trainval/labels/b.png",
+            "train and trainval for the same part",
         ),
-        (
-            ["images/a.jpg", "images/a.png", "labels/a.png"],
-            "labels/a.png may be the label map of images/a.jpg and of images/a.png",
-        ),
-        (
-            ["images/a.jpg", "labels/a.png", "labels/a_mask.png"],
-            "labels/a.png and labels/a_mask.png may both be the label map of",
-        ),
-        (["images/a.jpg", "labels/a.jpg"], "labels/a.jpg is of a format that changes numbers.* save label maps as PNG"),
-        (
-            ["train/images/a.jpg", "train/labels/a.png", "trainval/images/b.jpg", "trainval/labels/b.png"],
-            "frames has train and trainval for the same part: leave one of them",
-        ),
-        (["val/images/a.jpg", "val/labels/a.png"], "frames has val and no train: name a folder so"),
+        ("val/images/a.jpg val/labels/a.png", "has val and no train"),
     ],
 )
-def test_what_is_unclear_is_one_sentence(paths, said):
-    with pytest.raises(PatchloomError, match=f"^{said}"):
-        laid_out(*paths)
+def test_unclear_layouts_are_refused(paths, said):
+    assert said in refusal(laid_out, *paths.split())

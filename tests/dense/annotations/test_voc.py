@@ -1,44 +1,36 @@
-from __future__ import annotations
-
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
+from labelled import picture
+from refusing import refusal
 
 from patchloom.dense.annotations.detection import open_boxes
-from patchloom.errors import PatchloomError
 
 BOX = (3, 2, 12, 9)  # x0 y0 x1 y1, exclusive
 
 
-def picture(path: Path, size: tuple[int, int] = (20, 16)) -> None:
-    """An image of (w, h) pixels."""
+def xml(path: Path, *objects: str, more: str = "") -> None:
+    """An annotation with a box for each class, as VOC counts: from 1, the last pixel included."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(np.full((size[1], size[0], 3), 90, np.uint8)).save(path)
-
-
-def xml(path: Path, *objects: tuple[str, tuple[float, ...]], size: tuple[int, int] = (20, 16), more: str = "") -> None:
-    """An annotation with boxes as VOC counts: from 1, the last pixel included."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    x0, y0, x1, y1 = BOX
     inside = "".join(
         f"<object><name>{name}</name>{more}<bndbox><xmin>{x0 + 1}</xmin><ymin>{y0 + 1}</ymin>"
         f"<xmax>{x1}</xmax><ymax>{y1}</ymax></bndbox></object>"
-        for name, (x0, y0, x1, y1) in objects
+        for name in objects
     )
     path.write_text(
-        f"<annotation><filename>{path.stem}.png</filename><size><width>{size[0]}</width><height>{size[1]}</height>"
+        f"<annotation><filename>{path.stem}.png</filename><size><width>20</width><height>16</height>"
         f"<depth>3</depth></size>{inside}</annotation>"
     )
 
 
 def some(root: Path, pattern: str, stems: str = "ab") -> None:
-    """Images and annotations, whose paths the pattern says: {kind} is images or annotations."""
+    """Write images and annotations into two folders."""
     images, annotations = pattern.split()
     for stem in stems:
         picture(root / f"{images}/{stem}.png")
-        xml(root / f"{annotations}/{stem}.xml", (f"class {stem}", BOX))
+        xml(root / f"{annotations}/{stem}.xml", f"class {stem}")
 
 
 @pytest.mark.parametrize(
@@ -75,23 +67,23 @@ def test_voc_s_own_layout_with_its_lists(tmp_path):
     data = open_boxes(tmp_path)
     assert len(data.train) == 3 and data.validation is None and len(data.test) == 1
     notes = " | ".join(data.notes)
-    assert "validation part (1 image) is the test" in notes and "test is left out, as none of its 2" in notes
-    assert "1 image is left out (of 7)" in notes and "2 images are left out, as no list" in notes
+    for said in ("validation part (1 image)", "none of its 2", "1 image is left out (of 7)", "2 images are left out"):
+        assert said in notes
     (main / "test.txt").write_text("e\nf -1\n")
     data = open_boxes(tmp_path)
     assert (len(data.train), len(data.validation), len(data.test)) == (3, 1, 2)
     (main / "test.txt").write_text("a\n")
-    with pytest.raises(PatchloomError, match=r"test.txt lists a, and .*train.txt does, too"):
-        open_boxes(tmp_path)
-    (main / "test.txt").unlink()
-    (main / "train.txt").unlink()
-    (main / "val.txt").unlink()
+    assert "test.txt lists a, and" in refusal(open_boxes, tmp_path)
+    (main / "test.txt").write_text("e\nq\n")
+    assert "test.txt lists q, which has no image" in refusal(open_boxes, tmp_path)
+    for name in ("test", "train", "val"):
+        (main / f"{name}.txt").unlink()
     assert len(open_boxes(tmp_path).train) == 4  # trainval
 
 
 def test_difficult_objects_are_crowd_and_empty_images_stay(tmp_path):
     some(tmp_path, "images annotations")
-    xml(tmp_path / "annotations" / "a.xml", ("class b", BOX), more="<difficult>1</difficult>")
+    xml(tmp_path / "annotations" / "a.xml", "class b", more="<difficult>1</difficult>")
     xml(tmp_path / "annotations" / "c.xml")
     picture(tmp_path / "images" / "c.png")
     data = open_boxes(tmp_path)
@@ -102,47 +94,39 @@ def test_difficult_objects_are_crowd_and_empty_images_stay(tmp_path):
     assert note.startswith("1 of 3 images are without objects") and note.endswith("c.png)")
 
 
-def test_the_name_that_a_file_says_counts_where_its_own_leads_nowhere(tmp_path):
-    some(tmp_path, "images annotations")
-    (tmp_path / "annotations" / "b.xml").rename(tmp_path / "annotations" / "0007.xml")
-    assert [open_boxes(tmp_path).train.truth(i).labels.item() for i in (0, 1)] == [0, 1]
-
-
 @pytest.mark.parametrize(
-    ("content", "sentence"),
+    ("content", "said"),
     [
-        ("", "a.xml cannot be read as XML: it is empty"),
-        ("<annotation><object>", "a.xml cannot be read as XML: no element found"),
-        ("<html/>", "a.xml is no annotation of Pascal VOC: it begins with <html>"),
-        ('<!DOCTYPE x [<!ENTITY a "b">]><annotation/>', "a.xml cannot be read as XML: it declares a document type"),
-        ('<!DOCTYPE x [<!ENTITY a "ä">]><annotation/>', "a.xml cannot be read as XML: it declares a document type"),
-        ("<annotation><object/></annotation>", "a.xml has an object without a name"),
-        (
-            "<annotation><object><name>x</name></object></annotation>",
-            "a.xml has no number in bndbox/xmin: '' is no number",
-        ),
-        ("<annotation><size><width>wide</width></size></annotation>", "no number in size/width: 'wide' is no number"),
+        ("", "it is empty"),
+        ("<annotation><object>", "no element found"),
+        ("<html/>", "it begins with <html>"),
+        ('<!DOCTYPE x [<!ENTITY a "b">]><annotation/>', "document type"),
+        ('<!DOCTYPE x [<!ENTITY a "ä">]><annotation/>', "document type"),
+        ("<annotation><object/></annotation>", "an object without a name"),
+        ("<annotation><object><name>x</name></object></annotation>", "bndbox/xmin: '' is no number"),
+        ("<annotation><size><width>wide</width></size></annotation>", "size/width: 'wide' is no number"),
     ],
 )
-def test_broken_files_are_named(tmp_path, content, sentence):
+def test_broken_files_are_named(tmp_path, content, said):
     some(tmp_path, "images annotations")
-    (tmp_path / "annotations" / "a.xml").write_text(content, encoding="utf-16" if "ä" in content else "utf-8")
-    with pytest.raises(PatchloomError, match=sentence.replace("(", r"\(")) as error:
-        open_boxes(tmp_path)
-    assert str(tmp_path / "annotations" / "a.xml") in str(error.value)
+    file = tmp_path / "annotations" / "a.xml"
+    file.write_text(content, encoding="utf-16" if "ä" in content else "utf-8")
+    found = refusal(open_boxes, tmp_path)
+    assert said in found and str(file) in found
 
 
-def test_which_image_is_meant_must_be_clear(tmp_path):
+def test_an_annotation_has_one_image_and_an_image_one_annotation(tmp_path):
     some(tmp_path, "images annotations")
+    (tmp_path / "annotations" / "b.xml").rename(tmp_path / "annotations" / "0007.xml")  # which says b.png
+    assert [open_boxes(tmp_path).train.truth(i).labels.item() for i in (0, 1)] == [0, 1]
     (tmp_path / "images" / "a.png").rename(tmp_path / "images" / "a.bmp")
     assert len(open_boxes(tmp_path).train) == 2
     picture(tmp_path / "images" / "a.jpg")
-    with pytest.raises(PatchloomError, match=r"a.xml may be of .*a.bmp or of .*a.jpg: give each image a unique name"):
-        open_boxes(tmp_path)
+    found = refusal(open_boxes, tmp_path)
+    assert all(one in found for one in ("a.xml may be of", "a.bmp", "a.jpg"))
     (tmp_path / "images" / "a.jpg").unlink()
-    xml(tmp_path / "other" / "a.xml", ("class a", BOX))
-    with pytest.raises(PatchloomError, match=r"a.bmp has two annotations, .*a.xml and .*a.xml"):
-        open_boxes(tmp_path)
+    xml(tmp_path / "other" / "a.xml", "class a")
+    assert "a.bmp has two annotations" in refusal(open_boxes, tmp_path)
 
 
 def test_images_without_annotations_and_the_other_way_round(tmp_path):
@@ -150,48 +134,21 @@ def test_images_without_annotations_and_the_other_way_round(tmp_path):
     picture(tmp_path / "images" / "more.png")
     (tmp_path / "images" / "z.png").unlink()
     notes = " | ".join(open_boxes(tmp_path).notes)
-    assert "1 image is left out (of 26), as no annotation" in notes and "more.png" in notes
-    assert "1 of 26 XML files are left out, as they have no image" in notes and "z.xml" in notes
+    assert "1 image is left out (of 26)" in notes and "more.png" in notes
+    assert "1 of 26 XML files" in notes and "z.xml" in notes
     for stem in "uvwxy":
         (tmp_path / "images" / f"{stem}.png").unlink()
-    with pytest.raises(PatchloomError, match=r"u.xml has no image of its name \(6 of 26 XML files have none\)"):
-        open_boxes(tmp_path)
+    assert "u.xml has no image of its name (6 of 26" in refusal(open_boxes, tmp_path)
 
 
 def test_several_sets_and_parts_beside_others(tmp_path):
     for year in ("VOC2007", "VOC2012"):
         some(tmp_path / year, "JPEGImages Annotations")
-    with pytest.raises(PatchloomError, match="several sets of Pascal VOC .VOC2007/, VOC2012/.: give the folder of one"):
-        open_boxes(tmp_path)
+    assert "several sets of Pascal VOC (VOC2007/, VOC2012/)" in refusal(open_boxes, tmp_path)
     other = tmp_path / "other"
     some(other, "images/train annotations/train")
     some(other, "images annotations", "x")
     data = open_boxes(other)
     assert len(data.train) == 2 and "1 image is left out, in no folder such as train" in data.notes[0]
-    empty = tmp_path / "empty"
-    some(empty, "images/test annotations/test")
-    with pytest.raises(PatchloomError, match=r"no part to train on, only test \(2 images\)"):
-        open_boxes(empty)
-
-
-def test_the_built_in_shapes():
-    data = open_boxes("shapes:30", seed=3)
-    assert len(data.train) == 30 and data.validation is None and len(data.test) == 2000
-    truth = data.test.truth(5)
-    x0, y0, x1, y1 = truth.boxes[0].int().tolist()
-    assert truth.masks.shape == (1, 64, 64) and truth.masks[0, y0:y1, x0:x1].sum() == truth.masks.sum() > 0
-    assert truth.labels.tolist() == [data.test.images.labels[5]] and data.test.size(5) == (64, 64)
-    assert data.train.fingerprint() != open_boxes("shapes:30").train.fingerprint()
-    some_of_them = data.train.subset([7, 2])
-    assert torch.equal(some_of_them.truth(0).boxes, data.train.truth(7).boxes) and some_of_them.size(1) == (64, 64)
-
-
-def test_what_holds_no_boxes(tmp_path):
-    for data, sentence in [
-        ("digits", "digits has no boxes"),
-        (str(tmp_path), "holds no annotations that are known: give a folder with COCO JSON"),
-        (str(tmp_path / "none"), "none does not exist"),
-        ([np.zeros((8, 8), np.uint8)], "boxes are read from one place"),
-    ]:
-        with pytest.raises(PatchloomError, match=sentence):
-            open_boxes(data)
+    some(tmp_path / "empty", "images/test annotations/test")
+    assert "no part to train on, only test (2 images)" in refusal(open_boxes, tmp_path / "empty")

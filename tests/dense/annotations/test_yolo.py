@@ -1,21 +1,14 @@
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from labelled import picture
+from refusing import refusal
 
 from patchloom.dense.annotations.detection import open_boxes
 from patchloom.dense.annotations.yolo import read_yolo
-from patchloom.errors import PatchloomError
 
 LINE = "1 0.375 0.34375 0.45 0.4375\n"  # 3 2 12 9 of 20 x 16 pixels
-
-
-def picture(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(np.full((16, 20, 3), 90, np.uint8)).save(path)
 
 
 def text(path: Path, content: str = LINE) -> None:
@@ -44,12 +37,11 @@ def test_layouts_without_parts(tmp_path, where):
 @pytest.mark.parametrize("where", ["images/{} labels/{}", "{}/images {}/labels"])
 @pytest.mark.parametrize("named", ["no yaml", "folders", "from its own folder", "with a path", "lists", "several"])
 def test_layouts_with_parts(tmp_path, where, named):
-    root = tmp_path / "set"
+    root, folder = tmp_path / "set", where.split()[0]
     for part, stems in {"train": "abc", "val": "de", "test": "f"}.items():
         some(root, *where.format(part, part).split(), stems)
-        images = sorted((root / where.format(part, part).split()[0]).iterdir())
+        images = sorted((root / folder.format(part)).iterdir())
         text(root / f"{part}.txt", "".join(f"./{image.relative_to(root)}\n" for image in images))
-    folder = where.split()[0]
     at = {part: folder.format(part) for part in ("train", "val", "test")}
     places = {
         "folders": at,
@@ -75,7 +67,7 @@ def test_a_yaml_leads_to_images_elsewhere_and_a_missing_part_is_left_out(tmp_pat
     for place in (tmp_path / "here", tmp_path / "here" / "mine.yaml"):
         data = open_boxes(place)
         assert len(data.train) == 2 and data.train.truth(0).labels.tolist() == [1] and data.validation is None
-        assert "The part validation is left out, as valid/images, which" in data.notes[0]
+        assert "The part validation is left out" in data.notes[0]
 
 
 def test_outlines_become_masks_and_boxes(tmp_path):
@@ -97,81 +89,74 @@ def test_images_without_text_and_with_an_empty_one_have_no_objects(tmp_path):
     data = open_boxes(tmp_path)
     assert [len(data.train.truth(i).labels) for i in range(3)] == [1, 0, 0]
     notes = " | ".join(data.notes)
-    assert "1 of 3 images have no text file, and are taken as images without objects" in notes and "c.jpg" in notes
+    assert "1 of 3 images have no text file" in notes and "c.jpg" in notes
     assert "2 of 3 images are without objects" in notes
     for stem in "ab":
         text(tmp_path / "labels" / f"{stem}.txt", "")
-    with pytest.raises(PatchloomError, match=r"a.txt and all others to train on hold no objects"):
-        open_boxes(tmp_path)
+    assert "hold no objects" in refusal(open_boxes, tmp_path)
 
 
-def test_a_class_number_that_no_list_of_classes_has_is_refused(tmp_path):
-    (tmp_path / "a.txt").write_text("2000000 0.5 0.5 0.2 0.2\n")
-    with pytest.raises(PatchloomError, match="line 1, is of class 2000000"):
-        read_yolo(tmp_path / "a.txt", None)
-
-
-def test_without_names_classes_are_called_by_their_numbers(tmp_path):
+def test_unnamed_classes_are_called_by_their_numbers(tmp_path):
     some(tmp_path)
     (tmp_path / "classes.txt").unlink()
     data = open_boxes(tmp_path)
     assert data.train.classes == ("0", "1") and "has no classes.txt" in data.notes[0]
+    text(tmp_path / "a.txt", "2000000 0.5 0.5 0.2 0.2\n")
+    assert "line 1, is of class 2000000" in refusal(read_yolo, tmp_path / "a.txt", None)
+    (tmp_path / "a.txt").write_bytes(b"\xff")
+    assert "cannot be read as text" in refusal(read_yolo, tmp_path / "a.txt", None)
 
 
 @pytest.mark.parametrize(
-    ("line", "sentence"),
+    ("line", "said"),
     [
         ("1 0.5 0.5 0.2", "line 2, has 4 numbers"),
         ("1 0.5 0.5 0.2 0.2 0.9", "line 2, has 6 numbers"),
-        ("cat 0.5 0.5 0.2 0.2", "line 2, cannot be read: 'cat' is no number"),
-        ("2 0.5 0.5 0.2 0.2", "line 2, is of class 2: classes are counted from 0, and there are 2"),
+        ("cat 0.5 0.5 0.2 0.2", "line 2, cannot be read: 'cat'"),
+        ("2 0.5 0.5 0.2 0.2", "line 2, is of class 2"),
         ("-1 0.5 0.5 0.2 0.2", "line 2, is of class -1"),
         ("0.5 0.5 0.5 0.2 0.2", "line 2, is of class 0.5"),
-        ("nan 0.5 0.5 0.2 0.2", "line 2, cannot be read: 'nan' is no finite number"),
-        ("1 0.5 0.5 nan 0.2", "line 2, cannot be read: 'nan' is no finite number"),
-        ("1 10 8 4 4", "line 2, has pixels where YOLO has shares"),
-        ("1 0.5 0.5 0 0.2", "b.txt has a box of no area"),
-        ("1 0.95 0.5 0.4 0.2", "b.txt has a box that reaches out of its image"),
+        ("nan 0.5 0.5 0.2 0.2", "line 2, cannot be read: 'nan'"),
+        ("1 0.5 0.5 nan 0.2", "line 2, cannot be read: 'nan'"),
+        ("1 10 8 4 4", "line 2, has pixels"),
+        ("1 0.5 0.5 0 0.2", "has a box of no area"),
+        ("1 0.95 0.5 0.4 0.2", "reaches out of its image"),
     ],
 )
-def test_what_is_wrong_is_said_with_the_file_and_line(tmp_path, line, sentence):
+def test_bad_lines_are_named_with_their_file(tmp_path, line, said):
     some(tmp_path)
     text(tmp_path / "labels" / "b.txt", f"{LINE}{line}\n")
-    with pytest.raises(PatchloomError, match=sentence) as error:
-        open_boxes(tmp_path)
-    assert str(tmp_path / "labels" / "b.txt") in str(error.value)
+    found = refusal(open_boxes, tmp_path)
+    assert said in found and str(tmp_path / "labels" / "b.txt") in found
 
 
 @pytest.mark.parametrize(
-    ("content", "sentence"),
+    ("content", "said"),
     [
-        ("names: [a, b", "data.yaml cannot be read as YAML"),
-        ("names: [a]\n", "is not as YOLO's data.yaml is: it needs names"),
-        ("names: [a, a]\ntrain: images", "has the class a more than once"),
-        ("names: []\ntrain: images", "has no names of classes"),
-        ("names: {1: a, 2: b}\ntrain: images", "numbers its names 1, 2: number them 0, 1, 2"),
-        ("names: cat\ntrain: images", "has names that are no list"),
-        ("nc: 3\nnames: [a, b]\ntrain: images", "says nc: 3, and has 2 names"),
-        ("names: [a, b]\ntrain: nowhere", "has nowhere for train, which does not exist"),
-        ("names: [a, b]\ntrain: {a: b}", "has for train no folder and no list of folders"),
+        ("names: [a, b", "cannot be read as YAML"),
+        ("names: [a]\n", "it needs names"),
+        ("names: [a, a]\ntrain: images", "the class a more than once"),
+        ("names: []\ntrain: images", "no names of classes"),
+        ("names: {1: a, 2: b}\ntrain: images", "numbers its names 1, 2"),
+        ("names: cat\ntrain: images", "names that are no list"),
+        ("nc: 3\nnames: [a, b]\ntrain: images", "nc: 3, and has 2 names"),
+        ("names: [a, b]\ntrain: nowhere", "nowhere for train"),
+        ("names: [a, b]\ntrain: {a: b}", "no list of folders"),
         ("names: [a, b]\ntrain: images\nval: images", "a.jpg is in two parts, train and validation"),
     ],
 )
-def test_a_wrong_yaml(tmp_path, content, sentence):
+def test_a_wrong_yaml(tmp_path, content, said):
     some(tmp_path)
     text(tmp_path / "data.yaml", content)
-    with pytest.raises(PatchloomError, match=sentence):
-        open_boxes(tmp_path / "data.yaml")
+    assert said in refusal(open_boxes, tmp_path / "data.yaml")
 
 
 def test_names_that_do_not_fit(tmp_path):
     some(tmp_path, stems="abcdefghijklmnopqrstuvwxyz")
     text(tmp_path / "labels" / "alone.txt")
-    assert any("1 of 27 text files are left out, as they have no image" in one for one in open_boxes(tmp_path).notes)
+    assert any("1 of 27 text files are left out" in one for one in open_boxes(tmp_path).notes)
     for k in range(3):
         text(tmp_path / "labels" / f"alone{k}.txt")
-    with pytest.raises(PatchloomError, match=r"alone.txt has no image of its name \(4 of 30 text files have none\)"):
-        open_boxes(tmp_path)
+    assert "alone.txt has no image of its name (4 of 30" in refusal(open_boxes, tmp_path)
     picture(tmp_path / "images" / "a.png")
-    with pytest.raises(PatchloomError, match=r"a.txt may be of .*a.jpg or of .*a.png: give each image a unique name"):
-        open_boxes(tmp_path)
+    assert "a.txt may be of" in refusal(open_boxes, tmp_path)

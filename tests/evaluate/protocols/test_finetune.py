@@ -1,6 +1,5 @@
-"""Fine-tuning learns, is honest about the test images, and gives a file that says the same again."""
+"""Fine-tuning: variants of the encoder, learning rates of every parameter, and classifiers on files."""
 
-import csv
 import random
 import re
 from dataclasses import replace
@@ -11,25 +10,26 @@ import numpy as np
 import pytest
 import timm
 import torch
+from running import csv_rows
 from timm.models.vision_transformer_relpos import RelPosAttention, VisionTransformerRelPos
+from torch import nn
 
-from patchloom import display
 from patchloom.cli import main
-from patchloom.data.source import Data, Source
 from patchloom.data.sources.open import open_data
 from patchloom.errors import PatchloomError
 from patchloom.evaluate import features, settings, training
-from patchloom.evaluate.classifier import Classifier, load_classifier, read_classifier, variant_of
-from patchloom.evaluate.protocols import evaluate
+from patchloom.evaluate.classifier import Classifier, Pool, fresh_blocks, load_classifier, read_classifier, variant_of
+from patchloom.evaluate.protocols import blocks, evaluate
 from patchloom.evaluate.results import Report
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.evaluate.trainer import Trained
-from patchloom.evaluate.training import Candidate, Training, fit, plan_for, predict_classes, temporary_seed
+from patchloom.evaluate.training import Candidate, fit, plan_for, predict_classes, temporary_seed
 from patchloom.nets import performance
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file, save_encoder
 from patchloom.nets.encode import grid_size, patch_positions
-from patchloom.nets.finetune import RelativeAttention, with_variant
+from patchloom.nets.finetune import RelativeAttention, Variant, with_variant
+from patchloom.nets.heads import InstanceHead, mlp
 
 SMALL = {"depth": 2, "embed_dim": 32, "num_heads": 2}
 # wider than high, so that rows and columns are not confused
@@ -65,26 +65,17 @@ def test_keep_is_the_encoder_itself(options: dict, positions: str) -> None:
         torch.testing.assert_close(Classifier(copy, 5, "class").eval().pooled(IMAGES), tokens[:, 0])
 
 
-def test_the_mean_is_normed_afterwards() -> None:
-    vit, card = encoder()
-    seen = []
-    vit.norm.register_forward_hook(lambda _, given, out: seen.append(given[0]))
-    vit.forward_features(IMAGES)
-    expected = torch.nn.functional.layer_norm(seen[0][:, 1:].mean(1), (32,), eps=vit.norm.eps)
-    torch.testing.assert_close(Classifier(with_variant(vit, card), 5, "mean").eval().pooled(IMAGES), expected)
-
-
-def test_a_fresh_norm_knows_nothing_of_the_encoders() -> None:
+def test_the_mean_is_normed_afterwards_by_the_encoders_norm_or_a_fresh_one() -> None:
     """MAE's program: mean of the patch tokens before the last norm, then a norm that begins at one and zero."""
     vit, card = encoder()
     torch.nn.init.normal_(vit.norm.weight)
     seen = []
     vit.norm.register_forward_hook(lambda _, given, out: seen.append(given[0]))
     vit.forward_features(IMAGES)
-    expected = torch.nn.functional.layer_norm(seen[0][:, 1:].mean(1), (32,), eps=1e-6)
-    copy = with_variant(vit, card)
-    torch.testing.assert_close(Classifier(copy, 5, "mean", fresh_norm=True).eval().pooled(IMAGES), expected)
-    assert not Classifier(copy, 5, "mean").eval().pooled(IMAGES).allclose(expected, atol=0.1)
+    mean, copy = seen[0][:, 1:].mean(1), with_variant(vit, card)
+    torch.testing.assert_close(Classifier(copy, 5, "mean").eval().pooled(IMAGES), vit.norm(mean))
+    fresh = torch.nn.functional.layer_norm(mean, (32,), eps=1e-6)
+    torch.testing.assert_close(Classifier(copy, 5, "mean", fresh_norm=True).eval().pooled(IMAGES), fresh)
 
 
 @pytest.mark.parametrize("class_token", [True, False])
@@ -135,8 +126,8 @@ def test_positions_that_are_given() -> None:
     assert [block.drop_path1.drop_prob for block in with_variant(with_, other, drop_path=0.25).blocks[1:]] == [0.25]
     with pytest.raises(PatchloomError, match="relative positions cannot be given to register tokens"):
         with_variant(*encoder(options=SMALL | {"reg_tokens": 2}), "relative")
+    narrow = {"embed_dim": 30, "num_heads": 2, "depth": 1}
     with pytest.raises(PatchloomError, match="divisible by 4, not 30"):
-        narrow = {"embed_dim": 30, "num_heads": 2, "depth": 1}
         with_variant(*encoder(positions="none", options=narrow), "fixed")
 
 
@@ -149,62 +140,8 @@ def test_an_encoder_of_timms_own_can_be_varied() -> None:
     assert grid_size(with_variant(vit, card, "relative")) == (14, 14)
 
 
-class Ramps(Source):
-    """Noise, and light from one of four sides, which is the class."""
-
-    name, classes = "ramps", ("a", "b", "c", "d")
-
-    def __init__(self, n: int, seed: int):
-        self.labels = np.arange(n) % 4
-        self.noise = torch.rand(n, 1, 8, 8, generator=torch.Generator().manual_seed(seed)) * 55
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def read(self, i: int) -> torch.Tensor:
-        ramp = torch.linspace(0, 200, 8).expand(8, 8)
-        return (self.noise[i] + ramp.rot90(int(self.labels[i]))).to(torch.uint8)
-
-    def fingerprint(self) -> str:
-        return "0" * 16
-
-
-@pytest.mark.parametrize("recipe", ["small", "mp3"])
-def test_it_learns_what_can_be_learnt(run: Path, monkeypatch: pytest.MonkeyPatch, recipe: str) -> None:
-    monkeypatch.setattr(settings, "open_data", lambda data, **options: Data(Ramps(48, 0), Ramps(40, 1)))
-    lighter = {"batch_size": 24, "mixup": 0.0, "cutmix": 0.0, "randaugment": 0.0, "crop_scale": 0.9}
-    options = {"epochs": 16, **(lighter | {"blr": 0.04} if recipe == "mp3" else {"blr": 0.1})}
-    report = evaluate("finetune", run, "ramps", recipe=recipe, **QUICK | options)
-    assert [row.encoder for row in report.rows] == ["small", "from scratch", "best constant"]
-    assert all(row.value > 0.8 for row in report.quoted) and report.rows[-1].value == 0.25
-    assert report.headline.startswith(f"Fine-tuning ({recipe}): ")
-    assert report.rows[0].pooling == ("class" if recipe == "mp3" else "mean")
-
-
 def _tuned(run: Path, **options) -> Report:
     return evaluate("finetune", run, "digits", **QUICK | {"control": False} | options)
-
-
-def test_the_rate_is_chosen_without_a_look_at_the_test_images(run: Path, record_reads, monkeypatch) -> None:
-    tried, before = [], Training.__init__
-
-    def watched(self, model, source, recipe, *rest, **options):
-        tried.append((len(source), recipe.blr))
-        before(self, model, source, recipe, *rest, **options)
-
-    monkeypatch.setattr(Training, "__init__", watched)
-    record = record_reads(120, 60)
-    honest = _tuned(run, blr=[0.02, 1e-4])
-    settings = honest.rows[0].settings
-    assert tried == [(108, 1e-4), (108, 0.02), (120, settings["blr"])]
-    assert record.count("test") == 60 and set(record[: record.index("test")]) == {"train"}
-    assert set(record[record.index("test") :]) == {"test"}
-    assert settings["held_out"] == 12 and 0 <= settings["held_out_accuracy"] <= 1
-    assert "for each model separately on a stratified 10%" in honest.protocol
-
-    record_reads(120, 60, np.random.default_rng(0).permutation(open_data("digits").test.labels[:60]))
-    blind = _tuned(run, blr=[0.02, 1e-4])
-    assert blind.rows[0].settings == settings and tried[3:] == tried[:3]
 
 
 def test_the_best_rate_is_chosen_and_of_equals_the_lowest(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,12 +179,25 @@ def test_one_seed_one_result(run: Path, record_reads) -> None:
 
 def test_nothing_outside_notices_a_training() -> None:
     before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
-    with temporary_seed(2**40):
+    with temporary_seed(EvalSettings(2**40, device="cpu")):
         drawn = torch.rand(1).item(), np.random.rand(), random.random()
     assert torch.equal(before[0], torch.get_rng_state()) and before[2] == random.getstate()
     assert before[1] == np.random.get_state()[1].tolist()
-    with temporary_seed(2**40):
+    with temporary_seed(EvalSettings(2**40, device="cpu")):
         assert drawn == (torch.rand(1).item(), np.random.rand(), random.random())
+
+
+def test_a_seed_touches_no_gpu_but_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each GPU of a node whose generator is read begins a context of half a gigabyte on it."""
+    asked: list[tuple[str, str]] = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda one: asked.append(("read", str(one))))
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, one: asked.append(("restored", str(one))))
+    monkeypatch.setattr(settings, "usable_device", torch.device)
+    for device in ("cpu", "cuda:3"):
+        with temporary_seed(EvalSettings(device=device)):
+            pass
+    assert asked == [("read", "cuda:3"), ("restored", "cuda:3")]
 
 
 def _weights(run: Path) -> dict[str, bytes]:
@@ -270,71 +220,21 @@ def test_what_is_saved_says_the_same_again(run: Path, tmp_path: Path, positions:
     assert not (run / "finetuned").exists()
 
 
-def test_what_is_interrupted_leaves_nothing_and_begins_again(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    step, done = Training.update, []
-
-    def interrupted(self, *given):
-        done.append(1)
-        if len(done) == 3:
-            raise KeyboardInterrupt
-        return step(self, *given)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Training, "update", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            _tuned(run, max_train=40)
-    assert [path.name for path in run.iterdir()] == ["encoder.safetensors"]
-    assert _tuned(run, max_train=40).n_test == 360 and [*_weights(run)] == ["digits-small-0.safetensors"]
-
-
-def test_the_command_line_from_end_to_end(run: Path, capsys: pytest.CaptureFixture) -> None:
-    words = ["finetune", str(run), "digits", "--epochs", "1", "--max_train", "40", "--positions", "learned"]
-    words += ["--device", "cpu"]
-    assert main(["evaluate", *words]) == 0
+def test_the_command_prints_what_was_trained(run: Path, capsys: pytest.CaptureFixture) -> None:
+    words = ["finetune", str(run), "digits", "--epochs", "2", "--max_train", "40", "--positions", "learned"]
+    assert main(["evaluate", *words, "--validation", "0.25", "--device", "cpu"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    for part in (
-        *("small: trained for 1 epoch, ", "saved as", "positions: learned. From scratch is the same"),
-        *(
-            "Trained on 40 images with the recipe small: epochs 1, warmup epochs 0.1, batch 8, blr 0.004,",
-            "best constant",
-            "on 360 test images.",
-        ),
-    ):
-        assert part in printed
-    with open(run / "results.csv") as file:
-        rows = list(csv.DictReader(file))
+    assert re.search(r"small: epoch \d of 2 was best.* of 10 validation images\)", printed)  # and 30 in steps of 8
+    assert "saved as" in printed and "positions: learned" in printed and "on 360 test images." in printed
+    assert "recipe small: epochs 2, warmup epochs 0.2, batch 8, blr 0.004" in printed
+    rows = csv_rows(run / "results.csv")
     assert [row["encoder"] for row in rows] == ["small", "from scratch", "best constant"]
     assert {row["protocol"] for row in rows} == {"finetune"}
-    assert main(["evaluate", *words, "--mixup", "0.8", "--batch_size", "7"]) == 2
-    assert "use --batch_size 8" in capsys.readouterr().err
 
 
-def test_wrong_pairs_are_refused_in_a_sentence(run: Path, tmp_path: Path, record_reads) -> None:
-    for options, said in (
-        ({"max_train": 9}, "9 training images are too few for 10 classes"),
-        ({"positions": "rotary"}, "--positions cannot be rotary"),
-        ({"control": "no"}, "--control cannot be no: it takes true or false"),
-        ({"from_scratch": True, "out": "here"}, "--from_scratch saves no classifier"),
-        ({"blr": []}, "--blr has no rate"),
-        ({"blr": [1e-3, -1.0]}, "--blr must be"),
-        ({"recipe": "dino"}, "no recipe dino"),
-        ({"out": "here", "seeds": 2}, "--out names one file, but --seeds 2"),
-        ({"train_positions": True, "positions": "fixed"}, "--positions fixed has no .* leave out --train_positions"),
-        ({"epochz": 1}, "there is no option --epochz; did you mean --epochs"),
-    ):
-        with pytest.raises(PatchloomError, match=said):
-            _tuned(run, **options)
-    vit, card = encoder(channels=5, img_size=(8, 8))
-    save_encoder(vit, card, tmp_path / "five.safetensors")
-    with pytest.raises(PatchloomError, match="another number of channels"):
-        _tuned(tmp_path / "five.safetensors", max_train=40)
-    vit, card = encoder(model="swin-nano", img_size=(32, 32), patch_size=4, channels=1, options={}, positions="none")
-    save_encoder(vit, card, tmp_path / "swin.safetensors")
-    with pytest.raises(PatchloomError, match="has no position embeddings to train: leave out --train_positions"):
-        _tuned(tmp_path / "swin.safetensors", train_positions=True)
+def test_images_of_one_class_are_refused(run: Path, record_reads) -> None:
     record_reads(30, 20)
-    one = settings.open_data("digits").train
-    one.labels = np.zeros(30, np.int64)
+    settings.open_data("digits").train.labels = np.zeros(30, np.int64)
     with pytest.raises(PatchloomError, match="images of one class only"):
         _tuned(run)
 
@@ -350,31 +250,9 @@ def test_a_loss_that_is_no_number_stops_it(run: Path) -> None:
         fit(candidate, plan, source)
 
 
-def test_the_time_of_all_trainings_is_said_before_they_begin(run: Path, capsys: pytest.CaptureFixture) -> None:
-    _tuned(run, max_train=160, control=True, epochs=10)
-    first, *others = capsys.readouterr().out.splitlines()
-    # 136 images in steps of 16, the other 24 are for validation
-    said = r"Training small, then from scratch: 10 epochs of 8 steps each\. This takes about \d+ s"
-    assert re.match(said, first) and "was best" in others[0] and "of 24 validation images" in others[0]
-
-
-def test_the_line_has_the_time_left_of_all_trainings(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines, step = [], Training.update
-
-    def watched(self, *given):
-        lines.append(display._status_thread.under_way[-1].line())
-        return step(self, *given)
-
-    monkeypatch.setattr(Training, "update", watched)
-    _tuned(run, max_train=40, control=True, epochs=3)
-    assert len(lines) == 30 and lines[0].endswith("s left · small · the first step")
-    assert re.fullmatch(r"\d+ s left · small · epoch 0\.2/3 · loss \d\.\d{3}", lines[1])
-    assert re.fullmatch(r"\d+ s left · from scratch · epoch 2\.8/3 · loss \d\.\d{3}", lines[-1])
-
-
 @pytest.mark.parametrize("asked", ["auto", "float32"])
-def test_auto_is_bfloat16_where_that_is_faster(run: Path, monkeypatch: pytest.MonkeyPatch, asked: str) -> None:
-    monkeypatch.setattr(features, "bfloat16_pays", lambda: (True, "here"))
+def test_auto_is_the_precision_of_the_hardware(run: Path, monkeypatch: pytest.MonkeyPatch, asked: str) -> None:
+    monkeypatch.setattr(features, "choose_precision", lambda device: ("bfloat16", "here"))
     seen, chosen = set(), []
     monkeypatch.setattr(training, "choose_kernels", lambda vit, *how: chosen.append(how) or ("torch", ""))
     forward = Classifier.forward
@@ -394,7 +272,7 @@ def test_auto_is_bfloat16_where_that_is_faster(run: Path, monkeypatch: pytest.Mo
 def test_native_kernels_train_as_torchs_do(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if reason := performance.missing_kernels("native"):
         pytest.skip(reason)
-    monkeypatch.setattr(features, "bfloat16_pays", lambda: (True, "here"))
+    monkeypatch.setattr(features, "choose_precision", lambda device: ("bfloat16", "here"))
     native, used = performance.NATIVE, []
 
     def noting(*given, **options):
@@ -402,12 +280,162 @@ def test_native_kernels_train_as_torchs_do(run: Path, monkeypatch: pytest.Monkey
         return native.compute(*given, **options)
 
     monkeypatch.setattr(performance, "NATIVE", native._replace(compute=noting))
+    weights = []
     for kernels in ("torch", "native"):
         monkeypatch.setattr(training, "choose_kernels", lambda *given, kernels=kernels: (kernels, ""))
-        report = _tuned(run, max_train=40, out=str(run / f"{kernels}.safetensors"))
-        assert report.n_test == 360
+        _tuned(run, max_train=40, out=str(run / f"{kernels}.safetensors"))
+        weights.append(load_classifier(run / f"{kernels}.safetensors")[0].state_dict())
     steps, blocks = 10, len(load_encoder_file(run)[0].blocks)
     assert used == ["native"] * steps * blocks  # the test is in float32
-    one, other = (load_classifier(run / f"{name}.safetensors")[0].state_dict() for name in ("torch", "native"))
-    for name, value in one.items():
-        torch.testing.assert_close(value, other[name], atol=5e-3, rtol=0.1)
+    for name, value in weights[0].items():
+        torch.testing.assert_close(value, weights[1][name], atol=5e-3, rtol=0.1)
+
+
+# Blocks on a frozen encoder.
+
+
+BLOCKS = {"device": "cpu", "flip": False}
+
+
+def test_the_encoder_stays_as_it_is(tiny_encoder: Path, record_reads, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    class Watched(Classifier):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            made.append((self, {name: weight.clone() for name, weight in self.state_dict().items()}))
+
+    monkeypatch.setattr(blocks, "Classifier", Watched)
+    record_reads(48, 30)
+    report = evaluate("blocks:2", tiny_encoder, "digits", epochs=2, blr=0.02, **BLOCKS)
+    assert [row.encoder for row in report.rows] == ["tiny", "untrained", "best constant"]
+    assert {row.protocol for row in report.rows} == {"blocks:2"} and report.headline.startswith("Probe of 2 blocks")
+    vit, _ = load_encoder_file(tiny_encoder)
+    assert torch.equal(made[0][0].encoder.norm.weight, vit.norm.weight) and len(made) == 2
+    for model, before in made:
+        changed = {name for name, weight in model.state_dict().items() if not torch.equal(weight, before[name])}
+        assert {name.split(".")[0] for name in changed} == {"body", "norm", "head"}
+        assert {name.split(".")[1] for name in changed if name.startswith("body")} == {"0", "1"}
+    assert evaluate("blocks:2", tiny_encoder, "digits", epochs=2, blr=0.02, **BLOCKS).rows == report.rows
+
+
+@pytest.mark.parametrize("protocol", ["blocks:1", "finetune"])
+def test_digits_are_told_apart(tiny_encoder: Path, protocol: str) -> None:
+    options = {"max_train": 200, "batch_size": 10, "blr": 0.05, "epochs": 8, "crop_scale": 1.0, "validation": 0.0}
+    report = evaluate(protocol, tiny_encoder, "digits", control=False, **BLOCKS | options)
+    assert report.rows[0].value > 0.25 > 0.2 > report.rows[-1].value and len(report.rows) == 2
+
+
+# Rates and weight decay of every parameter are those of MAE's program (util/lr_decay.py).
+
+
+WEIGHT_DECAY = 0.05
+
+# with two blocks and a decay of 0.5: the layer is 0 for what makes tokens of patches, 1 and 2 for the blocks, 3 above
+STEM, FIRST, SECOND, TOP = 0.125, 0.25, 0.5, 1.0
+BLOCK = {
+    **{"norm1.weight": False, "norm1.bias": False, "attn.qkv.weight": True, "attn.qkv.bias": False},
+    **{"attn.proj.weight": True, "attn.proj.bias": False, "norm2.weight": False, "norm2.bias": False},
+    **{"mlp.fc1.weight": True, "mlp.fc1.bias": False, "mlp.fc2.weight": True, "mlp.fc2.bias": False},
+}
+# by name: the share of the peak rate, and whether weight decays
+EVERYWHERE = {
+    "encoder.patch_embed.proj.weight": (STEM, True),
+    "encoder.patch_embed.proj.bias": (STEM, False),
+    **{f"encoder.blocks.0.{name}": (FIRST, decays) for name, decays in BLOCK.items()},
+    **{f"encoder.blocks.1.{name}": (SECOND, decays) for name, decays in BLOCK.items()},
+    "encoder.norm.weight": (TOP, False),
+    "encoder.norm.bias": (TOP, False),
+    "head.weight": (TOP, True),
+    "head.bias": (TOP, False),
+}
+CLASS = {"encoder.cls_token": (STEM, False)}
+REGISTERS = {"encoder.reg_token": (STEM, False)}
+TABLE = {"encoder.pos_embed": (STEM, False)}
+BIASES = {
+    "encoder.blocks.0.attn.rel_pos.relative_position_bias_table": (FIRST, False),
+    "encoder.blocks.1.attn.rel_pos.relative_position_bias_table": (SECOND, False),
+}
+
+
+def rates(model: nn.Module) -> dict[str, tuple[float, bool]]:
+    """By name: the share of the peak rate, and whether weight decays."""
+    names, found = {id(weight): name for name, weight in model.named_parameters()}, {}
+    for group in model.groups(WEIGHT_DECAY, 0.5):
+        for weight in group["params"]:
+            assert names[id(weight)] not in found and group["weight_decay"] in (0, WEIGHT_DECAY)
+            found[names[id(weight)]] = (group["lr_scale"], group["weight_decay"] > 0)
+    return found
+
+
+def small_encoder(**changes) -> tuple:
+    options = changes.pop("options", {})
+    spec = EncoderSpec("nano", (8, 8), 4, channels=1, options=SMALL | options, **changes)
+    return build_encoder(spec), EncoderCard(spec, (0.0,), (1.0,), "mae", "small")
+
+
+@pytest.mark.parametrize("pooling", ["mean", "class"])
+@pytest.mark.parametrize(
+    ("had", "variant", "positions"),
+    [("sincos", "keep", {}), ("learned", "keep", TABLE), ("random", "keep", {}), ("none", "keep", {})]
+    + [("none", "fixed", {}), ("sincos", "learned", TABLE), ("none", "learned", TABLE)]
+    + [("sincos", "relative", BIASES), ("sincos", "none", {})],
+)
+def test_every_form_of_positions(had: str, variant: Variant, positions: dict, pooling: Pool) -> None:
+    vit, card = small_encoder(positions=had)
+    assert rates(Classifier(with_variant(vit, card, variant), 5, pooling)) == EVERYWHERE | CLASS | positions
+
+
+def test_tokens() -> None:
+    assert rates(Classifier(small_encoder(options={"class_token": False})[0], 5, "mean")) == EVERYWHERE
+    assert rates(Classifier(small_encoder(options={"reg_tokens": 2})[0], 5, "mean")) == EVERYWHERE | CLASS | REGISTERS
+    without, card = small_encoder(options={"class_token": False})
+    assert rates(Classifier(with_variant(without, card, class_token=True), 5, "class")) == EVERYWHERE | CLASS
+
+
+def test_a_norm_after_the_pooling_is_the_top_and_takes_no_layer_of_its_own() -> None:
+    vit = timm.create_model(
+        "vit_tiny_patch16_224", img_size=8, patch_size=4, in_chans=1, num_classes=0, global_pool="avg", **SMALL
+    )
+    pooled = {name.replace("encoder.norm", "encoder.fc_norm"): rate for name, rate in EVERYWHERE.items()}
+    assert rates(Classifier(vit, 5, "mean")) == pooled | CLASS | TABLE
+
+
+def test_a_fresh_norm_has_the_full_rate_and_replaces_the_encoders() -> None:
+    """MAE's program deletes the encoder's norm; what is unused here must not wait for gradients."""
+    fresh = {name.replace("encoder.norm", "norm"): rate for name, rate in EVERYWHERE.items()}
+    assert rates(Classifier(small_encoder(options={"class_token": False})[0], 5, "mean", fresh_norm=True)) == fresh
+
+
+@pytest.mark.parametrize(("had", "trained"), [("sincos", TABLE), ("random", TABLE), ("learned", TABLE), ("none", {})])
+def test_kept_positions_can_be_trained(had: str, trained: dict) -> None:
+    vit, card = small_encoder(positions=had)
+    assert rates(Classifier(with_variant(vit, card, train_positions=True), 5, "mean")) == EVERYWHERE | CLASS | trained
+    fixed = with_variant(vit, card, "fixed", train_positions=True)
+    assert rates(Classifier(fixed, 5, "mean")) == EVERYWHERE | CLASS, "what was asked for as fixed stays so"
+
+
+def test_what_is_on_the_encoder_has_the_full_rate() -> None:
+    vit, _ = small_encoder(options={"class_token": False})
+    head = InstanceHead(32, 2)
+    stem = mlp((32, 24, 1), "layer")[:3]
+    on_it = {f"stem.0.{name}": name == "weight" for name in ("weight", "bias")}
+    on_it |= {f"stem.1.{name}": False for name in ("weight", "bias")}
+    on_it |= {f"instance.{name}": weight.ndim == 2 for name, weight in head.named_parameters()}
+    found = rates(Classifier(vit, 5, "instance", instance=head, stem=stem, width=24))
+    assert found == EVERYWHERE | {name: (TOP, decays) for name, decays in on_it.items()}
+    assert found["instance.token"] == (TOP, False)
+
+
+def test_blocks_on_a_frozen_encoder_have_the_full_rate() -> None:
+    vit, _ = small_encoder()
+    on_it = {f"body.{i}.{name}": decays for i in (0, 1) for name, decays in BLOCK.items()}
+    on_it |= {"norm.weight": False, "norm.bias": False, "head.weight": True, "head.bias": False}
+    found = rates(Classifier(vit, 5, "mean", body=fresh_blocks(vit, 2)))
+    assert found == {name: (TOP, decays) for name, decays in on_it.items()}
+
+
+def test_a_layer_decay_of_one_is_none_and_so_is_a_weight_decay_of_zero() -> None:
+    model = Classifier(small_encoder()[0], 5, "mean")
+    assert {group["lr_scale"] for group in model.groups(WEIGHT_DECAY, 1.0)} == {1.0}
+    assert not any(group["weight_decay"] for group in model.groups(0.0, 0.5))

@@ -1,3 +1,7 @@
+"""Linear probes: a logistic regression, and the trainings of the papers."""
+
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,14 +11,26 @@ from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
+from torch import nn
 
 from patchloom.data.sources.open import open_data
 from patchloom.data.splits import pick
+from patchloom.data.stats import normalize
 from patchloom.errors import PatchloomError
+from patchloom.evaluate import logistic
 from patchloom.evaluate.features import extract
 from patchloom.evaluate.logistic import L2_STRENGTHS, choose_strength, fit_path, linear_probe
 from patchloom.evaluate.protocols import evaluate
-from patchloom.nets.checkpoints.format import load_encoder_file
+from patchloom.evaluate.protocols.linear import _done
+from patchloom.evaluate.recipes import PROBES, ProbeRecipe, images_per_step
+from patchloom.evaluate.settings import EvalSettings
+from patchloom.evaluate.training import FitPlan, LinearClassifier, ProbeTraining
+from patchloom.nets.build import EncoderSpec, build_encoder
+from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file, save_encoder, save_extra_module
+from patchloom.nets.heads import InstanceHead, represent
+
+# Logistic regression.
+
 
 IMAGES, LABELS = load_digits(return_X_y=True)
 X, Y = torch.from_numpy(IMAGES.astype(np.float32)), torch.from_numpy(LABELS)
@@ -54,9 +70,14 @@ def test_the_protocol_agrees_with_scikit_learn_on_features_of_an_encoder(tiny_en
     assert row.value == pytest.approx(theirs, abs=2.1 / 360) and row.settings["held_out"] == 80
 
 
-def test_starting_from_a_stronger_fit_changes_nothing() -> None:
-    warm, cold = fit_path(X[:500], Y[:500], (1.0, 1e-2))[-1], fit_path(X[:500], Y[:500], (1e-2,))[0]
-    assert (warm.weights - cold.weights).abs().max() < 0.01 * cold.weights.abs().max()
+def test_a_small_problem_is_solved_on_the_cpu_whatever_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """L-BFGS reads thousands of single numbers, and a GPU waits for each."""
+    here, there = (linear_probe(X[:200], Y[:200], device=device) for device in ("cpu", "meta"))
+    assert torch.equal(here[0].weights, there[0].weights) and here[1] == there[1]
+    monkeypatch.setattr(logistic, "_ON_CPU", 200 * 64 * 10)
+    with pytest.raises(NotImplementedError, match="Meta"):
+        fit_path(X[:200], Y[:200], (1.0,), "meta")
+    fit_path(X[:199], Y[:199], (1.0,), "meta")
 
 
 def test_the_strength_is_the_best_on_held_out_images() -> None:
@@ -91,3 +112,161 @@ def test_fewer_images_than_numbers_agree_with_scikit_learn() -> None:
     theirs = make_pipeline(StandardScaler(), LogisticRegression(C=1 / (0.01 * 90), tol=1e-8, max_iter=5000))
     expected = theirs.fit(wide[:90], LABELS[:90]).predict(wide[90:])
     assert (probe.predict(torch.from_numpy(wide[90:].astype(np.float32))).numpy() == expected).mean() > 0.995
+
+
+# MAE's probe of the class token, ExtreMA's of the instance representation.
+
+
+SPEC = EncoderSpec("nano", (8, 8), 4, channels=1, options={"depth": 2, "embed_dim": 32, "num_heads": 2})
+CARD = EncoderCard(SPEC, (0.3,), (0.37,), "mae", "tiny")
+SETTINGS = EvalSettings(device="cpu")
+DIGITS = open_data("digits").train
+EASY = {"device": "cpu", "precision": "float32", "crop_scale": 1.0, "flip": False}
+QUICK = {**EASY, "recipe": "mae", "epochs": 3, "max_train": 60}
+
+
+def classifier(pooling: str = "class", **options) -> LinearClassifier:
+    torch.manual_seed(0)
+    spec = replace(SPEC, options=SPEC.options | options)
+    return LinearClassifier(build_encoder(spec), 10, pooling, InstanceHead(32, 2) if pooling == "instance" else None)
+
+
+def begun(recipe: ProbeRecipe, images: int = 40, model: LinearClassifier | None = None) -> ProbeTraining:
+    plan = FitPlan("mae", recipe, (recipe.blr,), CARD, SETTINGS, "float32")
+    training = plan.begin(model or classifier(), DIGITS.subset(range(images)))
+    assert type(training) is ProbeTraining
+    return training
+
+
+def test_a_batch_norm_without_scale_and_shift_is_in_front_of_the_head() -> None:
+    model = classifier()
+    assert isinstance(model.norm, nn.BatchNorm1d) and not model.norm.affine and model.norm.eps == 1e-6
+    trained = [name for name, weight in model.named_parameters() if weight.requires_grad]
+    assert trained == ["head.weight", "head.bias"] and 0.008 < model.head.weight.std() < 0.012
+    images = normalize(torch.stack([DIGITS.read(i) for i in range(20)]), CARD.mean, CARD.std)
+    features = model.encoder.forward_features(images)[:, 0].detach()
+    torch.testing.assert_close(model.features(images), features)
+    normed = (features - features.mean(0)) / (features.var(0, unbiased=False) + 1e-6).sqrt()
+    torch.testing.assert_close(model.train()(images), normed @ model.head.weight.T + model.head.bias)
+    # tested by the mean and variance of all batches, each of which counts alike
+    model.train()(images[:10] * 2)
+    seen = [features, model.features(images[:10] * 2)]
+    mean, var = (sum(map(of, seen)) / 2 for of in (lambda one: one.mean(0), lambda one: one.var(0)))
+    normed = (features - mean) / (var + 1e-6).sqrt()
+    torch.testing.assert_close(model.eval()(images), normed @ model.head.weight.T + model.head.bias)
+
+
+@pytest.mark.parametrize("pooling", ["class", "mean", "instance"])
+def test_the_features_are_those_of_the_other_protocols(pooling: str) -> None:
+    model = classifier(pooling, reg_tokens=2).train()
+    assert not model.encoder.training and (model.instance is None or not model.instance.training)
+    source = DIGITS.subset(range(12))
+    found = extract(model.encoder, CARD, source, device="cpu", head=model.instance).pooled(pooling)
+    images = normalize(torch.stack([source.read(i) for i in range(12)]), CARD.mean, CARD.std)
+    torch.testing.assert_close(model.features(images), found)
+    if pooling == "instance":
+        with torch.no_grad():
+            tokens = model.encoder.blocks(model.encoder._pos_embed(model.encoder.patch_embed(images)))
+            torch.testing.assert_close(found, represent(model.encoder, model.instance, tokens))
+
+
+def test_the_rates_are_those_worked_out_by_hand() -> None:
+    recipe = ProbeRecipe(epochs=10, warmup_epochs=2, batch=16)
+    training, rates = begun(recipe), []
+    for step in range(training.steps):
+        training.schedule.step_update(step + 1)
+        (rate,) = {group["lr"] for group in training.optimizer.param_groups}
+        rates.append(rate)
+    peak = 0.1 * 16 / 256
+    assert training.steps == 20 and rates[:4] == pytest.approx([peak * step / 4 for step in (1, 2, 3, 4)])
+    assert rates[4:] == pytest.approx([peak * (1 + math.cos(math.pi * step / 17)) / 2 for step in range(1, 17)])
+    # the paper's batch on a million images, and what is left of it on 40
+    for name, rate in (("mae", 6.4), ("extrema", 1.6)):
+        assert PROBES[name][0].peak(images_per_step(PROBES[name][0], 1_281_167)[1]) == rate
+    assert begun(ProbeRecipe()).optimizer.param_groups[0]["initial_lr"] == pytest.approx(0.1 * 40 / 256)
+    sgd = begun(ProbeRecipe(optimizer="sgd")).optimizer  # as in the command of ExtreMA's program
+    (group,) = sgd.param_groups
+    assert isinstance(sgd, torch.optim.SGD) and group["initial_lr"] == pytest.approx(0.1 * 40 / 256)
+    assert (group["momentum"], group["weight_decay"], len(group["params"])) == (0.9, 0, 2)
+
+
+def test_a_step_is_lars_and_the_bias_is_not_adapted() -> None:
+    recipe = ProbeRecipe(epochs=3, warmup_epochs=0, batch=40, weight_decay=0.01, momentum=0.5)
+    training = begun(recipe)
+    weight, bias = (one.detach().clone() for one in (training.model.head.weight, training.model.head.bias))
+    moving = [torch.zeros_like(weight), torch.zeros_like(bias)]
+    batches = training._batches(2, workers=0)
+    for step in range(2):
+        batch = next(batches)
+        normed = nn.functional.batch_norm(batch.views[0], None, None, training=True, eps=1e-6)
+        leaves = [weight.clone().requires_grad_(), bias.clone().requires_grad_()]
+        labels = training.labels[batch.indices]
+        loss = nn.functional.cross_entropy(normed @ leaves[0].T + leaves[1], labels)
+        slope, slope_of_bias = torch.autograd.grad(loss, leaves)
+        torch.testing.assert_close(training.update(step, batch), loss.detach())
+        rate = training.optimizer.param_groups[0]["lr"]
+        share = 0.001 * weight.norm() / (slope.norm() + 0.01 * weight.norm() + 1e-8)
+        moving[0] = 0.5 * moving[0] + share * (slope + 0.01 * weight)
+        moving[1] = 0.5 * moving[1] + slope_of_bias
+        weight, bias = weight - rate * moving[0], bias - rate * moving[1]
+        torch.testing.assert_close(training.model.head.weight.detach(), weight)
+        torch.testing.assert_close(training.model.head.bias.detach(), bias)
+
+
+def test_a_large_step_is_read_and_encoded_in_parts() -> None:
+    recipe = ProbeRecipe(epochs=2, warmup_epochs=0, batch=600, crop_scale=1.0, flip=False)
+    assert images_per_step(recipe, 1437) == (600, 600) and recipe.parts(600) == 3
+    assert images_per_step(ProbeRecipe(), 1437) == (1434, 1434) and images_per_step(ProbeRecipe(), 20_000) == (
+        16_384,
+        16_384,
+    )
+    training = begun(recipe, 1200)
+    first, second = training._batches(2, workers=0)
+    assert len(first.indices) == 600 and len({*first.indices.tolist(), *second.indices.tolist()}) == 1200
+    later = begun(recipe, 1200)
+    later.step = 1  # as after a stop
+    (again,) = later._batches(2, workers=0)
+    assert torch.equal(again.indices, second.indices) and torch.equal(again.views[0], second.views[0])
+    images = torch.stack([training.source.read(int(i)) for i in first.indices[:5]])
+    expected = training.model.features(normalize(images, CARD.mean, CARD.std))
+    torch.testing.assert_close(first.views[0][:5], expected)
+
+
+def test_it_beats_chance_beside_an_untrained_encoder_and_one_seed_gives_one_result(tiny_encoder: Path) -> None:
+    hard = {**EASY, "recipe": "mae", "epochs": 12, "blr": 30.0, "max_train": 200, "batch_size": 50}
+    hard["test_crop"] = 1.0  # digits of 8 pixels have no border to leave out
+    first, again = (evaluate("linear", tiny_encoder, "digits", **hard) for _ in range(2))
+    assert [row.encoder for row in first.rows] == ["tiny", "untrained", "best constant"]
+    assert first.rows[0].low > first.rows[-1].high and first.rows[0].pooling == "class"
+    assert [row.right.tolist() for row in first.rows] == [row.right.tolist() for row in again.rows]
+    about = first.rows[0].settings
+    assert about.items() >= {"recipe": "mae", "optimizer": "LARS", "epochs": 12, "blr": 30.0, "momentum": 0.9}.items()
+    assert about["lr"] == pytest.approx(30 * 50 / 256) and not {"mixup", "betas", "layer_decay"} & set(about)
+    assert {row.protocol for row in first.rows} == {"linear"}
+
+
+def test_the_report_says_in_what_it_is_not_the_papers(tiny_encoder: Path) -> None:
+    said = evaluate("linear", tiny_encoder, "digits", **QUICK, control=False).protocol
+    assert "MAE (Table 10)" in said
+    for change in ("epochs 3, not 90", "warmup epochs 0.33, not 10", "flip false, not true", "batch 60, not 16,384"):
+        assert change in said.partition("Differences from the paper")[2]
+    assert "blr 0.1, lr 0.0234375, weight decay 0, momentum 0.9" in said
+    for name, (recipe, _) in PROBES.items():
+        plan = FitPlan(name, recipe, (recipe.blr,), CARD, SETTINGS, "float32")
+        assert "Differences" not in _done(plan, recipe, 1_281_167, False)
+
+
+def test_a_mean_stands_in_for_a_class_token_that_is_not_there(tmp_path: Path) -> None:
+    spec = replace(SPEC, options=SPEC.options | {"class_token": False})
+    save_encoder(build_encoder(spec), replace(CARD, spec=spec), tmp_path / "e.safetensors")
+    report = evaluate("linear", tmp_path / "e.safetensors", "digits", **QUICK, control=False)
+    assert report.rows[0].pooling == "mean" and "pooling mean, not class" in report.protocol
+
+
+def test_extremas_is_on_the_instance_representation(run: Path) -> None:
+    torch.manual_seed(0)
+    save_encoder(build_encoder(SPEC), replace(CARD, extra_modules={"head": "pooling"}), run / "encoder.safetensors")
+    save_extra_module(InstanceHead(32, 2), run / "head.safetensors")
+    report = evaluate("linear", run, "digits", **QUICK | {"recipe": "extrema"})
+    assert [row.pooling for row in report.rows] == ["instance", "instance", "-"]
+    assert "batch 60, not 4,096" in report.protocol and "ExtreMA (Table 14)" in report.protocol

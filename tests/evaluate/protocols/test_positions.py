@@ -1,19 +1,22 @@
-"""Where patches are found: against written-out loops, guessers that are simulated, and from the command line."""
+"""Where patches are found by tasks, and by a linear layer on frozen encoders."""
 
-import csv
 import json
 import sys
 from functools import partial
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from running import csv_rows
 
 from patchloom.cli import main
 from patchloom.errors import PatchloomError
+from patchloom.evaluate.classifier import Classifier, ClassifierCard, save_classifier
+from patchloom.evaluate.protocols import evaluate
 from patchloom.evaluate.protocols.positions import (
     UNITS,
     Cell,
@@ -23,13 +26,16 @@ from patchloom.evaluate.protocols.positions import (
     position_rows,
     positions,
 )
-from patchloom.evaluate.results import Row
+from patchloom.evaluate.protocols.sensitivity import PositionProbe
+from patchloom.evaluate.results import Report, Row
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.nets.build import EncoderSpec, build_encoder
+from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file, save_encoder
+from patchloom.nets.encode import encode, prefix_count
 from patchloom.patches.partition import random_dropped
 from patchloom.questions.positions import PositionPrediction
 from patchloom.tasks import build_task, encoder_defaults, with_defaults
-from patchloom.withhold.encoder_input import all_patches
+from patchloom.withhold.encoder_input import all_patches, drop_positions
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
 
@@ -145,7 +151,6 @@ def test_the_grid_against_a_loop(kind):
         ("droppos", {"mask_ratio": 0.75, "position_mask_ratio": 0.25}, 4, 1),
         ("droppos", {"mask_ratio": 0.0, "position_mask_ratio": 0.95}, 16, 16),
         ("mixture like droppos", {"mask_ratio": 0.75, "position_mask_ratio": 0.25}, 4, 1),
-        ("mixture like droppos", {"mask_ratio": 0.0, "position_mask_ratio": 0.95}, 16, 16),
         ("mixture that zooms in", {"mask_ratio": 0.5, "position_mask_ratio": 0.75}, 8, 6),
         ("mp3", {"context_mask_ratio": 0.9}, 16, 16),
         ("mp3 with known positions", {"context_mask_ratio": 0.0}, 16, 12),
@@ -167,11 +172,8 @@ def test_a_perfect_placer_finds_everything():
     assert all(cell.map(GRID).nan_to_num(1.0).eq(1).all() for cell in cells)
     rows = [row for row in position_rows("positions", {"perfect": cells}, GRID) if row.encoder == "perfect"]
     shown = {(row.settings["measure"], row.settings["ratio"]): row.text() for row in rows}
-    assert shown == {
-        (name, ratio): text
-        for name, text in {"top-1": "100.0 %", "top-5": "100.0 %", "distance": "0.00 patches"}.items()
-        for ratio in (0.25, 0.95, "average")
-    }
+    texts = {"top-1": "100.0 %", "top-5": "100.0 %", "distance": "0.00 patches"}
+    assert shown == {(name, ratio): texts[name] for name in texts for ratio in (0.25, 0.95, "average")}
 
 
 def test_the_map_shows_where():
@@ -183,6 +185,9 @@ def test_the_map_shows_where():
     (cell,) = measure_positions(placer(answer), {"ratio": (0.5,)}, GRID, batches(made("mp3"), 20), 0)
     assert cell.map(GRID).tolist() == [[1.0, 0.0, 1.0, 0.0]] * 4
     torch.testing.assert_close(cell.values["distance"], 1 - cell.values["top-1"])
+    right = cell.found.sum().item()
+    offsets = {(3, 3): right, (3, 2): cell.asked.sum().item() - right}  # the centre, and one column to the left of it
+    assert {(i, j): cell.offsets[i, j].item() for i, j in cell.offsets.nonzero().tolist()} == offsets
     never = Cell({}, {}, {}, torch.tensor([0.0, 1.0]), torch.tensor([0.0, 4.0]))
     assert never.map((1, 2)).isnan().tolist() == [[True, False]]
 
@@ -191,20 +196,16 @@ def test_intervals_are_of_the_means_of_images():
     values = np.random.default_rng(0).random(50)
     row = Row.of_means("a", "positions", {}, values.tolist())
     reach = 2.0096 * values.std(ddof=1) / np.sqrt(50)  # Student's quantile for 49 degrees of freedom
-    assert (row.value, row.low, row.high) == pytest.approx(
-        (values.mean(), values.mean() - reach, values.mean() + reach), 1e-4
-    )
+    mean = values.mean()
+    assert (row.value, row.low, row.high) == pytest.approx((mean, mean - reach, mean + reach), 1e-4)
     far = Row.of_means("a", "positions", {}, [1.0, 9.0], "patches")
     assert (far.low, round(far.high, 2)) == (0.0, 55.82) and far.text() == "5.00 patches [0.00, 55.82]"
-    alone = Row.of_means("a", "positions", {}, [0.5])
-    assert (alone.value, alone.low, alone.high) == (0.5, 0.0, 1.0)
 
 
 def test_the_average_is_taken_image_by_image():
-    cells = [
-        Cell({"ratio": ratio}, dict.fromkeys(UNITS, torch.tensor(values)), chance(GRID, 0), *torch.ones(2, N))
-        for ratio, values in ((0.1, [0.0, 1.0, 0.5]), (0.2, [1.0, 0.0, 0.5]))
-    ]
+    given = chance(GRID, 0), *torch.ones(2, N)
+    each = {0.1: [0.0, 1.0, 0.5], 0.2: [1.0, 0.0, 0.5]}
+    cells = [Cell({"ratio": ratio}, dict.fromkeys(UNITS, torch.tensor(one)), *given) for ratio, one in each.items()]
     rows = [row for row in position_rows("positions", {"a": cells}, GRID) if row.settings.get("ratio") == "average"]
     assert [(row.value, row.low, row.high) for row in rows if row.encoder == "a"] == [(0.5, 0.5, 0.5)] * 3
 
@@ -232,14 +233,12 @@ def run(request: pytest.FixtureRequest, photos: Path, tmp_path_factory: pytest.T
 
 
 def rows_in(run: Path) -> list[dict[str, str]]:
-    return list(csv.DictReader((run / "results.csv").open())) if (run / "results.csv").exists() else []
+    return csv_rows(run / "results.csv") if (run / "results.csv").exists() else []
 
 
-def test_from_the_command_line(run: Path, photos: Path, capsys: pytest.CaptureFixture) -> None:
-    capsys.readouterr()
-    assert main(["evaluate", "positions", str(run), str(photos)]) == 0
-    printed = " ".join(capsys.readouterr().out.split())
-    assert "held-out ones, which were never trained on." in printed and "on 8 test images" in printed
+def test_rows_and_picture_of_a_run(run: Path, photos: Path) -> None:
+    report = evaluate("positions", run, photos, device="cpu")
+    assert "held-out ones" in report.protocol and report.n_test == 8
     assert (run / "pictures" / "position_map-photos.png").stat().st_size > 5000
     cells = 16 if run.name == "droppos" else 5
     rows = rows_in(run)
@@ -275,37 +274,141 @@ def test_it_says_what_pretraining_may_have_seen(run: Path, tmp_path: Path) -> No
     (others / "broken.png").write_bytes(b"no image")
     report = positions(run, others, EvalSettings(device="cpu"))
     assert "pre-training may have seen them" in report.protocol and report.n_test == 10
-    assert "1 images could not be read and were left out" in report.protocol
+    assert "1 images could not be read" in report.protocol
     some = positions(run, others, EvalSettings(device="cpu"), images=4)
-    assert "4 of 11 images were drawn (seed 0)" in some.protocol and some.n_test <= 4
+    assert "4 of 11 images were drawn" in some.protocol and some.n_test <= 4
     paint(tmp_path / "both" / "train", 5, 1), paint(tmp_path / "both" / "test", 6, 2)
-    own = positions(run, tmp_path / "both", EvalSettings(device="cpu"))
-    assert own.n_test == 6 and "The data brings its own test images." in own.protocol
+    assert positions(run, tmp_path / "both", EvalSettings(device="cpu")).n_test == 6
 
 
 def test_one_seed_one_result(run: Path, photos: Path) -> None:
     first, again, other = (positions(run, photos, EvalSettings(seed, device="cpu")) for seed in (0, 0, 1))
     assert first.rows == again.rows and first.headline == again.headline
     assert [row.value for row in first.rows] != [row.value for row in other.rows]
+    with pytest.raises(PatchloomError, match="--images must be 1 or more"):
+        positions(run, photos, EvalSettings(device="cpu"), images=0)
+    with pytest.raises(PatchloomError, match="is not the folder of a run"):
+        positions(run / "encoder.safetensors", photos, EvalSettings(device="cpu"))
 
 
-def test_refusals(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    run = tmp_path / "mae"
-    assert main(["pretrain", str(photos), "--task", "mae", "--out", str(run), *TINY]) == 0
-    before = rows_in(run)
-    for words, said in (
-        ([str(run)], "was trained by mae, which does not predict positions"),
-        ([str(run / "encoder.safetensors")], "is not the folder of a run"),
-        ([str(run), "--images", "0"], "--images must be 1 or more"),
-    ):
-        capsys.readouterr()
-        assert main(["evaluate", "positions", words[0], str(photos), *words[1:]]) == 2
-        out, err = capsys.readouterr()
-        assert said in err and err.count("\n") == 1 and not out
-    assert rows_in(run) == before and not list((run / "pictures").glob("position_map*"))
+def test_a_task_without_positions_is_refused(small_run, photos: Path) -> None:
+    with pytest.raises(PatchloomError, match="trained by mae, which does not predict positions"):
+        positions(small_run("mae"), photos, EvalSettings(device="cpu"))
 
 
 def test_a_grid_of_too_few_patches_is_refused() -> None:
     one = PositionPrediction(torch.zeros(2, 1).long(), torch.ones(2, 1).bool(), torch.zeros(2, 1, 4))
     with pytest.raises(PatchloomError, match=r"only one of 4 patches would be visible \(mask ratio 0.75\)"):
         measure_positions(lambda *_, **__: one, {"mask_ratio": (0.75,)}, (2, 2), [torch.zeros(2, 3, 8, 8)], 0)
+
+
+# Position sensitivity.
+
+
+QUICK = {"device": "cpu", "steps": 60}
+CHANCE = 1 / 12  # 4 of 16 positions are given
+
+
+def write_encoder(path: Path, seed: int = 0, size: int = 8, positions: str = "sincos", **sizes) -> Path:
+    spec = EncoderSpec("nano", (size, size), 2, channels=1, positions=positions, options=SIZES | sizes)
+    torch.manual_seed(seed)
+    save_encoder(build_encoder(spec), EncoderCard(spec, (0.5,), (0.3,), "droppos", "tiny"), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_encoder(tmp_path_factory.mktemp("encoder") / "encoder.safetensors")
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Folders without labels: every pixel is noise; or one corner of every patch tells its row, another its column."""
+    root, rng = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
+    row, column = np.mgrid[:8, :8] // 2
+    for name in ("noise", "marked"):
+        (root / name).mkdir()
+        for i in range(60):
+            pixels = rng.integers(0, 256, (8, 8))
+            if name == "marked":
+                pixels[::2, ::2], pixels[1::2, 1::2] = (70 * row)[::2, ::2], (70 * column)[::2, ::2]
+            Image.fromarray(pixels.astype(np.uint8)).save(root / name / f"{i:02}.png")
+    return {name: root / name for name in ("noise", "marked")}
+
+
+def top1(report) -> dict[str, float]:
+    return {row.encoder: row.value for row in report.rows if row.settings["measure"] == "top-1"}
+
+
+OURS = {"placeholder": "learned", "standardize": True}
+
+
+@pytest.mark.parametrize("how", [{}, OURS], ids=str)
+def test_marks_are_read_and_noise_is_not(encoder: Path, drawn: dict[str, Path], how: dict[str, Any]) -> None:
+    marked = evaluate("position-sensitivity", encoder, drawn["marked"], **how, **QUICK)
+    noise = evaluate("position-sensitivity", encoder, drawn["noise"], **how, **QUICK)
+    assert top1(marked)["tiny"] > 0.6 and top1(marked)["chance"] == pytest.approx(CHANCE)
+    assert top1(noise)["tiny"] < 0.2
+    assert ("standardised" in marked.protocol) == ("standardize" in how) and marked.n_test == 12
+    distance = {row.encoder: row for row in marked.rows if row.settings["measure"] == "distance"}
+    assert distance["tiny"].value < 1 < distance["always the centre"].value and distance["tiny"].unit == "patches"
+
+
+def test_by_default_a_linear_layer_alone_is_trained(encoder: Path) -> None:
+    """DropPos Table 7: a linear head on features of a frozen encoder, and nothing else that learns."""
+    probe = PositionProbe(load_encoder_file(encoder)[0], "zeros")
+    assert {name for name, one in probe.named_parameters() if one.requires_grad} == {"layer.weight", "layer.bias"}
+    images = torch.randn(4, 1, 8, 8)
+    placed = probe.place(images, torch.Generator().manual_seed(0), 0.75)
+    given = drop_positions(all_patches(images, 16), placed.dropped.nonzero()[:, 1].view(4, 12))
+    tokens = encode(probe.vit, given, position_token=torch.zeros(32))[:, prefix_count(probe.vit) :]
+    torch.nn.init.normal_(probe.layer.weight)
+    again = probe.place(images, torch.Generator().manual_seed(0), 0.75)
+    torch.testing.assert_close(again.logits, tokens @ probe.layer.weight.T + probe.layer.bias)
+
+
+def test_masked_positions_are_hidden(encoder: Path) -> None:
+    """On patches that are all alike, those without position get one answer wherever they are."""
+    probe = PositionProbe(load_encoder_file(encoder)[0], "learned").eval()
+    torch.nn.init.normal_(probe.layer.weight), torch.nn.init.normal_(probe.token)
+    with torch.inference_mode():
+        placed = probe.place(torch.ones(3, 1, 8, 8), torch.Generator().manual_seed(0), 0.75)
+    assert placed.dropped.sum(1).tolist() == [12] * 3
+    for logits, dropped in zip(placed.logits, placed.dropped, strict=True):
+        torch.testing.assert_close(logits[dropped], logits[dropped][:1].expand(12, -1), atol=1e-4, rtol=1e-4)
+        assert not torch.allclose(logits[~dropped], logits[dropped][:1], atol=1e-2)
+
+
+def test_before_and_after_finetuning(encoder: Path, drawn: dict[str, Path], tmp_path: Path) -> None:
+    other = write_encoder(tmp_path / "other.safetensors", seed=5)
+    vit, card = load_encoder_file(other)
+    settled = ClassifierCard(card, "keep", "mean", ("a", "b"), "photos", "0" * 16, 0, {})
+    save_classifier(Classifier(vit, 2, "mean"), settled, tmp_path / "classifier.safetensors")
+
+    def measured(run: Path, **more: Any) -> Report:
+        return evaluate("position-sensitivity", run, drawn["marked"], **QUICK | {"steps": 10} | more)
+
+    of_encoder, of_classifier = (
+        measured(encoder, finetuned=tmp_path / file) for file in (other, "classifier.safetensors")
+    )
+    assert of_encoder.rows == of_classifier.rows
+    assert [row.encoder for row in of_encoder.quoted] == ["tiny", "fine-tuned", "untrained", "chance"]
+    found = top1(of_encoder)
+    assert found["tiny"] != found["fine-tuned"] == top1(measured(other))["tiny"]
+    assert measured(encoder).rows == measured(encoder).rows != measured(encoder, seed=1).rows
+
+
+def test_refusals(encoder: Path, drawn: dict[str, Path], tmp_path: Path) -> None:
+    none = write_encoder(tmp_path / "none.safetensors", positions="none")
+    larger = write_encoder(tmp_path / "larger.safetensors", size=12)
+    for run, options, said in (
+        (none, {}, "tiny has no position embeddings"),
+        (encoder, {"finetuned": none}, "fine-tuned has no position embeddings"),
+        (encoder, {"finetuned": larger}, "fine-tuned has another patch grid"),
+        (encoder, {"finetuned": tmp_path / "nothing.safetensors"}, "there is no encoder at"),
+        (encoder, {"ratio": 0.0}, "--ratio must be a fraction above 0"),
+        (encoder, {"steps": 0}, "--steps must be 1 or more"),
+        (encoder, {"placeholder": "ones"}, "--placeholder cannot be ones"),
+    ):
+        with pytest.raises(PatchloomError, match=said):
+            evaluate("position-sensitivity", run, drawn["noise"], **{"device": "cpu", **options})

@@ -1,21 +1,17 @@
 """Native kernels give torch's results, forward and backward."""
 
-from copy import deepcopy
-from functools import partial
-
 import pytest
 import torch
 from sweep import build, views_of
 from timm.models.vision_transformer import Block
 from torch.nn import functional as F
+from traced import traced_parts
 
 from patchloom.nets import native
 from patchloom.nets import sparse_attention as partial_blocks
-from patchloom.nets.build import EncoderSpec, build_encoder
-from patchloom.nets.checkpoints.format import EncoderCard
-from patchloom.nets.finetune import with_variant
+from patchloom.nets.finetune import RelativeAttention
 from patchloom.nets.native import ops
-from patchloom.nets.performance import checkpoint_gradients, compile_blocks, fuse_attention, use_kernels
+from patchloom.nets.performance import checkpoint_gradients, fuse_attention, use_kernels
 from patchloom.nets.sparse_attention import run_blocks
 from patchloom.tasks import TASKS
 
@@ -66,23 +62,6 @@ def test_attention_of_the_same_tokens(b, n, h, side):
 
 
 @here
-def test_attention_with_relative_positions_stays_on_torchs_kernels():
-    torch.manual_seed(0)
-    options = {"embed_dim": 64, "depth": 1, "num_heads": 2}
-    spec = EncoderSpec("vit_tiny_patch16_224", (16, 16), 4, options=options)
-    vit = with_variant(build_encoder(spec), EncoderCard(spec, (0.5,) * 3, (0.5,) * 3, "mae", "a"), "relative")
-    table = vit.blocks[0].attn.rel_pos.relative_position_bias_table
-    torch.nn.init.normal_(table)
-    use_kernels(vit, "native")
-    tokens = torch.randn(2, 17, 64)
-    with torch.autocast("cpu", torch.bfloat16):
-        found, true = run_blocks(vit.blocks, tokens), vit.blocks[0](tokens)
-    assert torch.equal(found, true)
-    found.sum().backward()
-    assert table.grad.abs().max() > 0
-
-
-@here
 @pytest.mark.parametrize("n, m", [(196, 49), (5, 33), (40, 17), (1, 300)])
 def test_attention_to_other_tokens_with_any_strides(n, m):
     torch.manual_seed(0)
@@ -114,109 +93,208 @@ def test_nan_stays_nan(part):
     packed[0, 3, part] = float("nan")
     spoilt = native.attention(packed).isnan().flatten(2).any(2)[0]
     assert spoilt.tolist() == [part > 0 or i == 3 for i in range(20)]
-    x = torch.full((1, 16), float("nan"), dtype=torch.bfloat16, requires_grad=True)
-    answer = native.gelu(x, torch.zeros(16))
-    answer.sum().backward()
-    assert answer.isnan().all() and x.grad.isnan().all()
-    layer, x = torch.nn.LayerNorm(16), torch.randn(2, 16)
-    x[1, 5] = float("nan")
-    assert native.add_norm(x, None, None, layer)[1].isnan().all(1).tolist() == [False, True]
+    block, tokens = one_block(), torch.randn(2, 9, 32)
+    tokens[1, 5, 3] = float("nan")
+    tokens.requires_grad_()
+    answer = block.kernels.compute(block, tokens)
+    assert answer.isnan().flatten(1).any(1).tolist() == [False, True]
+    answer[1].sum().backward()
+    assert tokens.grad[1].isnan().all() and block.mlp.fc1.weight.grad.isnan().all()
 
 
 @here
 def test_unreadable_inputs_are_rejected():
-    for wrong in (torch.randn(2, 9, 3, 2, 16), halves(2, 9, 3, 2, 8)):
-        with pytest.raises(ValueError, match="the kernel needs torch.bfloat16 of a width divisible by 16, not"):
+    odd_strides = halves(2, 9, 3, 16, 32).transpose(3, 4)[..., :16], halves(2, 9, 3, 2, 17)[..., :16]
+    for wrong in (torch.randn(2, 9, 3, 2, 16), halves(2, 9, 3, 2, 8), *odd_strides):
+        with pytest.raises(ValueError, match="bfloat16|contiguous"):
             native.attention(wrong)
-    for wrong in (halves(2, 9, 3, 16, 32).transpose(3, 4)[..., :16], halves(2, 9, 3, 2, 17)[..., :16]):
-        with pytest.raises(ValueError, match="contiguous"):
-            native.attention(wrong)
-    with pytest.raises(ValueError, match="the kernel needs torch.float32"):
-        native.gelu(halves(2, 16), halves(16))
-    with pytest.raises(ValueError, match="the kernel needs torch.float32"):
-        native.add_norm(torch.randn(2, 16).double(), None, None, torch.nn.LayerNorm(16))
+    block = one_block()
+    with pytest.raises(ValueError, match="float32"):
+        block.kernels.compute(block, halves(2, 9, 32))
+
+
+def one_block(width=32, heads=2, **options):
+    """Return a block on native kernels, with random weights."""
+    torch.manual_seed(0)
+    block = Block(width, heads, **{"qkv_bias": True, **options})
+    fuse_attention(block, False)
+    for weight in block.parameters():
+        torch.nn.init.normal_(weight, std=0.1 if weight.ndim > 1 else 0.5)
+    use_kernels(block, "native")
+    assert block.kernels is not None
+    return block
 
 
 @here
-def test_gelu_of_every_bfloat16_number():
+def test_gelu_and_its_slope_of_every_bfloat16_number():
+    # one token whose MLP sees its biases only: the gradients of fc2 are GELU, those of the biases of fc1 its slope
     x = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
-    x = x[x.isfinite() & (x.abs() < 1e30)]
-    x = x[: len(x) // 16 * 16].view(-1, 16)
-    bias = torch.zeros(16, requires_grad=True)
-    one, two = x.clone().requires_grad_(), x.double().requires_grad_()
-    found, true = native.gelu(one, bias), F.gelu(two)
-    found.sum().backward()
+    x = x[x.isfinite() & (x.abs() < 1e30)].float()
+    x = x[: len(x) // 16 * 16]
+    block = one_block(16, 1, mlp_ratio=len(x) / 16)
+    with torch.no_grad():
+        block.mlp.fc1.weight.zero_()
+        block.mlp.fc1.bias.copy_(x)
+        block.mlp.fc2.weight.copy_(torch.eye(16, len(x))[:1].fill_(1) * torch.eye(16)[:, :1])  # only of one channel
+    block.kernels.compute(block, torch.randn(1, 1, 16)).sum().backward()
+    two = x.double().requires_grad_()
+    true = F.gelu(two)
     true.sum().backward()
-    assert ((found.double() - true).abs() <= 2e-6 + true.abs() / 256).all()
-    # beyond 5 the slope is set to 0 or 1: there it is 7.1e-6 off
-    assert ((one.grad.double() - two.grad).abs() <= 8e-6 + two.grad.abs() / 256).all()
-    torch.testing.assert_close(bias.grad.double(), two.grad.sum(0), rtol=1e-4, atol=1e-2)
+    found, slope = block.mlp.fc2.weight.grad[3].double(), block.mlp.fc1.bias.grad.double()
+    assert ((found - true).abs() <= 2e-6 + true.abs() / 256).all()
+    assert ((slope - two.grad).abs() <= 8e-6 + two.grad.abs() / 256).all()
 
 
 @here
-def test_gelu_adds_a_bias_before_it_rounds():
-    torch.manual_seed(0)
-    x, bias, grad = halves(37, 5, 48), torch.randn(48), halves(37, 5, 48)
-    one = [x.clone().requires_grad_(), bias.clone().requires_grad_()]
-    two = [x.double().requires_grad_(), bias.double().requires_grad_()]
-    found, true = native.gelu(*one), F.gelu(sum(two))
-    found.backward(grad)
-    true.backward(grad.double())
-    assert distance(found, true) < ROUNDED
-    for left, right in zip(one, two, strict=True):
-        assert distance(left.grad, right.grad) < ROUNDED
+@pytest.mark.parametrize("width, heads, options", [(32, 2, {}), (80, 5, {"qkv_bias": False}), (192, 3, {})])
+@pytest.mark.parametrize("few", [False, True], ids=["all keys", "few keys"])
+@pytest.mark.parametrize("first", [0, 3])
+def test_a_block_is_closer_to_float32_than_torchs_bfloat16(width, heads, options, few, first):
+    block = one_block(width, heads, **options)
+    tokens = torch.randn(3, 41, width) * 2 + 1  # 123 rows: not a multiple of what a thread takes
+    keys_values = torch.stack([torch.randperm(41)[:15] for _ in tokens], 1).T if few else None
+    grad = torch.randn(3, 41 - first, width)
+
+    def run(step, half=True):
+        block.zero_grad()
+        one = tokens.clone().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            answer = step(one)
+        answer.backward(grad)
+        return [answer, one.grad, *(weight.grad for weight in block.parameters())]
+
+    def usual(x):
+        return partial_blocks.context_block(
+            block, x, torch.arange(41).expand(3, -1) if keys_values is None else keys_values
+        )[:, first:]
+
+    def native_step(x):
+        return block.kernels.compute(block, x, keys_values=keys_values, first=first)
+
+    exact, halved, ours, again = run(usual, half=False), run(usual), run(native_step), run(native_step)
+    for true, usual_one, one, same in zip(exact, halved, ours, again, strict=True):
+        assert distance(one, true) < 1.3 * distance(usual_one, true) + 1e-6
+        assert torch.equal(one, same)
+    every, usual_ones, trues = (torch.cat([one.flatten() for one in found]) for found in (ours, halved, exact))
+    assert distance(every, trues) < distance(usual_ones, trues)
+    with torch.no_grad():
+        assert torch.equal(native_step(tokens), ours[0])
 
 
 @here
-@pytest.mark.parametrize("adding", [True, False])
-@pytest.mark.parametrize("asked", ["both", "sum", "norm"])
-def test_norm_of_a_sum(adding, asked):
-    torch.manual_seed(0)
-    layer = torch.nn.LayerNorm(48, eps=1e-6)
-    for weight in layer.parameters():
-        torch.nn.init.normal_(weight)
-    x, more, shift = torch.randn(3, 21, 48) * 3 + 5, halves(3, 21, 48), torch.randn(48)
-    given = [x, more, shift] if adding else [x]
-    ones = [part.clone().requires_grad_() for part in given]
-    twos = [part.double().requires_grad_() for part in given]
-    added, normed = native.add_norm(*(ones if adding else (ones[0], None, None)), layer)
-    true = sum(twos)
-    outs, trues = (added, normed), (true, deepcopy(layer).double()(true))
-    picked = {"both": (0, 1), "sum": (0,), "norm": (1,)}[asked]
-    weights = {i: halves(3, 21, 48) for i in picked}
-    torch.autograd.backward([outs[i] for i in picked], [weights[i].to(outs[i].dtype) for i in picked])
-    found = [part.grad for part in ones]
-    torch.autograd.backward([trues[i] for i in picked], [weights[i].double() for i in picked])
-    assert distance(added, true) < 1e-6 and distance(normed, trues[1]) < ROUNDED
-    for one, two in zip(found, twos, strict=True):
-        assert distance(one, two.grad) < ROUNDED
+def test_frozen_weights_get_no_gradient():
+    block, tokens = one_block(), torch.randn(2, 9, 32)
+    block.kernels.compute(block, tokens).sum().backward()
+    all_of_them = {name: weight.grad for name, weight in block.named_parameters()}
+    block.zero_grad()
+    for name, weight in block.named_parameters():
+        weight.requires_grad = name in ("attn.qkv.weight", "mlp.fc1.bias")
+    block.kernels.compute(block, tokens).sum().backward()
+    for name, weight in block.named_parameters():
+        assert torch.equal(weight.grad, all_of_them[name]) if weight.requires_grad else weight.grad is None
 
 
 @here
-def test_the_norms_weights_get_their_gradients():
-    torch.manual_seed(0)
-    layers = [torch.nn.LayerNorm(32) for _ in range(2)]
-    x, grad = torch.randn(2, 50, 32), halves(2, 50, 32)
-    native.add_norm(x, None, None, layers[0])[1].backward(grad)
-    layers[1](x).backward(grad.float())
-    for one, two in zip(*(layer.parameters() for layer in layers), strict=True):
-        torch.testing.assert_close(one.grad, two.grad, rtol=1e-4, atol=1e-4)
+@pytest.mark.parametrize("images, keys, first", [(0, None, 0), (0, 3, 1), (2, 0, 0), (2, None, 9)])
+def test_tables_without_rows_give_gradients_of_zero(images, keys, first):
+    block, tokens = one_block(), torch.randn(images, 9, 32)
+    keys_values = torch.arange(9 if keys is None else keys).expand(images, -1)
+
+    def usual(x):
+        return partial_blocks.context_block(block, x, keys_values)[:, first:]
+
+    def native_step(x):
+        return block.kernels.compute(block, x, keys_values=None if keys is None else keys_values, first=first)
+
+    def slopes(step):
+        block.zero_grad()
+        one = tokens.clone().requires_grad_()
+        step(one).sum().backward()
+        return [one.grad, *(weight.grad for weight in block.parameters())]
+
+    torch.full((100_000,), float("nan"))  # what a gradient that is never written would probably show
+    for one, true in zip(slopes(native_step), slopes(usual), strict=True):
+        assert distance(one, true) < 0.05 if true.any() else not one.any()
 
 
 @here
-def test_the_operators_pass_torchs_opcheck():
-    x = halves(2, 9, 3, 2, 16).requires_grad_()
-    torch.library.opcheck(ops._attention, (x, None, True), test_utils=("test_schema", "test_faketensor"))
-    torch.library.opcheck(
-        ops._attention, (x[:, :, 0], x[:, :, 1:], True), test_utils=("test_schema", "test_faketensor")
-    )
-    bias = torch.randn(16, requires_grad=True)
-    torch.library.opcheck(ops._gelu, (halves(3, 16).requires_grad_(), bias))
-    torch.library.opcheck(
-        ops._norm,
-        (torch.randn(3, 16, requires_grad=True), halves(3, 16), torch.randn(16), bias, bias, 1e-6),
-        test_utils=("test_schema", "test_faketensor", "test_autograd_registration"),
-    )
+def test_second_derivatives_are_refused():
+    block, tokens = one_block(), torch.randn(2, 9, 32, requires_grad=True)
+    (slope,) = torch.autograd.grad(block.kernels.compute(block, tokens).square().sum(), tokens, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        slope.sum().backward()
+
+
+@here
+def test_a_step_may_need_more_than_four_gibibytes():
+    sizes = {"images": 4096, "tokens": 197, "queries": 197, "keys": 197, "heads": 12, "side": 64, "width": 768}
+    space = ops._space_for(ops._Block(**sizes, hidden=3072))
+    assert space == 4096 * 197 * (3072 + 8 * 768)
+
+
+class Doubled(torch.nn.Linear):
+    """A linear layer that computes more than its weight says."""
+
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def relative(block):
+    block.attn.__class__ = RelativeAttention
+
+
+FOREIGN_PARTS = {
+    "MLP": ({}, lambda block: setattr(block.mlp, "fc1", Doubled(32, 128))),
+    "attention": ({}, lambda block: setattr(block.attn, "qkv", Doubled(32, 96))),
+    "gate": ({}, lambda block: setattr(block.attn, "gate", torch.nn.Linear(32, 32))),
+    "hook": ({}, lambda block: block.mlp.fc2.register_forward_hook(lambda layer, given, out: 2 * out)),
+    "hook before": ({}, lambda block: block.norm1.register_forward_pre_hook(lambda layer, given: None)),
+    "relative positions": ({}, relative),
+    "tanh": ({}, lambda block: setattr(block.mlp, "act", torch.nn.GELU("tanh"))),
+    "no bias": ({}, lambda block: setattr(block.attn.proj, "bias", None)),
+    "norms of queries": ({"qk_norm": True}, None),
+    "LayerScale": ({"init_values": 0.1}, None),
+    "drop path": ({"drop_path": 0.1}, None),
+    "attention dropout": ({"attn_drop": 0.1}, None),
+    "dropout": ({"proj_drop": 0.1}, None),
+    "heads of 8": ({"num_heads": 4}, None),
+    "an MLP of width 40": ({"mlp_ratio": 1.25}, None),
+}
+
+
+@here
+@pytest.mark.parametrize("options, change", FOREIGN_PARTS.values(), ids=FOREIGN_PARTS)
+def test_blocks_with_other_parts_stay_on_torchs_kernels(options, change):
+    block = Block(**{"dim": 32, "num_heads": 2, "qkv_bias": True} | options)
+    if change:
+        change(block)
+    use_kernels(block, "native")
+    assert block.kernels is None
+
+
+@here
+def test_plain_blocks_run_on_native_kernels_in_bfloat16_until_torchs_are_chosen():
+    block, tokens = one_block(), torch.randn(2, 9, 32)
+    with torch.no_grad():
+        assert torch.equal(run_blocks([block], tokens), block(tokens))  # in float32
+        with torch.autocast("cpu", torch.float16):
+            assert torch.equal(run_blocks([block], tokens), block(tokens))
+        with torch.autocast("cpu", torch.bfloat16):
+            usual = block(tokens)
+            assert not torch.equal(run_blocks([block], tokens), usual)
+            use_kernels(block, "torch")
+            assert torch.equal(run_blocks([block], tokens), usual)
+
+
+@here
+def test_the_operator_of_compiled_steps_has_the_gradients_of_the_kernels():
+    block, tokens, keys = one_block(), torch.randn(2, 9, 32, requires_grad=True), torch.tensor([[2, 0, 7]] * 2)
+    layers = block.norm1, block.attn.qkv, block.attn.proj, block.norm2, block.mlp.fc1, block.mlp.fc2
+    weights = [weight for layer in layers for weight in (layer.weight, layer.bias)]
+    compiled = ops._operator(tokens, keys, 2, [block.norm1.eps, block.norm2.eps], 2, True, *weights)[0]
+    usual = block.kernels.compute(block, tokens, keys_values=keys, first=2)
+    slopes = [torch.autograd.grad(one.square().sum(), [tokens, *weights]) for one in (compiled, usual)]
+    assert all(torch.equal(one, other) for one, other in zip(*slopes, strict=True))
 
 
 def gradients_of(task, views, half=True):
@@ -244,54 +322,23 @@ def test_every_task_gets_torchs_gradients(name):
     checkpoint_gradients(task, True)
     again, slopes = gradients_of(task, views)
     assert again == loss and torch.equal(slopes, ours)
-    checkpoint_gradients(task, False)
-    again, slopes = compiled_gradients_of(task, views, compiler=name == "mae")
-    assert again == pytest.approx(loss, rel=1e-3) and distance(slopes, ours) < distance(usual, ours) / 2
-
-
-def compiled_gradients_of(task, views, compiler):
-    """Compute gradients with torch.compile's graphs run uncompiled; or compiled, for blocks with fewer queries."""
-    partial_blocks._compiled.cache_clear()  # of this process
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager", fullgraph=True))
-        compile_blocks(task)
-        if compiler:  # takes half a minute
-            patch.undo()
-        found = gradients_of(task, views)
-    partial_blocks._compiled.cache_clear()
-    return found
 
 
 @here
 @pytest.mark.parametrize(
-    "options",
+    ("name", "backend"),
     [
-        {},
-        {"qk_norm": True},
-        {"init_values": 0.1},
-        {"drop_path": 0.1},
-        {"attn_drop": 0.1},
-        {"proj_drop": 0.1},
-        {"num_heads": 4},  # of 8
+        ("mae", "aot_eager"),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in (("mp3", "aot_eager"), ("mae", "inductor"))),
     ],
-    ids=str,
 )
-def test_unsupported_blocks_stay_on_torchs_kernels(options):
-    torch.manual_seed(0)
-    block, tokens = Block(**{"dim": 32, "num_heads": 2, "qkv_bias": True, **options}).eval(), torch.randn(2, 9, 32)
-    fuse_attention(block, False)
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        usual = run_blocks([block], tokens)
-        use_kernels(block, "native")
-        assert torch.equal(run_blocks([block], tokens), usual) == bool(options)
-        use_kernels(block, "torch")
-        assert torch.equal(run_blocks([block], tokens), usual)
-
-
-@here
-def test_float32_runs_on_torchs_kernels():
-    torch.manual_seed(0)
-    block, tokens = Block(32, 2, qkv_bias=True), torch.randn(2, 9, 32)
-    usual = block(tokens)
-    use_kernels(block, "native")
-    assert torch.equal(run_blocks([block], tokens), usual)
+def test_compiled_steps_get_the_gradients_of_the_kernels(name, backend):
+    task = build(name).train()
+    fuse_attention(task, False)
+    views = views_of(task)
+    _, usual = gradients_of(task, views)
+    use_kernels(task, "native")
+    loss, ours = gradients_of(task, views)
+    with traced_parts(backend):
+        again, slopes = gradients_of(task, views)
+    assert again == pytest.approx(loss, rel=1e-3) and distance(slopes, ours) < distance(usual, ours) / 2

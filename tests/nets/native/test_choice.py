@@ -6,16 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
 
 from patchloom import pretrain
 from patchloom.errors import PatchloomError
 from patchloom.nets import native, performance
 from patchloom.nets.build import EncoderSpec, outline
 from patchloom.nets.native import compiler as made
-from patchloom.train import resolve as defaults
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
+SWIN_TINY = (2, 3), (2, 6), (6, 12), (2, 24)  # blocks and heads of its stages
 
 here = pytest.mark.skipif(native.lacking() is not None, reason=f"no native kernels: {native.lacking()}")
 
@@ -23,10 +22,6 @@ here = pytest.mark.skipif(native.lacking() is not None, reason=f"no native kerne
 def lack(monkeypatch, reason):
     """Make the kernels missing for some reason, or available."""
     monkeypatch.setattr(performance, "NATIVE", native.KERNELS._replace(missing=lambda: reason))
-
-
-def test_available_kernels_are_used():
-    assert performance.NATIVE is native.KERNELS
 
 
 @pytest.mark.parametrize(
@@ -47,24 +42,21 @@ def test_the_reason_for_missing_kernels_is_reported(change, reason, monkeypatch,
 
 
 @here
-def test_compiler_errors_are_reported(monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("command", "said"), [(["g++", "-include", "nowhere.h"], "nowhere.h"), (["false"], "exit status 1")]
+)
+def test_compiler_errors_are_reported(command, said, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(made, "compiler", lambda: ["g++", "-include", "nowhere.h"])
-    with pytest.raises(
-        PatchloomError, match=r"cannot compile the native kernels \(.*nowhere.h.*\): use --kernels torch"
-    ):
-        made.library.__wrapped__()
+    monkeypatch.setattr(made, "compiler", lambda: command)
     monkeypatch.setattr(made, "library", made.library.__wrapped__)
+    with pytest.raises(PatchloomError, match=rf"cannot compile .*\(.*{said}.*\): use --kernels torch"):
+        made.library()
     assert "cannot compile the native kernels (" in made.missing() and made.missing().endswith(")")
-    monkeypatch.undo()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert not list(tmp_path.rglob("*.so*"))
-    monkeypatch.setattr(made, "compiler", lambda: ["false"])
-    with pytest.raises(PatchloomError, match=r"false cannot compile the native kernels \(exit status 1\)"):
-        made.library.__wrapped__()
 
 
 @here
+@pytest.mark.slow
 def test_kernels_run_on_torchs_threads():
     # a second set of threads would compete with torch's for the cores
     code = (
@@ -78,49 +70,60 @@ def test_kernels_run_on_torchs_threads():
     assert path.startswith(str(Path(torch.__file__).parent)) and found == "1"
 
 
-def test_kernels_are_chosen_if_faster_and_available(monkeypatch):
-    spec = EncoderSpec("nano", (32, 32), 8)
+def test_kernels_are_chosen_where_they_are_available(monkeypatch):
+    vit = outline(EncoderSpec("nano", (32, 32), 8))
+    assert performance.NATIVE is native.KERNELS
     lack(monkeypatch, None)
-    monkeypatch.setattr(performance, "fused_gain", lambda *shape: 2.0)
-    for gain, form in ((2.05, "torch"), (3.0, "native")):
-        monkeypatch.setattr(performance, "attention_gain", lambda *asked, gain=gain: gain)
-        assert defaults.default_kernels("cpu", True, spec, 8) == (
-            form,
-            f"native attention is ×{gain / 2:.2f} as fast here",
-        )
-    assert (
-        defaults.default_kernels("cpu", False, spec, 8)[0]
-        == defaults.default_kernels("cuda", True, spec, 8)[0]
-        == "torch"
-    )
+    for device, half, kernels in (("cpu", True, "native"), ("cpu", False, "torch"), ("cuda", True, "torch")):
+        assert performance.choose_kernels(vit, device, half, 8)[0] == kernels
+        if kernels == "torch":
+            with pytest.raises(PatchloomError, match="needs bfloat16 on a CPU: add --precision bfloat16"):
+                performance.check_native(vit, device, half)
+    performance.check_native(vit, "cpu", True)
     for options in ({"num_heads": 16}, {"init_values": 0.1}):
-        other = EncoderSpec("nano", (32, 32), 8, options=options)
-        kernels, why = defaults.default_kernels("cpu", True, other, 8)
+        other = outline(EncoderSpec("nano", (32, 32), 8, options=options))
+        kernels, why = performance.choose_kernels(other, "cpu", True, 8)
         assert kernels == "torch" and "plain blocks" in why
         with pytest.raises(PatchloomError, match="--kernels native does not fit this model"):
-            performance.check_native(outline(other), "cpu", True)
-    assert (
-        "GiB of attention weights" in defaults.default_kernels("cpu", True, EncoderSpec("nano", (512, 512), 4), 4096)[1]
-    )
+            performance.check_native(other, "cpu", True)
     lack(monkeypatch, "g++ was not found")
-    assert defaults.default_kernels("cpu", True, spec, 8) == ("torch", "g++ was not found")
+    assert performance.choose_kernels(vit, "cpu", True, 8) == ("torch", "g++ was not found")
+    with pytest.raises(PatchloomError, match="g.. was not found: use --kernels torch"):
+        performance.check_native(vit, "cpu", True)
 
 
-def test_kernels_without_effect_are_rejected(tmp_path):
-    with pytest.raises(PatchloomError, match="--kernels native needs bfloat16 on a CPU: add --precision bfloat16"):
-        pretrain("shapes:40", "mae", out=tmp_path / "run", kernels="native", precision="float32", epochs=1)
-    assert not (tmp_path / "run").exists()
+@pytest.mark.parametrize("name", ["nano", "swin_tiny_patch4_window7_224"])
+def test_attention_follows_the_precision_and_the_memory(name, monkeypatch):
+    vit = outline(EncoderSpec(name, (224, 224), 4))
+    if name == "nano":
+        tokens = 56 * 56 + vit.num_prefix_tokens
+        weights = len(vit.blocks) * tokens**2 * vit.blocks[0].attn.num_heads
+        numbers = len(vit.blocks) * tokens * 128
+    else:  # windows of 7 x 7
+        weights = 49 * sum(depth * heads * 3136 // 4**i for i, (depth, heads) in enumerate(SWIN_TINY))
+        numbers = sum(depth * 3136 // 4**i * 96 * 2**i for i, (depth, _) in enumerate(SWIN_TINY))
+    stored = 2 * weights / 2**30  # for an image
+    assert performance.kept_bytes(vit, 5, fused=True) == 4 * 5 * 40 * numbers
+    assert performance.kept_bytes(vit, 5, fused=False) == 4 * 5 * (40 * numbers + 3 * weights)
+    assert performance.choose_attention(vit, "cuda", True, 1)[0] == "fused"
+    assert performance.choose_attention(vit, "cpu", False, 1)[0] == "fused"
+    lack(monkeypatch, None)
+    for memory, form in ((4.01, "explicit"), (3.99, "fused")):  # a quarter of it may be used
+        monkeypatch.setattr(performance, "memory", lambda device, memory=memory: (0.0, memory * 3 * stored))
+        assert performance.choose_attention(vit, "cpu", True, 3)[0] == form
+        kernels, why = performance.choose_kernels(vit, "cpu", True, 3)
+        if name == "nano":
+            assert kernels == ("native" if form == "explicit" else "torch")
+            assert ("GiB of attention weights" in why) == (form == "fused")
 
 
 @here
-def test_a_run_resumes_without_the_kernels_and_reports_it(tmp_path, monkeypatch, capsys):
-    (tmp_path / "images").mkdir()
-    for i in range(40):
-        Image.effect_noise((16, 16), 50).save(tmp_path / "images" / f"{i}.png")
+def test_a_run_resumes_without_the_kernels_and_reports_it(images, tmp_path, monkeypatch, capsys):
     asked = {"out": tmp_path / "run", "kernels": "native", "precision": "bfloat16", "epochs": 1, "device": "cpu"}
-    pretrain(str(tmp_path / "images"), "mae", **asked)
+    asked |= {"model": {"name": "nano", "embed_dim": 32, "depth": 1, "num_heads": 2}, "img_size": 16, "threads": 1}
+    pretrain(images / "a", "mae", **asked)
     assert "torch's kernels" not in capsys.readouterr().out
     lack(monkeypatch, "native kernels are not available, because g++ was not found")
     (tmp_path / "run" / "summary.txt").unlink()  # as if it had been killed while pictures were drawn
-    pretrain(str(tmp_path / "images"), "mae", **asked)
+    pretrain(images / "a", "mae", **asked)
     assert "because g++ was not found: using torch's kernels" in capsys.readouterr().out

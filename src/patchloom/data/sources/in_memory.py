@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from functools import cached_property
 from pathlib import Path
@@ -26,7 +25,7 @@ from patchloom.data.duplicates import PIXEL_KIND, contents_of, contents_on_disc,
 from patchloom.data.source import TEST_SPLITS, Data, Source, digest, in_classes
 from patchloom.data.sources.files import Files
 from patchloom.data.sources.media_type import detect_sound
-from patchloom.display import print_line
+from patchloom.display import track_progress
 from patchloom.errors import PatchloomError
 
 # Items of a list or Dataset: image, label, and the order of an array's axes.
@@ -179,7 +178,6 @@ def evenly_spaced(n: int, count: int) -> list[int]:
 
 _LABELS = ("targets", "labels", "_labels")  # names in torchvision
 _SAMPLED = 64  # items whose pixels are hashed for the fingerprint
-_PAUSE = 10  # seconds between two lines of progress
 
 
 class DatasetSource(Source):
@@ -255,15 +253,12 @@ class DatasetSource(Source):
             raise Unreadable(f"{self.describe(i)} cannot be read as an image: {reason}") from error
 
     def _labels_of_items(self) -> Iterator[int | str | None]:
-        reported = time.monotonic()
-        for i in range(len(self)):
+        what = "reading items for their labels, since the dataset has no targets"
+        for i in track_progress(range(len(self)), len(self), what):
             try:
                 yield label_of(self._item(i))
             except Unreadable:  # reported by training
                 yield None
-            if time.monotonic() - reported > _PAUSE:
-                print_line(f"  {i + 1:,} of {len(self):,} items read for their labels: the dataset has no targets")
-                reported = time.monotonic()
 
 
 def _stored_labels(dataset: Any) -> tuple[tuple[str, ...], np.ndarray] | None:

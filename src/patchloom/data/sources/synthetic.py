@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from itertools import permutations
 from typing import NamedTuple
 
@@ -16,7 +18,7 @@ from patchloom.errors import PatchloomError
 
 SHAPES = ("disc", "ring", "triangle", "square", "hexagon", "star", "cross", "outlined triangle", "half disc", "arc")
 
-_BLOCK = 64  # images drawn at once: few calls of numpy, and small enough for the processor's cache
+_BLOCK = 32  # images drawn at once: few calls of numpy, and small enough for the processor's cache
 _BITS, _LINES, _WAVES = 4, 1, 3
 _COLOURS, _CONTRAST = 24, 0.6  # candidates for a shape's colour, and its wanted distance from the background's, in RGB
 _BIT = 0.04  # largest half side of a rectangle of clutter, as a share of the image
@@ -66,24 +68,34 @@ class Shapes(Source):
         numbers = np.arange(first, first + count)
         orders = {ten: _rng(_SHAPE_STREAM, seed, 1, ten).permutation(10) for ten in np.unique(numbers // 10)}
         self.labels = np.array([orders[i // 10][i % 10] for i in numbers], dtype=np.int64)
-        self._blocks: dict[int, Tensor] = {}
+        self._drawn: dict[int, tuple[Tensor, int]] = {}  # by index: images drawn at once [b h w 3], and the place there
 
     def __len__(self) -> int:
         return self.count
 
     def read(self, i: int) -> Tensor:
-        block, place = divmod(range(self.count)[i], _BLOCK)
-        if block not in self._blocks:
-            scenes = [self._scene(j) for j in range(block * _BLOCK, min((block + 1) * _BLOCK, self.count))]
-            self._blocks[block] = torch.from_numpy(_draw(scenes, self.size))
-        return self._blocks[block][place].permute(2, 0, 1)
+        i = range(self.count)[i]
+        if i not in self._drawn:
+            first = i - i % _BLOCK
+            self.make_ready(range(first, min(first + _BLOCK, self.count)))
+        images, place = self._drawn[i]
+        return images[place].permute(2, 0, 1)
+
+    def make_ready(self, indices: Sequence[int] | np.ndarray) -> None:
+        """Draw images that were not drawn yet, many at once."""
+        todo = [i for i in map(int, indices) if i not in self._drawn]
+        for start in range(0, len(todo), _BLOCK):
+            some = todo[start : start + _BLOCK]
+            images = torch.from_numpy(_draw(self._scenes(some), self.size))
+            self._drawn.update((i, (images, place)) for place, i in enumerate(some))
 
     def annotation(self, i: int) -> Annotation:
         """Return class, box and mask of image i; the mask has the pixels that the shape covers by half or more."""
-        scene = self._scene(range(self.count)[i])
-        mask = _distance([scene], self.size)[0] <= 0
+        scenes = self._scenes([range(self.count)[i]])
+        mask = _distance(scenes, self.size)[0] <= 0
         ys, xs = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
-        return Annotation(scene.label, (int(xs[0]), int(ys[0]), int(xs[-1]) + 1, int(ys[-1]) + 1), mask)
+        box = int(xs[0]), int(ys[0]), int(xs[-1]) + 1, int(ys[-1]) + 1
+        return Annotation(int(scenes.labels[0]), box, mask)
 
     def fingerprint(self) -> str:
         return digest(["shapes 2", *map(str, (self.count, self.seed, self.size, self.first))])
@@ -94,54 +106,80 @@ class Shapes(Source):
         about = f"shapes 2 {self.seed} {self.size}"
         return contents_of(DRAWN_KIND, ([f"{about} {self.first + i}".encode()] for i in numbers))
 
-    def _scene(self, i: int) -> _Scene:
+    def _scenes(self, indices: Sequence[int]) -> _Scenes:
         assert self.labels is not None  # drawn images have them
-        return _imagine(_rng(_SHAPE_STREAM, self.seed, 0, self.first + i), int(self.labels[i]), self.size)
+        rngs = [_rng(_SHAPE_STREAM, self.seed, 0, self.first + i) for i in indices]
+        return _imagine(rngs, self.labels[list(indices)], self.size)
 
 
-class _Scene(NamedTuple):
-    """Random values of one image. Lengths in pixels, colours in [0, 1]."""
+class _Scenes(NamedTuple):
+    """Random values of b images. Lengths in pixels, colours in [0, 1]."""
 
-    label: int
-    place: np.ndarray  # [4]: x, y, radius, angle
-    colours: np.ndarray  # [3 3]: shape, and two of the background
-    bits: np.ndarray  # [_BITS 7]: x, y, half width, half height, then a colour
-    lines: np.ndarray  # [_LINES 7]: angle, offset, half thickness, half length, then a colour
-    waves: np.ndarray  # [_WAVES 3]: frequency in x, in y (radians a pixel), phase
-    noise: np.ndarray  # float32 [h w]
+    labels: np.ndarray  # int64 [b]
+    places: np.ndarray  # [b 4]: x, y, radius, angle
+    colours: np.ndarray  # [b 3 3]: shape, and two of the background
+    bits: np.ndarray  # [b _BITS 7]: x, y, half width, half height, then a colour
+    lines: np.ndarray  # [b _LINES 7]: angle, offset, half thickness, half length, then a colour
+    waves: np.ndarray  # [b _WAVES 3]: frequency in x, in y (radians a pixel), phase
+    noise: np.ndarray  # float32 [b h w]
 
 
 def _rng(stream: int, seed: int, kind: int, number: int) -> np.random.Generator:
     return np.random.default_rng((stream, kind, seed, number))
 
 
-def _imagine(rng: np.random.Generator, label: int, size: int) -> _Scene:
-    radius = size * rng.uniform(*_RADIUS)
-    x, y = rng.uniform(radius + 1, size - radius - 1, 2)
-    ground = rng.random(3)
-    second = np.clip(ground + rng.uniform(-_SPREAD, _SPREAD, 3), 0, 1)
+class _Draws:
+    """Random numbers of several images: each image has its own stream, and all take the same numbers in turn."""
+
+    def __init__(self, rngs: Sequence[np.random.Generator], count: int, size: int) -> None:
+        self.numbers, self.taken = np.empty((len(rngs), count)), 0
+        self.noise = np.empty((len(rngs), size, size), np.float32)
+        for rng, own, grain in zip(rngs, self.numbers, self.noise, strict=True):
+            rng.random(out=own)  # one call per image: many small ones take longer than drawing
+            rng.random(dtype=np.float32, out=grain)
+
+    def random(self, *shape: int) -> np.ndarray:
+        """Return the next numbers of each image, in [0, 1): [b, *shape]."""
+        start, self.taken = self.taken, self.taken + math.prod(shape)
+        return self.numbers[:, start : self.taken].reshape(-1, *shape)
+
+    def uniform(self, low: float | np.ndarray, high: float | np.ndarray, *shape: int) -> np.ndarray:
+        """Return the same in [low, high)."""
+        return low + (high - low) * self.random(*shape)
+
+
+_NUMBERS = 3 + 6 + 3 * _COLOURS + 7 * _BITS + 6 * _LINES + 3 * _WAVES + 1  # of an image, but for the noise
+
+
+def _imagine(rngs: Sequence[np.random.Generator], labels: np.ndarray, size: int) -> _Scenes:
+    draws, every = _Draws(rngs, _NUMBERS, size), np.arange(len(rngs))
+    radius = size * draws.uniform(*_RADIUS, 1)
+    centre = draws.uniform(radius + 1, size - radius - 1, 2)
+    ground = draws.random(3)
+    second = np.clip(ground + draws.uniform(-_SPREAD, _SPREAD, 3), 0, 1)
     # The random colour whose distance from the background is nearest to _CONTRAST: the shape is easy to see,
     # yet distances between the pixels of two images are dominated by the background's colour.
-    colours = rng.random((_COLOURS, 3))
-    apart = np.sqrt(np.minimum(((colours - ground) ** 2).sum(1), ((colours - second) ** 2).sum(1)))
-    shape = colours[np.abs(apart - _CONTRAST).argmin()]
-    bits = np.hstack(
-        [rng.uniform(0, size, (_BITS, 2)), size * rng.uniform(0.01, _BIT, (_BITS, 2)), rng.random((_BITS, 3))]
-    )
-    lines = np.hstack(
-        [
-            rng.uniform(0, np.pi, (_LINES, 1)),
-            size * rng.uniform(-0.5, 0.5, (_LINES, 1)),
-            np.full((_LINES, 1), 0.008 * size),
-            size * rng.uniform(0.1, 0.5, (_LINES, 1)),
-            rng.random((_LINES, 3)),
-        ]
-    )
-    turn, frequency = rng.uniform(0, 2 * np.pi, _WAVES), rng.uniform(*_CYCLES, _WAVES) * 2 * np.pi / size
-    waves = np.stack([frequency * np.cos(turn), frequency * np.sin(turn), rng.uniform(0, 2 * np.pi, _WAVES)], 1)
-    place = np.array([x, y, radius, rng.uniform(0, 2 * np.pi)])
-    return _Scene(
-        label, place, np.stack([shape, ground, second]), bits, lines, waves, rng.random((size, size), np.float32)
+    colours = draws.random(_COLOURS, 3)
+    apart = np.sqrt(np.minimum(*(((colours - one[:, None]) ** 2).sum(2) for one in (ground, second))))
+    shape = colours[every, np.abs(apart - _CONTRAST).argmin(1)]
+    bits = [draws.uniform(0, size, _BITS, 2), size * draws.uniform(0.01, _BIT, _BITS, 2), draws.random(_BITS, 3)]
+    lines = [
+        draws.uniform(0, np.pi, _LINES, 1),
+        size * draws.uniform(-0.5, 0.5, _LINES, 1),
+        np.full((len(rngs), _LINES, 1), 0.008 * size),
+        size * draws.uniform(0.1, 0.5, _LINES, 1),
+        draws.random(_LINES, 3),
+    ]
+    turn, frequency = draws.uniform(0, 2 * np.pi, _WAVES), draws.uniform(*_CYCLES, _WAVES) * 2 * np.pi / size
+    phase = draws.uniform(0, 2 * np.pi, _WAVES)
+    return _Scenes(
+        labels,
+        np.concatenate([centre, radius, draws.uniform(0, 2 * np.pi, 1)], 1),
+        np.stack([shape, ground, second], 1),
+        np.concatenate(bits, 2),
+        np.concatenate(lines, 2),
+        np.stack([frequency * np.cos(turn), frequency * np.sin(turn), phase], 2),
+        draws.noise,
     )
 
 
@@ -194,14 +232,13 @@ def _signed(label: int, x: np.ndarray, y: np.ndarray) -> np.ndarray:
             return np.maximum(np.abs(np.hypot(x, y) - 0.75) - 0.2, x - 0.1)
 
 
-def _distance(scenes: list[_Scene], size: int) -> np.ndarray:
+def _distance(scenes: _Scenes, size: int) -> np.ndarray:
     """Return the signed distance to each scene's shape, in pixels: float32 [b h w]."""
     px, py = _grid(size)
-    out = np.empty((len(scenes), size, size), np.float32)
-    labels = np.array([scene.label for scene in scenes])
-    for label in np.unique(labels):
-        which = np.flatnonzero(labels == label)
-        x0, y0, radius, angle = _columns(np.stack([scenes[i].place for i in which]))
+    out = np.empty((len(scenes.labels), size, size), np.float32)
+    for label in np.unique(scenes.labels):
+        which = np.flatnonzero(scenes.labels == label)
+        x0, y0, radius, angle = _columns(scenes.places[which])
         cos, sin = np.cos(angle) / radius, np.sin(angle) / radius
         x, y = (px - x0) * cos + (py - y0) * sin, (py - y0) * cos - (px - x0) * sin
         out[which] = _signed(int(label), x, y) * radius
@@ -210,8 +247,10 @@ def _distance(scenes: list[_Scene], size: int) -> np.ndarray:
 
 def _paint(canvas: np.ndarray, distance: np.ndarray, colour: np.ndarray) -> None:
     """Paint colour [b 3] on canvas [b 3 h w] where distance [b h w] is negative, anti-aliased over one pixel."""
-    cover = np.clip(0.5 - distance, 0, 1)[:, None]
-    canvas += cover * (colour.astype(np.float32)[:, :, None, None] - canvas)
+    cover = 0.5 - distance
+    change = colour.astype(np.float32)[:, :, None, None] - canvas
+    change *= np.clip(cover, 0, 1, out=cover)[:, None]  # in place: new arrays of this size cost more than the sums
+    canvas += change
 
 
 def _sprinkle(canvas: np.ndarray, bits: np.ndarray) -> None:
@@ -231,24 +270,26 @@ def _sprinkle(canvas: np.ndarray, bits: np.ndarray) -> None:
         canvas[place] = part
 
 
-def _draw(scenes: list[_Scene], size: int) -> np.ndarray:
+def _draw(scenes: _Scenes, size: int) -> np.ndarray:
     """Draw images uint8 [b h w 3]. Clutter lies behind the shape, so that mask and box are exact."""
     px, py = _grid(size)
-    waves = [_columns(wave) for wave in np.stack([scene.waves for scene in scenes], 1)]
+    waves = [_columns(wave) for wave in scenes.waves.swapaxes(0, 1)]
     mix = 0.5 + sum(np.sin(px * fx + py * fy + phase) for fx, fy, phase in waves) / (2 * _WAVES)
-    shape, ground, second = np.stack([scene.colours for scene in scenes], 1).astype(np.float32)[..., None, None]
+    shape, ground, second = scenes.colours.swapaxes(0, 1).astype(np.float32)[..., None, None]
     canvas = ground + mix[:, None] * (second - ground)
-    for line in np.stack([scene.lines for scene in scenes], 1):
+    for line in scenes.lines.swapaxes(0, 1):
         angle, offset, thick, length = _columns(line[:, :4])
         x, y = px - size / 2, py - size / 2
         across = np.abs(x * np.cos(angle) + y * np.sin(angle) - offset) - thick
         along = np.abs(y * np.cos(angle) - x * np.sin(angle)) - length
         _paint(canvas, np.maximum(across, along), line[:, 4:])
-    _sprinkle(canvas, np.stack([scene.bits for scene in scenes], 1))
+    _sprinkle(canvas, scenes.bits.swapaxes(0, 1))
     _paint(canvas, _distance(scenes, size), shape[..., 0, 0])
-    canvas += _NOISE * (np.stack([scene.noise for scene in scenes])[:, None] - 0.5)
+    canvas += _NOISE * (scenes.noise[:, None] - 0.5)
     np.clip(canvas, 0, 1, out=canvas)
-    return np.ascontiguousarray((canvas * 255 + 0.5).astype(np.uint8).transpose(0, 2, 3, 1))
+    canvas *= 255
+    canvas += 0.5
+    return np.ascontiguousarray(canvas.astype(np.uint8).transpose(0, 2, 3, 1))
 
 
 # Synthetic recordings, made from a seed: a hum, a hiss and a glide, whose order is the class.

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import tifffile
 import torch
 from torch import Tensor
 
@@ -133,6 +132,8 @@ def _decoded(content: bytes, colours: np.ndarray | None) -> tuple[np.ndarray, st
     if content.startswith(b"\x93NUMPY"):
         return np.load(BytesIO(content), allow_pickle=False), "NPY"
     if content.startswith(_TIFF):
+        import tifffile  # it imports imagecodecs, which few formats need
+
         with tifffile.TiffFile(BytesIO(content)) as tiff:
             page = tiff.pages.first
             check_page(page, len(content))

@@ -19,6 +19,7 @@ from patchloom.evaluate.settings import DryRun, EvalSettings, print_notes_once, 
 from patchloom.evaluate.trainer import keep_until_done
 from patchloom.nets.checkpoints.load import check_model
 from patchloom.system.distributed import explain_peer_death
+from patchloom.system.hardware import float32_products
 
 # import paths of functions: a protocol is imported on demand
 PROTOCOLS: dict[str, str] = {
@@ -95,6 +96,7 @@ def _planned(plan: DryRun, settings: EvalSettings) -> Report:
 
 
 @validate_arguments
+@float32_products()
 def evaluate(protocol: str, run: PathLike, data: DataLike, **options: Any) -> Report:
     """Evaluate an encoder by one protocol, with its controls.
 

@@ -53,7 +53,7 @@ def blocks(
             mp3-tiny-imagenet, mp3-speech, restore, simmim, extrema, extrema-22k, extrema-few or lut; options below
             override it.
         control: control training on an untrained encoder, and on the start of a run with --init or --from.
-        precision: precision of products in training: float32 or bfloat16; auto is bfloat16 if clearly faster.
+        precision: precision of products in training: float32 or bfloat16; auto is that of pretrain.
         changes: overrides of the recipe's values.
 
     Raises:

@@ -71,7 +71,7 @@ def fewshot(
             override it.
         positions: position embeddings: keep, fixed, learned, relative or none, as in finetune.
         control: control training from the start of a run with --init or --from, or else from scratch.
-        precision: precision of products in training: float32 or bfloat16; auto is bfloat16 if clearly faster.
+        precision: precision of products in training: float32 or bfloat16; auto is that of pretrain.
         changes: overrides of the recipe's values.
 
     Raises:

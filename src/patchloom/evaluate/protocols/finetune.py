@@ -62,7 +62,7 @@ def finetune(
             keep, or learned for an encoder without positions.
         control: control training from the start of a run with --init or --from, or else from scratch.
         from_scratch: training from scratch only.
-        precision: precision of products in training: float32 or bfloat16; auto is bfloat16 if clearly faster.
+        precision: precision of products in training: float32 or bfloat16; auto is that of pretrain.
         out: output file of the classifier; by default finetuned/DATA-RECIPE-SEED.safetensors in the run.
         changes: overrides of the recipe's values.
 

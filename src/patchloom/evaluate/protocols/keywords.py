@@ -86,7 +86,7 @@ def keywords(
             images; options below override it.
         positions: position embeddings: keep, fixed, learned, relative or none, as in finetune.
         control: control training from the start of a run with --init or --from, or else from scratch.
-        precision: precision of products in training: float32 or bfloat16; auto is bfloat16 if clearly faster.
+        precision: precision of products in training: float32 or bfloat16; auto is that of pretrain.
         out: output file of the classifier; by default finetuned/keywords-DATA-RECIPE-SEED.safetensors in the
             run.
         changes: overrides of the recipe's values.

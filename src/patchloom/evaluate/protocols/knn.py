@@ -21,6 +21,7 @@ from patchloom.evaluate.settings import EvalSettings
 
 TEMPERATURE = 0.07
 _SIMILARITIES = 2**24  # in memory at once
+_GALLERY = 2**28  # numbers of the gallery that are searched at once: 1 GiB of a GPU's memory
 
 
 def knn_accuracies(
@@ -33,6 +34,7 @@ def knn_accuracies(
     weighted: bool = True,
     temperature: float = TEMPERATURE,
     chunk: int | None = None,
+    device: torch.device | str = "cpu",
 ) -> dict[int, float]:
     """Return top-1 accuracy of weighted k-nearest-neighbour classification by cosine similarity.
 
@@ -41,7 +43,7 @@ def knn_accuracies(
     goes to the lower label. One search serves all k.
 
     Args:
-        gallery: [n d] features, on any device.
+        gallery: [n d] features.
         gallery_labels: [n] int64, at least 0.
         queries: [m d] features.
         query_labels: [m] int64; labels missing in the gallery count as errors.
@@ -49,8 +51,9 @@ def knn_accuracies(
         weighted: False gives every vote weight 1.
         temperature: temperature of the weights.
         chunk: queries per block; by default about 100 MB.
+        device: device of the search.
     """
-    options: dict[str, Any] = {"weighted": weighted, "temperature": temperature, "chunk": chunk}
+    options: dict[str, Any] = {"weighted": weighted, "temperature": temperature, "chunk": chunk, "device": device}
     found = knn_right(gallery, gallery_labels, queries, query_labels, ks, **options)
     return {k: correct.double().mean().item() for k, correct in found.items()}
 
@@ -66,27 +69,50 @@ def knn_right(
     weighted: bool = True,
     temperature: float = TEMPERATURE,
     chunk: int | None = None,
+    device: torch.device | str = "cpu",
 ) -> dict[int, Tensor]:
     """Return which queries are classified correctly [m], by k in ascending order; arguments as in `knn_accuracies`."""
     n = len(gallery)
     counts = sorted({k for k in ks if k <= n})
     if not counts or counts[0] < 1:
         raise PatchloomError(f"k = {', '.join(map(str, ks))} does not fit a gallery of {n} images: choose 1 to {n}")
-    gallery = F.normalize(gallery.float(), dim=1)
+    similarities, nearest = _nearest(gallery, queries, counts[-1], chunk, torch.device(device))
+    weights = (similarities / temperature).exp() if weighted else torch.ones_like(similarities)
     classes = int(gallery_labels.max()) + 1
-    chunk = chunk or max(1, _SIMILARITIES // n)
     correct: dict[int, list[Tensor]] = {k: [] for k in counts}
-    for part, truth in zip(queries.split(chunk), query_labels.split(chunk), strict=True):
-        similarities, nearest = (F.normalize(part.float(), dim=1) @ gallery.T).topk(counts[-1], dim=1)
-        labels = gallery_labels[nearest]
-        weights = (similarities / temperature).exp() if weighted else torch.ones_like(similarities)
-        votes = weights.new_zeros(len(part), classes)
+    parts = (each.split(max(1, _SIMILARITIES // classes)) for each in (gallery_labels[nearest], weights, query_labels))
+    for labels, votes_of, truth in zip(*parts, strict=True):
+        votes = weights.new_zeros(len(truth), classes)
         counted = 0
         for k in counts:
-            votes.scatter_add_(1, labels[:, counted:k], weights[:, counted:k])
+            votes.scatter_add_(1, labels[:, counted:k], votes_of[:, counted:k])
             counted = k
-            correct[k].append((votes.argmax(1) == truth).cpu())
+            correct[k].append(votes.argmax(1) == truth)
     return {k: torch.cat(hits) for k, hits in correct.items()}
+
+
+def _nearest(
+    gallery: Tensor, queries: Tensor, k: int, chunk: int | None, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Return cosine similarities and gallery indices [m k] of the k nearest to each query, on the CPU.
+
+    Parts of the gallery and blocks of queries go to the device in turn; only the nearest come back, once, at the end.
+    """
+    near: list[Tensor] = []
+    places: list[Tensor] = []
+    size = max(1, _GALLERY // gallery.shape[1])
+    for number, part in enumerate(gallery.split(size)):
+        units = F.normalize(part.to(device, non_blocking=True).float(), dim=1)
+        blocks = queries.split(chunk or max(1, _SIMILARITIES // len(part)))
+        best = [
+            (F.normalize(block.to(device, non_blocking=True).float(), dim=1) @ units.T).topk(min(k, len(part)))
+            for block in blocks
+        ]
+        near.append(torch.cat([one.values for one in best]))
+        places.append(torch.cat([one.indices for one in best]) + number * size)
+    # stable, so that the order that a single part was found in stays
+    similarities, order = torch.cat(near, 1).sort(dim=1, descending=True, stable=True)
+    return similarities[:, :k].cpu(), torch.cat(places, 1).gather(1, order[:, :k]).cpu()
 
 
 _USUAL_K = 20
@@ -148,7 +174,8 @@ def _fit(
     searched = {"gallery": gallery} if gallery < 1 else {}
 
     def score(test: ImageFeatures) -> list[tuple[dict[str, float], Tensor]]:
-        found = knn_right(train.pooled(pooling), train.labels, test.pooled(pooling), test.labels, ks)
+        pooled = train.pooled(pooling), train.labels, test.pooled(pooling), test.labels
+        found = knn_right(*pooled, ks, device=settings.torch_device)
         return [({"k": k, "temperature": TEMPERATURE, **searched}, correct) for k, correct in found.items()]
 
     return score
@@ -165,7 +192,8 @@ def _held_out(train: ImageFeatures, row: Row, settings: EvalSettings) -> float:
         raise PatchloomError("a blend is chosen on held-out training images: add a second training image")
     rest, held = hold_out_for_choice(train.labels, settings.seed, train.groups)
     values, labels, k = train.pooled(row.pooling), train.labels, min(row.settings["k"], len(rest))
-    return knn_accuracies(values[rest], labels[rest], values[held], labels[held], (k,))[k]
+    pooled = values[rest], labels[rest], values[held], labels[held]
+    return knn_accuracies(*pooled, (k,), device=settings.torch_device)[k]
 
 
 def _title(row: Row) -> str:

@@ -97,8 +97,7 @@ def layers(
 
 def _vote(gallery: Tensor, labels: Tensor, queries: Tensor, truth: Tensor, k: int, settings: EvalSettings) -> Tensor:
     """Return whether each query [m] is classified correctly."""
-    device = settings.torch_device
-    return knn_right(gallery.to(device), labels.to(device), queries.to(device), truth.to(device), (k,))[k]
+    return knn_right(gallery, labels, queries, truth, (k,), device=settings.torch_device)[k]
 
 
 def _held_out(train: ImageFeatures, k: int, settings: EvalSettings) -> list[dict[str, Any]]:

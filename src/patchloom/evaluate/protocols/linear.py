@@ -70,7 +70,7 @@ def linear(
         recipe: logistic (ours: regression on features of centre crops, in a minute), or a paper's, mae or extrema
             (90 epochs of random crops), whose values the options below override.
         control: control training on an untrained encoder, and on the start of a run with --init or --from.
-        precision: precision of the frozen encoder: float32 or bfloat16 products; auto is bfloat16 if clearly faster.
+        precision: precision of the frozen encoder: float32 or bfloat16 products; auto is that of pretrain.
         blend: shares of the trained weights in blends with those that the run began with, such as 0.25,0.5,0.75;
             logistic only.
         changes: overrides of the recipe's values.

@@ -159,12 +159,13 @@ def _probes(
     train: ImageFeatures, pooled: str, k: int, settings: EvalSettings
 ) -> dict[str, Callable[[ImageFeatures], Tensor]]:
     """Return probes fitted to training features, by name: functions from test features to correctness."""
-    features, labels = train.pooled(pooled), train.labels
-    probe, _ = linear_probe(features, labels, seed=settings.seed, device=settings.torch_device, groups=train.groups)
-    return {
-        _LINEAR_PROBE: lambda test: probe.right(test.pooled(pooled), test.labels),
-        f"kNN, k = {k}": lambda test: knn_right(features, labels, test.pooled(pooled), test.labels, (k,))[k],
-    }
+    features, labels, device = train.pooled(pooled), train.labels, settings.torch_device
+    probe, _ = linear_probe(features, labels, seed=settings.seed, device=device, groups=train.groups)
+
+    def nearest(test: ImageFeatures) -> Tensor:
+        return knn_right(features, labels, test.pooled(pooled), test.labels, (k,), device=device)[k]
+
+    return {_LINEAR_PROBE: lambda test: probe.right(test.pooled(pooled), test.labels), f"kNN, k = {k}": nearest}
 
 
 def _sentences(vit: Encoder, n: int, n_test: int, k: int, noun: str) -> str:

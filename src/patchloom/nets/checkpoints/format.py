@@ -36,6 +36,7 @@ from patchloom.nets.build import (
     check_servable,
     is_model_name,
     models_like,
+    on_meta,
     outline,
 )
 from patchloom.nets.heads import EXTRA_MODULES, InstanceHead, Use
@@ -422,7 +423,7 @@ def stock_encoder(name: str) -> Encoder:
         there = ", ".join(timm.list_pretrained(name.split(".")[0])[:4]) or "none of that model"
         raise PatchloomError(f"timm has no weights called {name}: it has {there}") from problem
     try:
-        with torch.device("meta"):
+        with on_meta():
             vit = timm.create_model(name.split(".")[0], num_classes=0)
     except (TypeError, AssertionError, ValueError, RuntimeError) as problem:
         raise PatchloomError(f"timm cannot build {name} ({problem}): choose a plain ViT") from problem
@@ -550,7 +551,7 @@ def load_module_file(source: str | Path, use: Use) -> nn.Module | None:
         check_arguments(card.sizes, get_type_hints(made_by), 2**16)
         if (depth := card.sizes.get("depth")) is not None and depth > len(weights):
             raise ValueError(f"it has fewer weights than {depth} blocks")
-        with torch.device("meta"):  # before memory is allocated
+        with on_meta():  # before memory is allocated
             sizes = {name: value.shape for name, value in builds(**card.sizes).state_dict().items()}
         if sizes != {name: value.shape for name, value in weights.items()}:
             raise ValueError("its weights have other sizes than its card names")

@@ -1,4 +1,4 @@
-// Common parts of the kernels: bfloat16 numbers, 16 at a time, and the product of two small tables of them.
+// Common parts of the kernels: bfloat16 numbers, 16 at a time.
 //
 // Everything is for processors with AVX512-BF16, whose instruction multiplies two pairs of bfloat16 numbers in each of
 // 16 lanes and adds both products to a float32 number. So tables are stored as pairs of numbers.

@@ -8,11 +8,9 @@ import torch
 from timm.layers import Attention, Mlp
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from patchloom.nets.native import ops
-from patchloom.nets.sparse_attention import attention_of, heads_of
-from patchloom.patches.tokens import gather_tokens
+from patchloom.nets.sparse_attention import attention_of
 
 
 def knows_block(block: Block) -> bool:
@@ -21,10 +19,15 @@ def knows_block(block: Block) -> bool:
     if type(attn) is not Attention or type(mlp) is not Mlp:  # a subclass may compute more, such as a position bias
         return False
     nothing = attn.q_norm, attn.k_norm, attn.norm, mlp.norm, block.ls1, block.ls2, block.drop_path1, block.drop_path2
-    shifted = block.norm1, block.norm2, attn.proj, mlp.fc1, mlp.fc2
-    widths = attn.head_dim, attn.qkv.in_features, cast(nn.Linear, mlp.fc1).out_features
+    products = cast(tuple[nn.Linear, ...], (attn.qkv, attn.proj, mlp.fc1, mlp.fc2))
+    if any(type(layer).forward is not nn.Linear.forward for layer in products):  # low-rank updates keep the method
+        return False
+    shifted = block.norm1, block.norm2, *products[1:]
+    widths = attn.head_dim, attn.qkv.in_features, products[2].out_features
     return (
         all(isinstance(part, nn.Identity) for part in nothing)
+        and getattr(attn, "gate", None) is None
+        and not any(part._forward_hooks or part._forward_pre_hooks for part in block.modules())
         and not any(drop.p for drop in (attn.attn_drop, attn.proj_drop, mlp.drop1, mlp.drop2))
         and all(isinstance(norm, nn.LayerNorm) for norm in shifted[:2])
         and all(getattr(part, "bias", None) is not None for part in shifted)
@@ -44,34 +47,20 @@ def runs_native(block: Block, tokens: Tensor) -> bool:
     )
 
 
-def native_block(
-    block: Block,
-    tokens: Tensor,
-    more: Tensor | None = None,
-    shift: Tensor | None = None,
-    keys_values: Tensor | None = None,
-    first: int = 0,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Run a block on the native kernels. Sums are computed with the next norm, so inputs and outputs are their parts.
+def native_block(block: Block, tokens: Tensor, keys_values: Tensor | None = None, first: int = 0) -> Tensor:
+    """Run a block on the native kernels.
 
     Args:
         block: timm block.
         tokens: [b t d] float32.
-        more: [b t d] bfloat16, to be added to ``tokens``; None: nothing.
-        shift: [d] float32, to be added as well; None with ``more``.
         keys_values: [b m] indices of the tokens that are keys and values; None: all.
         first: index of the first token of the output.
+
+    Returns:
+        [b t-first d] float32.
     """
     attn, mlp = attention_of(block), block.mlp
-    fc1, fc2 = cast(nn.Linear, mlp.fc1), cast(nn.Linear, mlp.fc2)
     norm1, norm2 = cast(nn.LayerNorm, block.norm1), cast(nn.LayerNorm, block.norm2)
-    tokens, normed = ops.add_norm(tokens, more, shift, norm1)
-    if keys_values is None and not first:
-        mixed = ops.attention(attn.qkv(normed).unflatten(-1, (3, attn.num_heads, attn.head_dim)))
-    else:
-        others = normed if keys_values is None else gather_tokens(normed, keys_values)
-        mixed = ops.attention(*heads_of(attn, normed[:, first:], others))
-    attended = F.linear(mixed.flatten(2), attn.proj.weight)
-    tokens, normed = ops.add_norm(tokens[:, first:], attended, attn.proj.bias, norm2)
-    hidden = ops.gelu(F.linear(normed, fc1.weight), fc1.bias)
-    return tokens, F.linear(hidden, fc2.weight), fc2.bias
+    layers = norm1, attn.qkv, attn.proj, norm2, cast(nn.Linear, mlp.fc1), cast(nn.Linear, mlp.fc2)
+    weights = ops.BlockWeights(*(weight for layer in layers for weight in (layer.weight, layer.bias)))
+    return ops.block(tokens, keys_values, first, attn.num_heads, (norm1.eps, norm2.eps), weights)

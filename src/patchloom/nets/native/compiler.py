@@ -24,7 +24,7 @@ import torch
 from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError
 from patchloom.system.files import cache_root, open_regular, write_whole
-from patchloom.system.hardware import processor
+from patchloom.system.hardware import loaded_libraries, processor
 
 _SOURCES = sorted(Path(__file__).parent.glob("*.cpp"))
 _HEADERS = sorted(Path(__file__).parent.glob("*.h"))
@@ -118,9 +118,4 @@ def _compile(command: list[str], to: Path) -> None:
 def _openmp() -> list[str]:
     """Return the path of the loaded OpenMP library that came with torch, if it can be found."""
     own = Path(torch.__file__).parent
-    try:
-        maps = Path("/proc/self/maps").read_text("utf-8", "replace").splitlines()
-    except OSError:
-        return []
-    loaded = {line.split(maxsplit=5)[-1] for line in maps if "libgomp" in line}
-    return sorted(path for path in loaded if path.startswith((f"{own}/", f"{own}.libs/")))[:1]
+    return sorted(path for path in loaded_libraries("libgomp") if path.startswith((f"{own}/", f"{own}.libs/")))[:1]

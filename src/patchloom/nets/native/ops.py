@@ -6,10 +6,13 @@ Letters as in `patchloom.patches.tokens`; h heads of width d. All tensors are on
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
 from patchloom.nets.native.compiler import library
@@ -21,7 +24,7 @@ class _Strides(ctypes.Structure):
     _fields_ = [(name, ctypes.c_long) for name in ("image", "token", "head")]
 
 
-class _Sizes(ctypes.Structure):
+class _HeadSizes(ctypes.Structure):
     _fields_ = [(name, ctypes.c_long) for name in ("images", "heads", "n_queries", "n_keys", "side")]
 
 
@@ -32,11 +35,6 @@ def _strides(heads: Tensor) -> _Strides:
 
 def _at(tensor: Tensor | None) -> ctypes.c_void_p:
     return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())
-
-
-def _rows(x: Tensor) -> tuple[ctypes.c_long, ctypes.c_long]:
-    """Return number and width of the rows of [... d]."""
-    return ctypes.c_long(x.numel() // x.shape[-1]), ctypes.c_long(x.shape[-1])
 
 
 def _threads() -> ctypes.c_int:
@@ -77,8 +75,8 @@ def _parts(q: Tensor, kv: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
-def _sizes(q: Tensor, k: Tensor) -> _Sizes:
-    return _Sizes(q.shape[0], q.shape[2], q.shape[1], k.shape[1], q.shape[3])
+def _sizes(q: Tensor, k: Tensor) -> _HeadSizes:
+    return _HeadSizes(q.shape[0], q.shape[2], q.shape[1], k.shape[1], q.shape[3])
 
 
 def _room_for_mixed(q: Tensor, kv: Tensor | None, keep: bool) -> tuple[Tensor, Tensor]:
@@ -89,8 +87,7 @@ def _room_for_mixed(q: Tensor, kv: Tensor | None, keep: bool) -> tuple[Tensor, T
     return q.new_empty(q.shape), q.new_empty((b, h, n, rows) if keep else (0,))
 
 
-@custom_op("patchloom::attention", mutates_args=(), schema="(Tensor q, Tensor? kv, bool keep) -> (Tensor, Tensor)")
-def _attention(q: Tensor, kv: Tensor | None, keep: bool) -> tuple[Tensor, Tensor]:
+def _attend(q: Tensor, kv: Tensor | None, keep: bool) -> tuple[Tensor, Tensor]:
     mixed, weights = _room_for_mixed(q, kv, keep)
     q, k, v = _parts(q, kv)
     at = _at(q), _strides(q), _at(k), _at(v), _strides(k)
@@ -99,15 +96,7 @@ def _attention(q: Tensor, kv: Tensor | None, keep: bool) -> tuple[Tensor, Tensor
     return mixed, weights
 
 
-_attention.register_fake(_room_for_mixed)
-
-
-@custom_op(
-    "patchloom::attention_backward",
-    mutates_args=(),
-    schema="(Tensor grad, Tensor weights, Tensor q, Tensor? kv) -> (Tensor, Tensor)",
-)
-def _attention_backward(grad: Tensor, weights: Tensor, q: Tensor, kv: Tensor | None) -> tuple[Tensor, Tensor]:
+def _attend_backward(grad: Tensor, weights: Tensor, q: Tensor, kv: Tensor | None) -> tuple[Tensor, Tensor]:
     dq, dkv = _room_for_slopes(grad, weights, q, kv)
     grad = grad.contiguous()
     (q, k, v), (to_q, to_k, to_v) = _parts(q, kv), _parts(dq, None if kv is None else dkv)
@@ -118,9 +107,21 @@ def _attention_backward(grad: Tensor, weights: Tensor, q: Tensor, kv: Tensor | N
     return dq, dkv
 
 
-@_attention_backward.register_fake
 def _room_for_slopes(grad: Tensor, weights: Tensor, q: Tensor, kv: Tensor | None) -> tuple[Tensor, Tensor]:
     return q.new_empty(q.shape), q.new_empty((0,) if kv is None else kv.shape)
+
+
+_attention = custom_op(
+    "patchloom::attention", _attend, mutates_args=(), schema="(Tensor q, Tensor? kv, bool keep) -> (Tensor, Tensor)"
+)
+_attention_backward = custom_op(
+    "patchloom::attention_backward",
+    _attend_backward,
+    mutates_args=(),
+    schema="(Tensor grad, Tensor weights, Tensor q, Tensor? kv) -> (Tensor, Tensor)",
+)
+_attention.register_fake(_room_for_mixed)
+_attention_backward.register_fake(_room_for_slopes)
 
 
 def _keep_attention(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -138,124 +139,205 @@ def _through_attention(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor
 _attention.register_autograd(_through_attention, setup_context=_keep_attention)
 
 
-def gelu(x: Tensor, bias: Tensor) -> Tensor:
-    """Compute GELU of bfloat16 ``x`` [... d] plus float32 ``bias`` [d], within 3e-7 in the normal distribution."""
-    _check(torch.bfloat16, x)
-    _check(torch.float32, bias)
-    return _gelu(x, bias)
+class BlockWeights(NamedTuple):
+    """Weights of a block in float32, as torch's layers keep them; ``qkv_bias`` may be None."""
+
+    norm1: Tensor
+    norm1_bias: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    proj: Tensor
+    proj_bias: Tensor
+    norm2: Tensor
+    norm2_bias: Tensor
+    fc1: Tensor
+    fc1_bias: Tensor
+    fc2: Tensor
+    fc2_bias: Tensor
 
 
-@custom_op("patchloom::gelu", mutates_args=(), schema="(Tensor x, Tensor bias) -> Tensor")
-def _gelu(x: Tensor, bias: Tensor) -> Tensor:
-    x = x.contiguous()
-    out = torch.empty_like(x)
-    library().gelu(_at(x), _at(bias), _at(out), *_rows(x), _threads())
-    return out
+_LONGS = ("images", "tokens", "queries", "keys", "heads", "side", "width", "hidden")
 
 
-@custom_op(
-    "patchloom::gelu_backward", mutates_args=(), schema="(Tensor grad, Tensor x, Tensor bias) -> (Tensor, Tensor)"
-)
-def _gelu_backward(grad: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    grad, x, threads = grad.contiguous(), x.contiguous(), _threads()
-    dx, sums = torch.empty_like(x), bias.new_zeros(threads.value, len(bias))
-    library().gelu_backward(_at(grad), _at(x), _at(bias), _at(dx), _at(sums), *_rows(x), threads)
-    return dx, sums.sum(0)
+class _Block(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_long) for name in _LONGS),
+        *((name, ctypes.c_void_p) for name in ("query_places", "key_places", *BlockWeights._fields)),
+        ("eps1", ctypes.c_float),
+        ("eps2", ctypes.c_float),
+        ("threads", ctypes.c_int),
+    ]
 
 
-_gelu.register_fake(lambda x, bias: x.new_empty(x.shape))
-_gelu_backward.register_fake(lambda grad, x, bias: (x.new_empty(x.shape), bias.new_empty(bias.shape)))
-_gelu.register_autograd(
-    lambda ctx, grad: _gelu_backward(grad, *ctx.saved_tensors),
-    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
-)
-
-
-def add_norm(x: Tensor, more: Tensor | None, shift: Tensor | None, layer: nn.LayerNorm) -> tuple[Tensor, Tensor]:
-    """Return ``x + more + shift`` and its norm by ``layer`` in bfloat16.
+def block(
+    x: Tensor, keys_values: Tensor | None, first: int, heads: int, eps: tuple[float, float], weights: BlockWeights
+) -> Tensor:
+    """Compute a transformer block: ``y = x + attention(norm(x))``, then ``y + MLP(norm(y))``.
 
     Args:
-        x: [... d] float32.
-        more: [... d] bfloat16; None: the sum is ``x`` itself.
-        shift: [d] float32; None with ``more``.
-        layer: norm with weight and bias.
+        x: [b t d] float32.
+        keys_values: [b m] indices of the tokens that are keys and values; None: all.
+        first: index of the first token of the output.
+        heads: number of attention heads.
+        eps: of the two norms.
+        weights: those of the block, in float32.
+
+    Returns:
+        [b t-first d] float32.
     """
-    _check(torch.float32, x, layer.weight, layer.bias)
-    for one, dtype in ((more, torch.bfloat16), (shift, torch.float32)):
-        if one is not None:
-            _check(dtype, one)
-    added, normed, _ = _norm(x, more, shift, layer.weight, layer.bias, layer.eps)
-    return x if more is None else added, normed
+    _check(torch.float32, x, *(one for one in weights if one is not None))
+    keep = torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in (x, *weights))
+    each = (one if one is None else one.contiguous() for one in weights)
+    run = _operator if torch.compiler.is_compiling() else _Function.apply  # the operator costs 0.1 ms more
+    return run(x, keys_values, first, list(eps), heads, keep, *each)[0]
 
 
-def _room_for_normed(
-    x: Tensor, more: Tensor | None, shift: Tensor | None, weight: Tensor, bias: Tensor, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Allocate the sum, if there is one, the output, and the mean and deviation of each row."""
-    added = x.new_empty((0,) if more is None else x.shape)
-    rows = x.numel() // x.shape[-1]
-    return added, x.new_empty(x.shape, dtype=torch.bfloat16), x.new_empty(rows, 2)
+def _at_block(
+    x: Tensor, keys_values: Tensor | None, first: int, eps: list[float], heads: int, weights: BlockWeights
+) -> tuple[_Block, tuple[Tensor | None, ...]]:
+    """Describe a block to the kernels; the tensors must live as long as the description is used."""
+    b, t, width = x.shape
+    starts = torch.arange(0, b * t, t)[:, None] if first or keys_values is not None else torch.empty(0)
+    places = (
+        starts + torch.arange(first, t) if first else None,
+        None if keys_values is None else starts + keys_values.contiguous(),
+    )
+    keys = t if keys_values is None else keys_values.shape[1]
+    sizes = b, t, t - first, keys, heads, weights.proj.shape[1] // heads, width, len(weights.fc1)
+    return _Block(*sizes, *map(_at, (*places, *weights)), *eps, torch.get_num_threads()), places
 
 
-@custom_op(
-    "patchloom::norm",
+def _room_for_block(
+    x: Tensor, keys_values: Tensor | None, first: int, eps: list[float], heads: int, keep: bool, *weights: Any
+) -> tuple[Tensor, ...]:
+    """Allocate the output, and what backward needs: heads, mixed heads, attention weights, their sum with x, GELU's
+    values and slopes.
+    """
+    b, t, width = x.shape
+    n, side, hidden = t - first, weights[4].shape[1] // heads, len(weights[8])
+    halves = partial(x.new_empty, dtype=torch.bfloat16)
+    joint = not first and keys_values is None
+    if joint:
+        q, kv = halves(b, t, 3, heads, side), halves(0)
+    else:
+        q, kv = halves(b, n, heads, side), halves(b, t if keys_values is None else keys_values.shape[1], 2, heads, side)
+    mixed, shares = _room_for_mixed(q, None if joint else kv, keep)
+    kept = (b, n) if keep else (0, 0)
+    inside = [halves(*kept, hidden) for _ in range(2)]
+    return x.new_empty(b, n, width), q, kv, mixed, shares, x.new_empty(*kept, width), *inside
+
+
+def _forward(
+    x: Tensor, keys_values: Tensor | None, first: int, eps: list[float], heads: int, keep: bool, *weights: Any
+) -> tuple[Tensor, ...]:
+    x = x.contiguous()
+    given = x, keys_values, first, eps, heads
+    at, _places = _at_block(*given, BlockWeights(*weights))
+    out, *kept = _room_for_block(*given, keep, *weights)
+    library().block(ctypes.byref(at), *(_at(one if one.numel() else None) for one in (x, *kept, out)))
+    return out, *kept
+
+
+_ARGUMENTS = "Tensor x, Tensor? keys_values, int first, float[] eps, int heads"
+_WEIGHTS = ", ".join(f"Tensor{'?' * (name == 'qkv_bias')} {name}" for name in BlockWeights._fields)
+
+_operator = custom_op(
+    "patchloom::block",
+    _forward,
     mutates_args=(),
-    schema="(Tensor x, Tensor? more, Tensor? shift, Tensor weight, Tensor bias, float eps) -> (Tensor, Tensor, Tensor)",
+    schema=f"({_ARGUMENTS}, bool keep, {_WEIGHTS}) -> ({', '.join(['Tensor'] * 8)})",
 )
-def _norm(
-    x: Tensor, more: Tensor | None, shift: Tensor | None, weight: Tensor, bias: Tensor, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    added, normed, stats = _room_for_normed(x, more, shift, weight, bias, eps)
-    x, more = x.contiguous(), None if more is None else more.contiguous()
-    read, written = (x, more, shift, weight, bias), (added, normed, stats)
-    library().norm(*map(_at, read), *map(_at, written), *_rows(x), ctypes.c_float(eps), _threads())
-    return added, normed, stats
+_operator.register_fake(_room_for_block)
 
 
-_norm.register_fake(_room_for_normed)
+def _room_for_slopes_of_block(
+    grad: Tensor,
+    x: Tensor,
+    keys_values: Tensor | None,
+    first: int,
+    eps: list[float],
+    heads: int,
+    wanted: list[bool],
+    *saved: Any,
+) -> tuple[Tensor, ...]:
+    """Allocate the gradients: of x, of the four tables of weights as far as wanted, of the rest in two vectors."""
+    w = BlockWeights(*saved[7:])
+    (hidden, width), tables = w.fc1.shape, zip((w.qkv, w.proj, w.fc1, w.fc2), wanted, strict=True)
+    slopes = [weight.new_empty(weight.shape if asked else (0,)) for weight, asked in tables]
+    return x.new_empty(x.shape), *slopes, x.new_zeros(2 * width + len(w.qkv)), x.new_zeros(4 * width + hidden)
 
 
-@custom_op(
-    "patchloom::norm_backward",
+def _space_for(at: _Block) -> int:
+    """Return the numbers of workspace that the backward pass of a block needs."""
+    count = library().space_for
+    count.restype = ctypes.c_long  # ctypes would cut it to 32 bits
+    return int(count(ctypes.byref(at)))
+
+
+def _backward(
+    grad: Tensor,
+    x: Tensor,
+    keys_values: Tensor | None,
+    first: int,
+    eps: list[float],
+    heads: int,
+    wanted: list[bool],
+    *saved: Any,
+) -> tuple[Tensor, ...]:
+    grad, x = grad.contiguous(), x.contiguous()
+    given = x, keys_values, first, eps, heads
+    at, _places = _at_block(*given, BlockWeights(*saved[7:]))
+    slopes = _room_for_slopes_of_block(grad, *given, wanted, *saved)
+    space = x.new_empty(_space_for(at), dtype=torch.bfloat16)
+    tables: tuple[Tensor, ...] = grad, x, *saved[:7], space, *slopes
+    library().block_backward(ctypes.byref(at), *(_at(one if one.numel() else None) for one in tables))
+    return slopes
+
+
+_backward_operator = custom_op(
+    "patchloom::block_backward",
+    _backward,
     mutates_args=(),
-    schema="(Tensor grad, Tensor? beyond, Tensor x, Tensor stats, Tensor weight, bool more)"
-    " -> (Tensor, Tensor, Tensor)",
+    schema=f"(Tensor grad, {_ARGUMENTS}, bool[] wanted, Tensor q, Tensor kv, Tensor mixed, Tensor shares,"
+    f" Tensor middle, Tensor active, Tensor tilt, {_WEIGHTS}) -> ({', '.join(['Tensor'] * 7)})",
 )
-def _norm_backward(
-    grad: Tensor, beyond: Tensor | None, x: Tensor, stats: Tensor, weight: Tensor, more: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    dx, dmore, slopes = _room_for_norm_slopes(grad, beyond, x, stats, weight, more)
-    grad, x, threads = grad.contiguous(), x.contiguous(), _threads()
-    beyond = None if beyond is None else beyond.contiguous()
-    sums = x.new_zeros(threads.value, *slopes.shape)
-    read, written = (grad, beyond, x, stats, weight), (dx, dmore if more else None, sums)
-    library().norm_backward(*map(_at, read), *map(_at, written), *_rows(x), threads)
-    return dx, dmore, sums.sum(0)
+_backward_operator.register_fake(_room_for_slopes_of_block)
 
 
-@_norm_backward.register_fake
-def _room_for_norm_slopes(
-    grad: Tensor, beyond: Tensor | None, x: Tensor, stats: Tensor, weight: Tensor, more: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    dmore = x.new_empty(x.shape if more else (0,), dtype=torch.bfloat16)
-    return x.new_empty(x.shape), dmore, x.new_empty(3, x.shape[-1])
-
-
-def _keep_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def _keep_block(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.set_materialize_grads(False)
-    x, more, _, weight, _, _ = inputs
-    added, _, stats = output
-    ctx.more = more is not None
-    ctx.save_for_backward(added if ctx.more else x, stats, weight)
+    x, keys_values, ctx.first, ctx.eps, ctx.heads, _, *weights = inputs
+    ctx.save_for_backward(x, keys_values, *output[1:], *weights)
 
 
-def _through_norm(ctx: Any, beyond: Tensor | None, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    beyond = beyond if ctx.more else None
-    if grad is None:  # the norm is not used
-        assert beyond is not None  # else nothing has a gradient
-        grad = torch.zeros_like(beyond, dtype=torch.bfloat16)
-    dx, dmore, (dweight, dbias, dshift) = _norm_backward(grad, beyond, *ctx.saved_tensors, ctx.more)
-    return dx, dmore if ctx.more else None, dshift if ctx.more else None, dweight, dbias, None
+def _through_block(
+    backward: Callable[..., tuple[Tensor, ...]], ctx: Any, grad: Tensor, *_: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    x, keys_values, *saved = ctx.saved_tensors
+    needed = BlockWeights(*ctx.needs_input_grad[6:])
+    wanted = [needed.qkv, needed.proj, needed.fc1, needed.fc2]
+    slopes = backward(grad, x, keys_values, ctx.first, ctx.eps, ctx.heads, wanted, *saved)
+    dx, qkv, proj, fc1, fc2, before, after = slopes
+    hidden, width = saved[15].shape
+    norm1, norm1_bias, qkv_bias = before.split([width, width, len(before) - 2 * width])
+    norm2, norm2_bias, proj_bias, fc2_bias, fc1_bias = after.split([*[width] * 4, hidden])
+    found = BlockWeights(
+        norm1, norm1_bias, qkv, qkv_bias, proj, proj_bias, norm2, norm2_bias, fc1, fc1_bias, fc2, fc2_bias
+    )
+    return dx, *[None] * 5, *(slope if asked else None for slope, asked in zip(found, needed, strict=True))
 
 
-_norm.register_autograd(_through_norm, setup_context=_keep_norm)
+_operator.register_autograd(partial(_through_block, _backward_operator), setup_context=_keep_block)
+
+
+class _Function(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
+        output = _forward(*inputs)
+        _keep_block(ctx, inputs, output)
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return _through_block(_backward, ctx, *grads)
