@@ -32,7 +32,7 @@ from PIL import Image
 from scipy.ndimage import gaussian_filter
 
 import patchloom
-from patchloom.claims import Difference
+from patchloom.results.claims import Difference
 from patchloom.data.sources.open import open_data
 from patchloom.evaluate.frozen import UNTRAINED
 from patchloom.evaluate.protocols import evaluate

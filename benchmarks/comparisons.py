@@ -20,7 +20,7 @@ import torch
 from PIL import Image
 
 import patchloom
-from patchloom.claims import wilson
+from patchloom.results.claims import wilson
 from patchloom.compare.outcome import rank_encoders
 from patchloom.compare.timing import TrainingSpeed
 from patchloom.runs.checksummed import read_checksummed

@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy import stats
 
-from patchloom.claims import (
+from patchloom.results.claims import (
     CLEAR,
     SMALL,
     Claim,

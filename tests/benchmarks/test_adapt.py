@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from patchloom.claims import difference
+from patchloom.results.claims import difference
 from patchloom.evaluate.protocols import protocol_of
 from patchloom.evaluate.results import Report, Row
 

@@ -4,7 +4,7 @@ import effects
 import numpy as np
 import pytest
 
-from patchloom.claims import accuracy_interval, effect_of
+from patchloom.results.claims import accuracy_interval, effect_of
 
 
 def wrong(two, *given, times: int) -> np.ndarray:

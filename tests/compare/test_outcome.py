@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from patchloom.claims import Claim, Difference, difference
+from patchloom.results.claims import Claim, Difference, difference
 from patchloom.compare.outcome import HEADING, Comparison, describe_ranking, rank_encoders, sufficient_budget
 from patchloom.compare.unlabelled import _by_rankme, _csv, _table
 from patchloom.evaluate.results import Row

@@ -18,7 +18,7 @@ from refusing import refusal
 from running import csv_rows
 from scenes import BoxedSquares, Squares
 
-from patchloom.claims import Claim
+from patchloom.results.claims import Claim
 from patchloom.cli import main
 from patchloom.data.decode import Unreadable
 from patchloom.data.source import Source

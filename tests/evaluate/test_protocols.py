@@ -13,7 +13,7 @@ import torch
 from running import csv_rows
 from spoken import encoder_of_sound, speech_commands
 
-from patchloom.claims import Claim
+from patchloom.results.claims import Claim
 from patchloom.data import loader
 from patchloom.data.source import Data, Source
 from patchloom.data.sources.open import open_data

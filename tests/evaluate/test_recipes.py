@@ -16,7 +16,7 @@ from timm.data import Mixup
 from timm.loss import LabelSmoothingCrossEntropy, SoftTargetCrossEntropy
 from timm.utils import random_seed
 
-from patchloom.claims import CONSTANT
+from patchloom.results.claims import CONSTANT
 from patchloom.data.sources.open import open_data
 from patchloom.data.sources.synthetic import Shapes
 from patchloom.data.stats import normalize

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from patchloom.claims import Claim, Difference
+from patchloom.results.claims import Claim, Difference
 from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import open_objects
 from patchloom.evaluate.frozen import constant_answer

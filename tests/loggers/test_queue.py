@@ -11,7 +11,7 @@ from noting import Noting, Other
 from refusing import refusal
 from tracked import RESULT, ROWS, SETTINGS, png
 
-from patchloom.claims import Effect, MeasureResult
+from patchloom.results.claims import Effect, MeasureResult
 from patchloom.errors import PatchloomError, Stopped
 from patchloom.loggers import queue
 from patchloom.loggers.base import SentRecord

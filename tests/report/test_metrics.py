@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from patchloom.claims import Difference
+from patchloom.results.claims import Difference
 from patchloom.report.load_run import load_run
 from patchloom.report.metrics import gains_of, has_labelled_results, key_numbers, results_of
 from patchloom.report.page import Quantity, render

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from patchloom.claims import BLEND, START, Claim, Difference
+from patchloom.results.claims import BLEND, START, Claim, Difference
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.frozen import UNTRAINED
 from patchloom.evaluate.protocols import evaluate

@@ -13,7 +13,7 @@ from running import column
 
 from patchloom.audio.config import Sound
 from patchloom.audio.recordings import modality_of
-from patchloom.claims import START, Claim, Level
+from patchloom.results.claims import START, Claim, Level
 from patchloom.data.sources.open import open_data
 from patchloom.evaluate.results import Report, Row, compare_rows
 from patchloom.questions.question import Measure

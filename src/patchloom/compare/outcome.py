@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from patchloom.claims import (
+from patchloom.results.claims import (
     CONSTANT,
     MIN_VERDICT_IMAGES,
     Claim,

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from patchloom.claims import student
+from patchloom.results.claims import student
 from patchloom.dense.annotations.base import IGNORED, Annotated, Objects
 from patchloom.errors import PatchloomError, pip_install
 

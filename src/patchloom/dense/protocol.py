@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from patchloom.claims import START
+from patchloom.results.claims import START
 from patchloom.data.decode import Unreadable
 from patchloom.data.source import Data, Source
 from patchloom.data.splits import choose_indices, pick, some_groups, splittable, with_groups

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from patchloom.arguments import takes_recipe
-from patchloom.claims import CONSTANT
+from patchloom.results.claims import CONSTANT
 from patchloom.data.loader import Batch
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.data.stats import normalize

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
-from patchloom.claims import BLEND, CONSTANT, START
+from patchloom.results.claims import BLEND, CONSTANT, START
 from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.display import track_progress

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from patchloom.claims import (
+from patchloom.results.claims import (
     CONSTANT,
     RAW,
     START,

@@ -16,7 +16,7 @@ import torch
 
 from patchloom.arguments import PathLike, plain_path, validate_arguments
 from patchloom.audio.compatibility import with_encoder_sound
-from patchloom.claims import START
+from patchloom.results.claims import START
 from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike, is_object_name
 from patchloom.data.sources.open import absolute_name, open_data, open_stored

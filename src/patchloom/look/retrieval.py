@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from patchloom.claims import MIN_VERDICT_IMAGES, Effect, effect_of
+from patchloom.results.claims import MIN_VERDICT_IMAGES, Effect, effect_of
 from patchloom.data.augment import CentreCrop
 from patchloom.data.decode import read_image, to_channels
 from patchloom.display import StatusMessage

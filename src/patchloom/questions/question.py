@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from patchloom.claims import Effect, MeasureResult, effect_of, mean_interval
+from patchloom.results.claims import Effect, MeasureResult, effect_of, mean_interval
 from patchloom.data.modality import IMAGES, Modality
 from patchloom.nets.geometry import Geometry
 from patchloom.nets.swin import Encoder

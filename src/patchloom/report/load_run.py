@@ -15,7 +15,7 @@ import numpy as np
 
 from patchloom.audio.config import Sound, sound_from
 from patchloom.audio.recordings import modality_of
-from patchloom.claims import MeasureResult, result_or_none
+from patchloom.results.claims import MeasureResult, result_or_none
 from patchloom.data.modality import Modality
 from patchloom.data.sources.in_memory import is_object_name
 from patchloom.display import duration

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from patchloom.claims import OF_TEACHER, Claim, Difference
+from patchloom.results.claims import OF_TEACHER, Claim, Difference
 from patchloom.evaluate.results import differences_of
 from patchloom.look.charts import curve_of
 from patchloom.look.run_curves import PROTOCOL_TITLES

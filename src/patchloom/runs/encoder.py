@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from patchloom.arguments import PathLike, plain_path, validate_arguments
-from patchloom.claims import OF_TEACHER, START
+from patchloom.results.claims import OF_TEACHER, START
 from patchloom.errors import PatchloomError
 from patchloom.nets.build import build_encoder
 from patchloom.nets.checkpoints import format

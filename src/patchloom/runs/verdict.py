@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from patchloom.claims import START, MeasureResult, control_name, finite_or_none, leave_open, number_of, text_of
+from patchloom.results.claims import START, MeasureResult, control_name, finite_or_none, leave_open, number_of, text_of
 from patchloom.errors import PatchloomError
 from patchloom.runs.checksummed import read_checksummed, write_checksummed
 

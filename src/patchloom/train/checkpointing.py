@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from patchloom.claims import MeasureResult, result_or_none
+from patchloom.results.claims import MeasureResult, result_or_none
 from patchloom.errors import PatchloomError, conforms, typed_fields
 from patchloom.questions.question import Measure
 from patchloom.runs.checkpoint import best_of, whole_weights

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from patchloom.claims import OF_TEACHER
+from patchloom.results.claims import OF_TEACHER
 from patchloom.data.source import Data, Source
 from patchloom.evaluate.features import has_labels, only_labelled
 from patchloom.evaluate.frozen import compare_frozen

@@ -9,7 +9,7 @@ from typing import Any
 import timm
 from torch import Tensor
 
-from patchloom.claims import START
+from patchloom.results.claims import START
 from patchloom.display import is_first
 from patchloom.errors import PatchloomError
 from patchloom.nets.build import build_encoder, outline

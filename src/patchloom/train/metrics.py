@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from patchloom.claims import MeasureResult
+from patchloom.results.claims import MeasureResult
 from patchloom.data.loader import steps_per_epoch
 from patchloom.display import duration, time_left, visible
 from patchloom.errors import AlreadyReported, PatchloomError

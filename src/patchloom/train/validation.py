@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from patchloom.claims import START, Effect
+from patchloom.results.claims import START, Effect
 from patchloom.data.augment import cuts_natively
 from patchloom.data.loader import plain_batches
 from patchloom.data.source import Source

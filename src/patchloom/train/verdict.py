@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from patchloom.claims import (
+from patchloom.results.claims import (
     MIN_VERDICT_IMAGES,
     SMALL,
     START,
@@ -56,7 +56,7 @@ _CLASSES = {
 
 
 def closing_sentence(measure: Measure, knn: Report | None, held_out: HeldOut, modality: Modality = IMAGES) -> str:
-    """Return the closing sentence of a run, by the rules of `patchloom.claims`."""
+    """Return the closing sentence of a run, by the rules of `patchloom.results.claims`."""
     text = _of_task(measure, held_out, modality)
     return f"{text}. {no_labels(modality.noun)}" if knn is None else f"{text}; and by kNN {_of_classes(knn, modality)}."
 
@@ -132,7 +132,7 @@ def _best_first(controls: Iterable[Row]) -> list[Row]:
 
 
 def effect_over_control(row: Row, control: Row, n: int) -> Effect:
-    """Return the effect of an encoder over a control, with the interval of `patchloom.claims.Difference` if known."""
+    """Return the effect of an encoder over a control, with the interval of `patchloom.results.claims.Difference` if known."""
     found = compare_rows([row], [control], trained=False).effect(control.value)
     return found or effect_between((row.value, row.low, row.high), (control.value, control.low, control.high), n)
 

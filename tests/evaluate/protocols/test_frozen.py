@@ -11,7 +11,7 @@ from running import csv_rows
 from sklearn.datasets import load_digits
 from sklearn.neighbors import KNeighborsClassifier
 
-from patchloom.claims import CONSTANT
+from patchloom.results.claims import CONSTANT
 from patchloom.data.augment import CentreCrop
 from patchloom.data.modality import IMAGES
 from patchloom.data.sources.open import open_data

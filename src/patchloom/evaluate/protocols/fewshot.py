@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from patchloom.arguments import takes_recipe
-from patchloom.claims import CONSTANT
+from patchloom.results.claims import CONSTANT
 from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.errors import PatchloomError, check_options

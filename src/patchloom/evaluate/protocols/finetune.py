@@ -11,7 +11,7 @@ from typing import Any, TypedDict, Unpack
 from torch import nn
 
 from patchloom.arguments import takes_recipe
-from patchloom.claims import START
+from patchloom.results.claims import START
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.display import print_line
 from patchloom.errors import PatchloomError, check_options

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from patchloom.claims import START
+from patchloom.results.claims import START
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.errors import listing
 from patchloom.evaluate.frozen import UNTRAINED, raw_name

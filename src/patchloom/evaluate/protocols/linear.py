@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from patchloom.arguments import takes_recipe
-from patchloom.claims import START
+from patchloom.results.claims import START
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.errors import PatchloomError, check_options
 from patchloom.evaluate.classifier import Classifier, class_names

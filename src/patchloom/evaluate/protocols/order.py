@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from patchloom.claims import START
+from patchloom.results.claims import START
 from patchloom.data.source import Source, digest
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.evaluate.features import ImageFeatures

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from patchloom.claims import START
+from patchloom.results.claims import START
 from patchloom.data.loader import plain_batches, training_batches
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.display import track_progress
