@@ -32,11 +32,11 @@ from PIL import Image
 from scipy.ndimage import gaussian_filter
 
 import patchloom
-from patchloom.results.claims import Difference
 from patchloom.data.sources.open import open_data
 from patchloom.evaluate.frozen import UNTRAINED
 from patchloom.evaluate.protocols import evaluate
 from patchloom.evaluate.results import Row, compare_rows
+from patchloom.results.claims import Difference
 
 SEEDS = (0, 1, 2)
 _SINGLE = ("right", "pseudo")  # results of single images in a row

@@ -20,9 +20,9 @@ import torch
 from PIL import Image
 
 import patchloom
-from patchloom.results.claims import wilson
 from patchloom.compare.outcome import rank_encoders
 from patchloom.compare.timing import TrainingSpeed
+from patchloom.results.intervals import wilson
 from patchloom.runs.checksummed import read_checksummed
 
 IMAGES, CLASSES, SIDE = 240, 4, 16

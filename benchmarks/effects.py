@@ -25,7 +25,6 @@ import numpy as np
 import torch
 from scipy.special import stdtrit
 
-from patchloom.results.claims import Claim, Difference, difference, difference_over_splits, wilson
 from patchloom.dense.metrics import (
     THRESHOLDS,
     ClassMatches,
@@ -38,6 +37,8 @@ from patchloom.dense.metrics import (
 from patchloom.evaluate.protocols import evaluate
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.format import EncoderCard, save_encoder
+from patchloom.results.claims import Claim, Difference, difference, difference_over_splits
+from patchloom.results.intervals import wilson
 
 CLASSES, PIXELS = 11, 43_200
 SPREADS = {"none": (0.0, 0.0), "equal": (0.02, 0.02), "unequal": (0.04, 0.005), "one side": (0.03, 0.0)}

@@ -54,7 +54,7 @@ KNOWING = [
     *(SOURCE / "nets" / f"{name}.py" for name in ("sparse_attention", "decoders", "native/blocks", "native/ops")),
     *(SOURCE / f"{name}.py" for name in ("nets/checkpoints/resize", "dense/backbone")),
 ]
-COMMON = {"arguments", "claims", "display", "errors", "estimate", "pace", "schedules", "sizes", "system", "version"}
+COMMON = {"arguments", "display", "errors", "estimate", "pace", "results", "schedules", "sizes", "system", "version"}
 REGISTRY = SOURCE / "evaluate" / "protocols" / "__init__.py"  # names the protocols of the wings, which it loads by name
 FILES = sorted(SOURCE.rglob("*.py"))
 NAMING = re.compile(r"patchloom\.\w+[\w.]*")  # a string that names a module, or something in one

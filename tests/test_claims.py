@@ -9,33 +9,24 @@ import pytest
 import torch
 from scipy import stats
 
+from patchloom.questions.question import Measure
 from patchloom.results.claims import (
-    CLEAR,
-    SMALL,
     Claim,
     Difference,
     Effect,
-    Level,
     MeasureResult,
-    Z,
-    accuracy_interval,
     constant_remark,
-    count_of,
     difference,
     difference_over_splits,
     effect_between,
     effect_of,
-    is_wide,
-    mean_interval,
-    number_of,
     raw_remark,
     result_or_none,
-    student,
     telling_remark,
-    text_of,
-    wilson,
 )
-from patchloom.questions.question import Measure
+from patchloom.results.intervals import Z, accuracy_interval, is_wide, mean_interval, student, wilson
+from patchloom.results.result import count_of, number_of, text_of
+from patchloom.results.shares import CLEAR, SMALL, Level
 
 
 @pytest.mark.parametrize(

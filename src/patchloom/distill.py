@@ -35,7 +35,6 @@ from patchloom.evaluate.features import ImageFeatures, groups_of, labels_of, onl
 from patchloom.evaluate.frozen import FeatureExtractor, encoder_extractor, evaluate_extractor, frozen_report
 from patchloom.evaluate.protocols.knn import KNN
 from patchloom.evaluate.protocols.linear import LINEAR
-from patchloom.evaluate.results import Report
 from patchloom.evaluate.settings import EvalSettings, Parts, open_with_notes, parts_of, share_nothing
 from patchloom.evaluate.trainer import BestEpoch, EpochScore, Loop, keep_until_done, training_identity
 from patchloom.nets.checkpoints.format import EncoderCard
@@ -45,6 +44,7 @@ from patchloom.nets.student import Student, create_backbone, pooled_features, st
 from patchloom.nets.swin import refuse_hierarchical
 from patchloom.nets.teacher import FrozenTeacher
 from patchloom.pace import Pace
+from patchloom.results.evaluation import Evaluation
 from patchloom.runs.encoder import STUDENT_CARD, STUDENT_WEIGHTS, load_encoder
 from patchloom.sizes import in_pixels
 from patchloom.system.files import write_whole
@@ -96,8 +96,8 @@ class Distilled(Displayable):
 
     folder: Path
     card: StudentCard
-    report: Report | None
-    linear: Report | None
+    report: Evaluation | None
+    linear: Evaluation | None
     planned: Mapping[str, float] | None = None
     load: Load = Load()
 
@@ -218,7 +218,7 @@ def distill(
         f"{in_pixels(size)} pixels, in {epochs:g} epochs"
     )
     recipe: dict[str, Any] = {"epochs": epochs, "lr": lr, "weight_decay": decay, "batch": batch_size, "dense": dense}
-    compared: list[list[Report]] = []  # by seed, then by protocol
+    compared: list[list[Evaluation]] = []  # by seed, then by protocol
     with keep_until_done():
         for one in (replace(settings, seed=seed + k) for k in range(seeds)):
             torch.manual_seed(one.seed)
@@ -260,7 +260,7 @@ def _compare(
     card: EncoderCard,
     parts: Parts,
     settings: EvalSettings,
-) -> list[Report]:
+) -> list[Evaluation]:
     """Return kNN and linear probe of the student, of its random start and of the teacher, on the same images."""
     extractors = [
         FeatureExtractor(name, partial(_features, net, about, settings), None) for name, net in backbones.items()

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from patchloom.results.claims import difference
 from patchloom.evaluate.protocols import protocol_of
 from patchloom.evaluate.results import Report, Row
+from patchloom.results.claims import difference
 
 
 def report(right, fingerprint="f" * 16):

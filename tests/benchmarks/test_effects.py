@@ -4,7 +4,8 @@ import effects
 import numpy as np
 import pytest
 
-from patchloom.results.claims import accuracy_interval, effect_of
+from patchloom.results.claims import effect_of
+from patchloom.results.intervals import accuracy_interval
 
 
 def wrong(two, *given, times: int) -> np.ndarray:

@@ -7,9 +7,9 @@ import pytest
 import torch
 from sklearn.metrics import accuracy_score, confusion_matrix, jaccard_score
 
-from patchloom.results.claims import Claim, difference
 from patchloom.dense.annotations.base import IGNORED
 from patchloom.dense.metrics import class_ious, confusion, interval, mean_iou, overlaps, pixel_accuracy, pseudo_values
+from patchloom.results.claims import Claim, difference
 
 K = 5
 

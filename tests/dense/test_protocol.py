@@ -18,7 +18,6 @@ from refusing import refusal
 from running import csv_rows
 from scenes import BoxedSquares, Squares
 
-from patchloom.results.claims import Claim
 from patchloom.cli import main
 from patchloom.data.decode import Unreadable
 from patchloom.data.source import Source
@@ -33,6 +32,7 @@ from patchloom.evaluate.settings import EvalSettings
 from patchloom.evaluate.trainer import Loop
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file, save_encoder
+from patchloom.results.claims import Claim
 from patchloom.system.hardware import LiveBytes
 
 KINDS: dict[str, type[Squares | BoxedSquares]] = {"segment": Squares, "detect": BoxedSquares}

@@ -13,7 +13,6 @@ import torch
 from running import csv_rows
 from spoken import encoder_of_sound, speech_commands
 
-from patchloom.results.claims import Claim
 from patchloom.data import loader
 from patchloom.data.source import Data, Source
 from patchloom.data.sources.open import open_data
@@ -22,6 +21,7 @@ from patchloom.evaluate import settings
 from patchloom.evaluate.features import cache_folder
 from patchloom.evaluate.protocols import PROTOCOLS, evaluate
 from patchloom.evaluate.results import COLUMNS, Report, Row, append_rows, check_rows, differences_of
+from patchloom.results.claims import Claim
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
 

@@ -16,7 +16,6 @@ from timm.data import Mixup
 from timm.loss import LabelSmoothingCrossEntropy, SoftTargetCrossEntropy
 from timm.utils import random_seed
 
-from patchloom.results.claims import CONSTANT
 from patchloom.data.sources.open import open_data
 from patchloom.data.sources.synthetic import Shapes
 from patchloom.data.stats import normalize
@@ -40,6 +39,7 @@ from patchloom.nets.build import EncoderSpec, build_encoder, outline
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.finetune import with_variant
 from patchloom.options import evaluate_spec, parse_evaluate
+from patchloom.results.claims import CONSTANT
 
 SMALL = {"depth": 2, "embed_dim": 32, "num_heads": 2}
 SPEC = EncoderSpec("nano", (8, 8), 4, channels=1, options=SMALL)

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from patchloom.results.claims import Claim, Difference
 from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import open_objects
 from patchloom.evaluate.frozen import constant_answer
 from patchloom.evaluate.results import Report, Row, append_rows, check_rows, compare_rows, frozen_ahead
+from patchloom.results.claims import Claim, Difference
 
 NAME = "runs/a-very-long-name-of-a-run-that-someone-chose/encoder.safetensors"
 

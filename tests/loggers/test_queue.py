@@ -11,11 +11,11 @@ from noting import Noting, Other
 from refusing import refusal
 from tracked import RESULT, ROWS, SETTINGS, png
 
-from patchloom.results.claims import Effect, MeasureResult
 from patchloom.errors import PatchloomError, Stopped
 from patchloom.loggers import queue
 from patchloom.loggers.base import SentRecord
 from patchloom.loggers.queue import TrackerSet, send_pending
+from patchloom.results.claims import Effect, MeasureResult
 from patchloom.runs.checksummed import write_checksummed
 from patchloom.runs.folder import FolderLocked, RunFolder, write_metrics
 from patchloom.runs.verdict import Health, Rule, Verdict

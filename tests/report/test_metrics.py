@@ -7,11 +7,11 @@ import shutil
 
 import pytest
 
-from patchloom.results.claims import Difference
 from patchloom.report.load_run import load_run
 from patchloom.report.metrics import gains_of, has_labelled_results, key_numbers, results_of
 from patchloom.report.page import Quantity, render
 from patchloom.report.report import page_of
+from patchloom.results.claims import Difference
 from patchloom.runs.encoder import load_encoder
 
 HEAD = "date,protocol,encoder,pooling,settings,data,data_fingerprint,seed,value,low,high,n_test,quoted"

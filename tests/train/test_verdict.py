@@ -13,10 +13,11 @@ from running import column
 
 from patchloom.audio.config import Sound
 from patchloom.audio.recordings import modality_of
-from patchloom.results.claims import START, Claim, Level
 from patchloom.data.sources.open import open_data
 from patchloom.evaluate.results import Report, Row, compare_rows
 from patchloom.questions.question import Measure
+from patchloom.results.claims import START, Claim
+from patchloom.results.shares import Level
 from patchloom.runs.checksummed import write_checksummed
 from patchloom.runs.held_out import HeldOut
 from patchloom.runs.settings import Settings

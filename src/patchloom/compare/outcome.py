@@ -13,20 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from patchloom.compare.scores import BESIDE, CONTROL, TASK, UNTRAINED, Contender, LabelledData, Scores, Way
+from patchloom.display import Displayable, Lines, TextTable, Verbatim
+from patchloom.errors import listing
 from patchloom.results.claims import (
     CONSTANT,
     MIN_VERDICT_IMAGES,
     Claim,
     Difference,
-    accuracy_interval,
     constant_remark,
     difference,
     raw_remark,
-    student,
 )
-from patchloom.compare.scores import BESIDE, CONTROL, TASK, UNTRAINED, Contender, LabelledData, Scores, Way
-from patchloom.display import Displayable, Lines, TextTable, Verbatim
-from patchloom.errors import listing
+from patchloom.results.intervals import accuracy_interval, student
 from patchloom.runs.verdict import read_health
 from patchloom.system.files import write_whole
 

@@ -114,12 +114,13 @@ def score_encoder(
             its = subsample_training(parts, share, per_class, seed)[0]
         rows, train, test = evaluate_extractor(once, [way.protocol], its, settings)
         row = way.protocol.quoted(rows[way.protocol.name])
-        assert row.right is not None
-        right[way.name], k = row.right, row.settings.get("k")
+        assert row.outcomes is not None
+        right[way.name], k = torch.from_numpy(row.outcomes.values), row.settings.get("k")
         about[way.name] = f"k = {k}" if k else f"{len(train.labels):,} labels, {row.pooling}"
     constant = constant_answer(ways[0].protocol.name, test.labels, parts.test, test.groups)
-    assert constant.right is not None
-    return Scores(right, about, constant.right.cpu(), constant.settings["answer"], test.groups)
+    assert constant.outcomes is not None
+    always = torch.from_numpy(constant.outcomes.values)
+    return Scores(right, about, always, constant.settings["answer"], test.groups)
 
 
 def caching_extractor(extractor: FeatureExtractor, train: Source) -> FeatureExtractor:

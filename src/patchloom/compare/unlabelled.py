@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,9 @@ from patchloom.data.source import Data, Source
 from patchloom.display import Lines, StatusMessage, TextTable
 from patchloom.errors import PatchloomError, listing
 from patchloom.evaluate.label_free import MIN_LABEL_FREE_IMAGES, RANKME, label_free_rows
-from patchloom.evaluate.results import Row
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.nets.checkpoints.format import untrained_twin
+from patchloom.results.result import Result
 from patchloom.runs.encoder import load_encoder
 from patchloom.runs.held_out import unchanged_held_out
 
@@ -63,7 +63,7 @@ def compare_unlabelled(
     """Return the comparison without labels."""
     held_out = held_out_of(opened, run)
     said = [few] if (few := note_too_few_images(len(held_out), held_out.noun)) else []
-    found: dict[str, list[list[Row]]] = {}
+    found: dict[str, list[list[Result]]] = {}
     measured = [] if few else [one for one in those if one.name != PIXELS]  # these measures do not apply to pixels
     with StatusMessage("measuring encoders without labels", len(measured)) as waiting:
         for number, one in enumerate(measured):
@@ -82,7 +82,7 @@ def compare_unlabelled(
     )
 
 
-def _by_rankme(found: dict[str, list[list[Row]]]) -> list[str]:
+def _by_rankme(found: dict[str, list[list[Result]]]) -> list[str]:
     """Rank tasks by RankMe, the only measure that agreed with kNN on both data sets of benchmarks/label_free.py."""
     ranks = {name: [row.value for row in _values(rows).get(RANKME, ())] for name, rows in found.items()}
     means = {name: sum(values) / len(values) for name, values in ranks.items() if values}
@@ -95,39 +95,37 @@ def _by_rankme(found: dict[str, list[list[Row]]]) -> list[str]:
     ]
 
 
-def _kept_rows(one: Contender, number: int, source: Source, settings: EvalSettings, out: Path) -> list[Row]:
+def _kept_rows(one: Contender, number: int, source: Source, settings: EvalSettings, out: Path) -> list[Result]:
     key = measurement_key(one.place, [one.name, str(one.seed), "without labels"], [source])
     make = partial(_rows, one, source, settings)
     return load_or_compute(file_of(one, number, out, "-free"), key, make, _plain, _of_plain)
 
 
-def _plain(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    return [
-        {one.name: getattr(row, one.name) for one in fields(Row) if one.name not in ("right", "pseudo")} for row in rows
-    ]
+def _plain(rows: Sequence[Result]) -> list[dict[str, Any]]:
+    return [row.plain() for row in rows]
 
 
-def _of_plain(values: Sequence[dict[str, Any]]) -> list[Row]:
-    return [Row(**row) for row in values]
+def _of_plain(values: Sequence[dict[str, Any]]) -> list[Result]:
+    return [*map(Result.of, values)]
 
 
-def _rows(one: Contender, source: Source, settings: EvalSettings) -> list[Row]:
+def _rows(one: Contender, source: Source, settings: EvalSettings) -> list[Result]:
     vit, card = load_encoder(one.place)
     if one.name == UNTRAINED:
         vit = untrained_twin(card, None, one.seed)[0]
     return label_free_rows(one.name, vit, card, source, replace(settings, seed=0))
 
 
-def _values(rows: Sequence[Sequence[Row]]) -> dict[str, list[Row]]:
+def _values(rows: Sequence[Sequence[Result]]) -> dict[str, list[Result]]:
     """Group rows by measure, one row per seed."""
-    found: dict[str, list[Row]] = {}
+    found: dict[str, list[Result]] = {}
     for seed in rows:
         for row in seed:
-            found.setdefault(row.settings["measure"], []).append(row)
+            found.setdefault(row.measure, []).append(row)
     return found
 
 
-def _table(found: dict[str, list[list[Row]]]) -> TextTable:
+def _table(found: dict[str, list[list[Result]]]) -> TextTable:
     names = [*found]
     by = {name: _values(rows) for name, rows in found.items()}
     measures = list(dict.fromkeys(measure for values in by.values() for measure in values))
@@ -135,7 +133,7 @@ def _table(found: dict[str, list[list[Row]]]) -> TextTable:
     return TextTable(("measure", *names), tuple(rows), names=frozenset({0}))
 
 
-def _cell(rows: Sequence[Row]) -> str:
+def _cell(rows: Sequence[Result]) -> str:
     if not rows:
         return ""
     values = [row.value for row in rows]
@@ -144,7 +142,7 @@ def _cell(rows: Sequence[Row]) -> str:
     return mean if len(values) == 1 else Lines(f"{mean}\n({low}-{high})")
 
 
-def _csv(found: dict[str, list[list[Row]]]) -> list[tuple[str | int | float | None, ...]]:
+def _csv(found: dict[str, list[list[Result]]]) -> list[tuple[str | int | float | None, ...]]:
     rows: list[tuple[str | int | float | None, ...]] = []
     for name, seeds in found.items():
         for measure, its in _values(seeds).items():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,11 +40,12 @@ from patchloom.dense.windows import Fit, detect_images
 from patchloom.errors import PatchloomError, check_options
 from patchloom.evaluate.classifier import PositionChoice
 from patchloom.evaluate.features import Precision
-from patchloom.evaluate.results import Drawing, Report, Row
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.encode import grid_size
 from patchloom.nets.swin import Encoder
+from patchloom.results.evaluation import Drawing, Evaluation
+from patchloom.results.result import Outcomes, Result
 from patchloom.system.distributed import rank
 
 # Training and testing of detection. Letters: b batch, c channels, h w height and width, n images.
@@ -138,7 +138,7 @@ def detect(
     save: bool = False,
     out: str | None = None,
     **changes: Any,
-) -> Report:
+) -> Evaluation:
     """Train a detector on the encoder, and measure average precision of boxes and masks on the test images.
 
     The model is torchvision's Mask R-CNN, or Faster R-CNN without masks, on the pyramid of ViTDet (Li et al. 2022):
@@ -226,7 +226,7 @@ def _has_masks(images: Annotated[Objects]) -> bool:
 
 def _scored(
     name: str, settings: dict[str, Any], test: Annotated[Objects], found: Sequence[DetectedObjects | None]
-) -> list[Row]:
+) -> list[Result]:
     """Return rows for boxes and masks: AP with its interval first."""
     kept = [i for i, one in enumerate(found) if one is not None]
     images, answers = test.subset(kept), [one for one in found if one is not None]
@@ -244,8 +244,9 @@ def _scored(
                 pseudo = pseudo_precision(score.matches, images.images.groups)
                 low, high = interval(torch.tensor(value, dtype=torch.float64), pseudo)
                 ends = low.item(), high.item()
-            row = Row(name, "-", "detect", {**settings, "measure": f"{measure}{of}"}, value, *ends)
-            rows.append(replace(row, pseudo=pseudo))
+            outcomes = None if pseudo is None else Outcomes(pseudo.cpu().numpy(), pseudo=True)
+            called = f"{measure}{of}"
+            rows.append(Result(called, value, *ends, len(kept), name, "detect", settings, outcomes=outcomes))
     return rows
 
 

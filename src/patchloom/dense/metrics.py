@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from patchloom.results.claims import student
 from patchloom.dense.annotations.base import IGNORED, Annotated, Objects
 from patchloom.errors import PatchloomError, pip_install
+from patchloom.results.intervals import student
 
 # Which classes the pixels of label maps are taken for, and the scores of segmentation that follow from it.
 

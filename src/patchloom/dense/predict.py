@@ -35,9 +35,9 @@ from patchloom.display import Displayable, Verbatim
 from patchloom.errors import PatchloomError, listing
 from patchloom.evaluate.classifier import CLASSIFIER_FORMAT
 from patchloom.evaluate.features import runs_in_bfloat16
-from patchloom.evaluate.results import note_unreadable
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.nets.checkpoints.format import read_metadata
+from patchloom.results.evaluation import note_unreadable
 from patchloom.runs.folder import data_slug
 from patchloom.system.files import make_folder, read_text, write_whole
 from patchloom.system.hardware import float32_products

@@ -17,7 +17,6 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from patchloom.results.claims import START
 from patchloom.data.decode import Unreadable
 from patchloom.data.source import Data, Source
 from patchloom.data.splits import choose_indices, pick, some_groups, splittable, with_groups
@@ -32,7 +31,6 @@ from patchloom.display import StatusMessage, duration, is_first, print_line, pro
 from patchloom.errors import PatchloomError, listing
 from patchloom.evaluate.classifier import PositionChoice, variant_of
 from patchloom.evaluate.features import Precision, trains_in_bfloat16
-from patchloom.evaluate.results import Drawing, Report, Row, note_unreadable
 from patchloom.evaluate.settings import (
     EvalSettings,
     note_copies,
@@ -50,6 +48,9 @@ from patchloom.nets.finetune import Variant, at_size
 from patchloom.nets.performance import choose_kernels
 from patchloom.nets.swin import Encoder
 from patchloom.pace import Pace
+from patchloom.results.claims import START
+from patchloom.results.evaluation import Drawing, Evaluation, as_control, note_unreadable
+from patchloom.results.result import Result
 from patchloom.runs.encoder import load_start
 from patchloom.runs.held_out import describe_seen, seen_in_pretraining
 from patchloom.sizes import in_pixels
@@ -549,21 +550,21 @@ def dense_report(
     setup: Setup[T, R],
     title: str,
     measure: str,
-    rows: Sequence[Sequence[Row]],
+    rows: Sequence[Sequence[Result]],
     said: Sequence[str],
     lost: Sequence[str],
     drawings: tuple[Drawing, ...],
-    constant: Sequence[Row] = (),
+    constant: Sequence[Result] = (),
     telling: str = "",
-) -> Report:
+) -> Evaluation:
     """A report whose lines are measures, and whose columns are the encoder, its controls and a ``constant`` answer."""
     n = len(setup.parts.test) - len(lost)
-    controls = listing([of[0].as_control() for of in (*rows[1:], *[constant] * bool(constant))], "and")
+    controls = listing([as_control(of[0]) for of in (*rows[1:], *[constant] * bool(constant))], "and")
     against = f" against {controls}" if controls else ""
     sentences = [said[0], _recipe_sentence(setup), setup.parts.story, *said[1:], *note_unreadable(lost, "test images")]
-    return Report(
-        rows=[row for of in (*rows, constant) for row in of],
-        protocol=" ".join(sentences),
+    return Evaluation(
+        results=[row for of in (*rows, constant) for row in of],
+        method=" ".join(sentences),
         headline=f"{title}: {rows[0][0].text()} {measure}{against} on {n:,} test images.",
         quoted=tuple(of[0] for of in rows),
         data=setup.parts.test.images.name,

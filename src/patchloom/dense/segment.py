@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from patchloom.arguments import takes_recipe
-from patchloom.results.claims import CONSTANT
 from patchloom.data.loader import Batch
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.data.stats import normalize
@@ -59,13 +58,15 @@ from patchloom.estimate import fake_numbers
 from patchloom.evaluate.classifier import PositionChoice
 from patchloom.evaluate.features import Precision
 from patchloom.evaluate.frozen import PIXELS, UNTRAINED
-from patchloom.evaluate.results import Drawing, Report, Row
 from patchloom.evaluate.settings import EvalSettings, print_notes
 from patchloom.evaluate.training import about_control
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.encode import input_channels, patch_side
 from patchloom.nets.performance import use_kernels
 from patchloom.nets.swin import Encoder
+from patchloom.results.claims import CONSTANT
+from patchloom.results.evaluation import Drawing, Evaluation
+from patchloom.results.result import Outcomes, Result
 from patchloom.system.distributed import rank
 
 # Training and testing of segmentation. Letters: b batch, c channels, h w height and width, k classes, n images.
@@ -243,7 +244,7 @@ def segment(
     save: bool = False,
     out: str | None = None,
     **changes: Any,
-) -> Report:
+) -> Evaluation:
     """Train a head that gives each pixel a class, and measure mIoU on the test images.
 
     UPerNet (Xiao et al. 2018) on four evenly spaced blocks is trained together with the encoder, beside the same from
@@ -328,8 +329,8 @@ def segment(
         _rows(CONSTANT, {"answer": classes[best]}, constant, classes, setup.parts.test.images.groups)
         for best, constant in (constant_overlaps(found[0], place) for place in (0, 1))
     )
-    answers = [row for row in most if row.settings["measure"] != FOREGROUND]
-    answers += [row for row in second if row.settings["measure"] == FOREGROUND]
+    answers = [row for row in most if row.measure != FOREGROUND]
+    answers += [row for row in second if row.measure == FOREGROUND]
     title = "Linear segmentation of the frozen encoder" if linear else f"Segmentation ({recipe}, UPerNet)"
     drawings = _drawings(models[0][0], found[0], setup)
     done = " ".join(filter(None, [_DONE[head], beside]))
@@ -352,7 +353,7 @@ def _check_linear(recipe: str, from_scratch: bool, positions: str, changes: Mapp
 
 def _rows(
     name: str, settings: dict[str, Any], each: Tensor, classes: Sequence[str], groups: np.ndarray | None
-) -> list[Row]:
+) -> list[Result]:
     """Return rows of mIoU, pixel accuracy, foreground IoU and the IoU of each class that occurs, with intervals.
 
     Args:
@@ -366,13 +367,13 @@ def _rows(
         if value != value:  # nan: the test images show one class alone
             continue
         low, high = interval(value, pseudo)
-        row = Row(name, "-", "segment", {**settings, "measure": measure}, value.item(), low.item(), high.item())
-        rows.append(replace(row, pseudo=pseudo))
+        numbers, outcomes = (value.item(), low.item(), high.item()), Outcomes(pseudo.cpu().numpy(), pseudo=True)
+        rows.append(Result(measure, *numbers, len(each), name, "segment", settings, outcomes=outcomes))
     values = class_ious(total)
     lows, highs = interval(values, pseudo_values(class_ious, each, groups))
     for called, value, low, high in zip(classes, values.tolist(), lows.tolist(), highs.tolist(), strict=True):
         if value == value:  # nan: neither in truth nor in answers
-            rows.append(Row(name, "-", "segment", {**settings, "measure": called}, value, low, high))
+            rows.append(Result(called, value, low, high, len(each), name, "segment", settings))
     return rows
 
 

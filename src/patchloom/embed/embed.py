@@ -43,7 +43,6 @@ from patchloom.embed.parts import (
 from patchloom.errors import PatchloomError, TemporaryError, listing
 from patchloom.estimate import scaled_seconds
 from patchloom.evaluate.features import digest_tensors, each_batch, runs_in_bfloat16
-from patchloom.evaluate.results import note_unreadable
 from patchloom.evaluate.settings import EvalSettings, open_with_notes, print_input_notes, print_notes_once
 from patchloom.look.context import NamedEncoder
 from patchloom.nets.checkpoints.format import EncoderCard
@@ -70,6 +69,7 @@ from patchloom.nets.heads import (
     tokens_of,
 )
 from patchloom.nets.swin import Encoder, is_hierarchical
+from patchloom.results.evaluation import note_unreadable
 from patchloom.runs.encoder import load_encoder, load_extra_module
 from patchloom.system.distributed import (
     cores_here,

@@ -12,7 +12,6 @@ from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
-from patchloom.results.claims import BLEND, CONSTANT, START
 from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.display import track_progress
@@ -30,13 +29,15 @@ from patchloom.evaluate.features import (
     raw_size,
 )
 from patchloom.evaluate.logistic import CHOICE_VALIDATION_SHARE
-from patchloom.evaluate.results import Drawing, Report, Row, compare_rows, note_unreadable
 from patchloom.evaluate.settings import EvalSettings, Parts, parts_of, stratified_subset
 from patchloom.nets.checkpoints.format import EncoderCard, untrained_twin
 from patchloom.nets.encode import input_size
 from patchloom.nets.finetune import without_last_norm
 from patchloom.nets.heads import InstanceHead, check_pooling, tokens_of
 from patchloom.nets.swin import Encoder
+from patchloom.results.claims import BLEND, CONSTANT, START
+from patchloom.results.evaluation import Drawing, Evaluation, as_control, compare_results, note_unreadable
+from patchloom.results.result import Result
 from patchloom.runs.encoder import blend, load_blend, load_start
 
 # suggestion for encoders that a protocol does not support
@@ -63,7 +64,8 @@ class FeatureExtractor(NamedTuple):
 class FrozenProtocol:
     """Protocol on frozen features, run by `compare_frozen`.
 
-    `fit` runs for each encoder and pooling; its result runs once, on test features; `Row.of_images` gives the accuracy.
+    `fit` runs for each encoder and pooling; its result runs once, on test features;
+    `Result.of_images` gives the accuracy.
 
     Attributes:
         name: name in the rows.
@@ -72,7 +74,7 @@ class FrozenProtocol:
         title: function from the encoder's quoted row to the start of the headline.
         sentence: function from training and test features to a description of the method.
         drawn: whether the result of a given encoder is random, such as with a draw of few labels.
-        across: setting whose values are the columns of the table, as in `Report`.
+        across: setting whose values are the columns of the table, as in `Evaluation`.
         gallery: name of the training images in the headline, before their number; "" leaves them out.
         held_out: function from training features, a quoted row and settings to the row's accuracy on held-out training
             images, which chooses a blend; None: the protocol has no blends.
@@ -80,20 +82,20 @@ class FrozenProtocol:
 
     name: str
     fit: FitFunction
-    quoted: Callable[[Sequence[Row]], Row]
-    title: Callable[[Row], str]
+    quoted: Callable[[Sequence[Result]], Result]
+    title: Callable[[Result], str]
     sentence: Callable[[ImageFeatures, ImageFeatures], str]
     drawn: bool = False
     across: str = ""
     gallery: str = ""
-    held_out: Callable[[ImageFeatures, Row, EvalSettings], float] | None = None
+    held_out: Callable[[ImageFeatures, Result, EvalSettings], float] | None = None
 
 
 class BlendPoint(NamedTuple):
     """Quoted row of a blend of a run's encoder with its start, and its accuracy on held-out training images."""
 
     share: float
-    row: Row
+    row: Result
     held_out: float
 
 
@@ -106,7 +108,7 @@ def measure_run(
     gallery: float = 1.0,
     shares: float | Sequence[float] | None = None,
     options: FeatureOptions = USUAL_FEATURES,
-) -> Report:
+) -> Evaluation:
     """Evaluate a run by one protocol.
 
     Args:
@@ -137,10 +139,10 @@ def measure_run(
     return replace(report, drawings=(_blend_drawing(report, run),))
 
 
-def _blend_drawing(report: Report, run: str | Path) -> Drawing:
+def _blend_drawing(report: Evaluation, run: str | Path) -> Drawing:
     """Return the picture of the blends of a report, whose last quoted row is the chosen one."""
     trained, *controls, chosen = report.quoted
-    blends = [row for row in report.rows if row.encoder == BLEND]
+    blends = [row for row in report.results if row.encoder == BLEND]
     content = {
         "shares": [row.settings["blend"] for row in blends],
         "values": [(row.value, row.low, row.high) for row in blends],
@@ -261,7 +263,7 @@ def compare_frozen(
     start: tuple[Encoder, EncoderCard] | None = None,
     shares: Sequence[float] | None = None,
     options: FeatureOptions = USUAL_FEATURES,
-) -> list[Report]:
+) -> list[Evaluation]:
     """Evaluate an encoder and its controls by several protocols, sharing features.
 
     ``start`` are the weights that the encoder began with; they have no instance head. ``shares`` are those of the
@@ -272,13 +274,13 @@ def compare_frozen(
         check_pooling(pooling, tokens_of(vit, head))
     controls = [raw_name(card), UNTRAINED, *([] if start is None else [START])]
     plan_frozen(listing([protocol.name for protocol in protocols], "and"), card, parts, settings, controls)
-    rows: dict[str, list[list[Row]]] = {protocol.name: [] for protocol in protocols}
+    rows: dict[str, list[list[Result]]] = {protocol.name: [] for protocol in protocols}
     curves: dict[str, list[BlendPoint]] = {protocol.name: [] for protocol in protocols}
     cached = []
 
     def measure(
         extractor: FeatureExtractor, share: float | None
-    ) -> tuple[dict[str, list[Row]], ImageFeatures, ImageFeatures]:
+    ) -> tuple[dict[str, list[Result]], ImageFeatures, ImageFeatures]:
         found, train, test = evaluate_extractor(extractor, protocols, parts, settings, pooling, options.plain())
         cached.extend([extractor.name] * (train.cached or test.cached))
         for protocol in protocols:
@@ -327,7 +329,7 @@ def evaluate_extractor(
     settings: EvalSettings,
     pooling: Pooling | Literal["all"] = "all",
     more: Mapping[str, Any] | None = None,
-) -> tuple[dict[str, list[Row]], ImageFeatures, ImageFeatures]:
+) -> tuple[dict[str, list[Result]], ImageFeatures, ImageFeatures]:
     """Return the rows of an extractor by protocol name, with ``more`` settings, and its features of both parts."""
     name, features_of, encoder = extractor
     train = features_of(parts.train)
@@ -338,10 +340,12 @@ def evaluate_extractor(
             scores[protocol.name][one] = protocol.fit(train, one, settings)
     # all choices are made: read the test images
     test = features_of(parts.test)
-    rows: dict[str, list[Row]] = {}
+    rows: dict[str, list[Result]] = {}
     for title, of_pooling in scores.items():
         rows[title] = [
-            Row.of_images(name, pooled, title, {**row_settings, **(more or {})}, correct, test.groups)
+            Result.of_images(
+                name, title, {"pooling": pooled, **row_settings, **(more or {})}, correct.cpu(), test.groups
+            )
             for pooled, score in track_progress(of_pooling.items(), len(of_pooling), f"{name}: {title}")
             for row_settings, correct in score(test)
         ]
@@ -350,33 +354,33 @@ def evaluate_extractor(
 
 def _report(
     protocol: FrozenProtocol,
-    rows: list[list[Row]],
+    rows: list[list[Result]],
     curve: Sequence[BlendPoint],
     around: str,
     parts: Parts,
     settings: EvalSettings,
     train: ImageFeatures,
     test: ImageFeatures,
-) -> Report:
+) -> Evaluation:
     trained, *controls = map(protocol.quoted, rows)
-    beside = listing([row.as_control() for row in controls], "and")
+    beside = listing([as_control(row) for row in controls], "and")
     headline = f"{protocol.title(trained)}: {trained.text()} against {beside}"
     report = frozen_report(protocol, rows, headline, around, parts, settings, train, test)
     return (_with_blends(report, curve) if curve else report).with_differences(protocol.drawn)
 
 
-def _with_blends(report: Report, curve: Sequence[BlendPoint]) -> Report:
+def _with_blends(report: Evaluation, curve: Sequence[BlendPoint]) -> Evaluation:
     """Return the report with a row for each blend; the one chosen on held-out training images is quoted."""
     points = sorted(curve)
     best = max(points, key=lambda point: point.held_out)  # ties go to the one nearest to the start
     rows = [
         replace(
-            point.row, encoder=BLEND, settings=point.row.settings | {"blend": point.share, _HELD_OUT: point.held_out}
+            point.row, encoder=BLEND, settings={**point.row.settings, "blend": point.share, _HELD_OUT: point.held_out}
         )
         for point in points
     ]
     chosen = rows[points.index(best)]
-    against = compare_rows([chosen], [replace(points[0].row, encoder=START)], False, report.n_test, report.noun)
+    against = compare_results([chosen], [replace(points[0].row, encoder=START)], False)
     said = (
         f"Of {len(points)} blends with the start, {best.share:g} is the best on held-out training {report.noun} "
         f"({100 * best.held_out:.1f} %): {chosen.text()}, {against.text()} against the start."
@@ -388,23 +392,23 @@ def _with_blends(report: Report, curve: Sequence[BlendPoint]) -> Report:
     )
     return replace(
         report,
-        rows=[*report.rows, *rows],
+        results=[*report.results, *rows],
         quoted=(*report.quoted, chosen),
         headline=f"{report.headline} {said}",
-        protocol=f"{report.protocol} {method}",
+        method=f"{report.method} {method}",
     )
 
 
 def frozen_report(
     protocol: FrozenProtocol,
-    rows: list[list[Row]],
+    rows: list[list[Result]],
     headline: str,
     around: str,
     parts: Parts,
     settings: EvalSettings,
     train: ImageFeatures,
     test: ImageFeatures,
-) -> Report:
+) -> Evaluation:
     """Return the report on the ``rows`` of each extractor, without differences.
 
     The end of the ``headline``, which names training and test images, is added, and so is the row of the best
@@ -413,9 +417,9 @@ def frozen_report(
     n_test = len(test.labels)
     used = f" {protocol.gallery}: {len(train.labels):,} training {parts.train.noun}" if protocol.gallery else ""
     used += f"; test: {parts.origin}" if used and parts.origin else ""
-    return Report(
-        rows=[*sum(rows, []), constant_answer(protocol.name, test.labels, parts.test, test.groups)],
-        protocol=f"{protocol.sentence(train, test)} {around}",
+    return Evaluation(
+        results=[*sum(rows, []), constant_answer(protocol.name, test.labels, parts.test, test.groups)],
+        method=f"{protocol.sentence(train, test)} {around}",
         headline=f"{headline} on {n_test:,} test {parts.test.noun}.{used}{'.' if used else ''}",
         quoted=tuple(map(protocol.quoted, rows)),
         data=parts.test.name,
@@ -447,7 +451,7 @@ def circumstances(
     return " ".join([*said, *note_unreadable(train.unreadable + test.unreadable, parts.train.noun)])
 
 
-def constant_answer(protocol: str, labels: Tensor, test: Source, groups: Tensor | None) -> Row:
+def constant_answer(protocol: str, labels: Tensor, test: Source, groups: Tensor | None) -> Result:
     """Return the row of the best constant answer to the test images with ``labels`` [n] of the source ``test``.
 
     It is the most frequent class of the test images, not of the training images: what a classifier has to beat to show
@@ -455,4 +459,4 @@ def constant_answer(protocol: str, labels: Tensor, test: Source, groups: Tensor 
     """
     best = int(labels.bincount().argmax())
     answer = test.classes[best] if test.classes else str(best)
-    return Row.of_images(CONSTANT, "-", protocol, {"answer": answer}, labels == best, groups)
+    return Result.of_images(CONSTANT, protocol, {"answer": answer}, labels == best, groups)

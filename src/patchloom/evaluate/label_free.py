@@ -20,7 +20,6 @@ from patchloom.data.loader import Augment
 from patchloom.data.source import Source, digest
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.features import one_pass, pixel_features, pixels_size
-from patchloom.evaluate.results import Row
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.encode import encode, input_size, patch_count
@@ -28,6 +27,7 @@ from patchloom.nets.heads import pool, pooled_tokens
 from patchloom.nets.swin import Encoder, is_hierarchical
 from patchloom.patches.partition import random_partition, share_of
 from patchloom.questions.collapse import effective_rank
+from patchloom.results.result import Result
 from patchloom.withhold.encoder_input import all_patches, mask_patches
 
 # Retrieval of an image by another crop of it, among crops of many images.
@@ -373,7 +373,7 @@ def label_free_rows(
     settings: EvalSettings,
     *,
     images: int = DEFAULT_IMAGES,
-) -> list[Row]:
+) -> list[Result]:
     """Return all measures of an encoder without labels, a row each, named as in `MEASURES` by the setting "measure".
 
     All random draws (images, crops and patches) depend only on the seed of the settings, and are the same for every
@@ -386,9 +386,9 @@ def label_free_rows(
     )
 
 
-def rows_from_features(name: str, found: LabelFreeFeatures) -> list[Row]:
+def rows_from_features(name: str, found: LabelFreeFeatures) -> list[Result]:
     """Return the rows for features of the images; raw pixels have those of crops only."""
-    rows: list[Row] = []
+    rows: list[Result] = []
     if found.whole is not None:
         rows.append(_exact(name, RANKME, rankme(found.whole), _DIMENSIONS))
         if min(found.n - 1, found.whole.shape[1]) >= LEAST_WIDTH:
@@ -396,19 +396,19 @@ def rows_from_features(name: str, found: LabelFreeFeatures) -> list[Row]:
     if found.many is not None:
         rows.append(_exact(name, LIDAR, lidar(found.many), _DIMENSIONS))
     for area, pair in found.pairs.items():
-        rows.append(Row.of_images(name, "-", PROTOCOL, {"measure": own_crop(area)}, own_crop_found(*pair)))
+        rows.append(Result.of_images(name, PROTOCOL, {}, own_crop_found(*pair), measure=own_crop(area)))
     if found.whole is not None:
         for share, part in found.parts.items():
             shares = neighbour_overlap(found.whole, part, NEIGHBOUR_COUNT).tolist()
-            rows.append(Row.of_means(name, PROTOCOL, {"measure": overlap_measure(share)}, shares))
+            rows.append(Result.of_means(overlap_measure(share), name, PROTOCOL, {}, shares))
     return rows
 
 
-def chance_rows(found: LabelFreeFeatures) -> list[Row]:
+def chance_rows(found: LabelFreeFeatures) -> list[Result]:
     """Return the chance level of each measure that is a fraction; the same for every encoder."""
     rows = [_exact(CHANCE, own_crop(area), 1 / found.n) for area in found.pairs]
     return rows + [_exact(CHANCE, overlap_measure(share), NEIGHBOUR_COUNT / (found.n - 1)) for share in found.parts]
 
 
-def _exact(name: str, measure: str, value: float, unit: str = "%") -> Row:
-    return Row.exact(name, PROTOCOL, {"measure": measure}, value, unit)
+def _exact(name: str, measure: str, value: float, unit: str = "%") -> Result:
+    return Result.exact(measure, name, PROTOCOL, {}, value, unit)

@@ -52,7 +52,6 @@ from patchloom.evaluate.recipes import (
     recipe_for,
     validation_images,
 )
-from patchloom.evaluate.results import Report, Row, note_unreadable
 from patchloom.evaluate.settings import EvalSettings, Parts
 from patchloom.evaluate.trainer import BestEpoch, EpochScore, Loop, Trained, score_of, training_identity
 from patchloom.nets.checkpoints.format import EncoderCard
@@ -61,6 +60,8 @@ from patchloom.nets.heads import InstanceHead, represent
 from patchloom.nets.performance import choose_attention, choose_kernels, fuse_attention, use_kernels
 from patchloom.nets.swin import Encoder
 from patchloom.pace import Pace
+from patchloom.results.evaluation import Evaluation, as_control, note_unreadable
+from patchloom.results.result import Result
 from patchloom.schedules import halving_rate
 from patchloom.system.distributed import collected, gathered, rank, refused_by_all, smallest, world
 from patchloom.system.hardware import keep_freed_memory
@@ -741,7 +742,7 @@ def _announce(candidates: Sequence[Candidate], plan: FitPlan, source: Source) ->
 
 def train_and_test(
     protocol: str, title: str, done: str, candidates: Sequence[Candidate], plan: FitPlan, parts: Parts
-) -> Report:
+) -> Evaluation:
     """Train every candidate, then test each on the test images, which are not read earlier."""
     rows, found = train_and_predict(protocol, candidates, plan, parts)
     said = [done, recipe_sentence(plan, parts, rows[0].settings)]
@@ -776,7 +777,7 @@ def _length(plan: FitPlan, n: int) -> str:
 
 def train_and_predict(
     protocol: str, candidates: Sequence[Candidate], plan: FitPlan, parts: Parts
-) -> tuple[list[Row], list[ClassPredictions]]:
+) -> tuple[list[Result], list[ClassPredictions]]:
     """Return the row of each candidate and its predictions for the test images; arguments as in `train_and_test`."""
     plan_training(candidates, plan, parts)
     fitted, pace = [], _announce(candidates, plan, parts.train)
@@ -791,7 +792,11 @@ def train_and_predict(
         card = candidate.card or plan.card
         how = plan.settings, plan.precision, candidate.name, plan.recipe.test_crop
         its = predict_classes(model, parts.test, card, *how)
-        rows.append(Row.of_images(candidate.name, model.pooling, protocol, row_settings, its.right, its.groups))
+        rows.append(
+            Result.of_images(
+                candidate.name, protocol, {"pooling": model.pooling, **row_settings}, its.right, its.groups
+            )
+        )
         found.append(its)
         model.cpu()
     return rows, found
@@ -801,21 +806,21 @@ def training_report(
     protocol: str,
     title: str,
     said: list[str],
-    rows: list[Row],
+    rows: list[Result],
     parts: Parts,
     settings: EvalSettings,
     found: ClassPredictions,
-) -> Report:
+) -> Evaluation:
     """Return a report that quotes every row, with the best constant answer as a control."""
     n = len(found.labels)
     chance = constant_answer(protocol, found.labels, parts.test, found.groups)
     said = [*said, parts.story, *note_unreadable(found.unreadable, f"test {parts.test.noun}")]
-    controls = [row.as_control() for row in (*rows[1:], chance)]
+    controls = [as_control(row) for row in (*rows[1:], chance)]
     first = rows[0].text() if rows[0].encoder != SCRATCH else f"{SCRATCH} {rows[0].text()}"
     against = f"{', '.join(controls[:-1])} and {controls[-1]}" if len(controls) > 1 else controls[0]
-    return Report(
-        rows=[*rows, chance],
-        protocol=" ".join(said),
+    return Evaluation(
+        results=[*rows, chance],
+        method=" ".join(said),
         headline=f"{title}{first} against {against} on {n:,} test {parts.test.noun}.",
         quoted=tuple(rows),
         data=parts.test.name,

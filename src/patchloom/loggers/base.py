@@ -73,7 +73,8 @@ class FinalResult(NamedTuple):
         measure = Health.of(self.health).measure if self.health else None
         if measure is None:
             return found
-        share = {"share": measure.effect.share, "share/low": measure.effect.low, "share/high": measure.effect.high}
+        way = measure.to_beat.share
+        share = {"share": way.value, "share/low": way.low, "share/high": way.high}
         own = {"results/held_out": measure.value} | {f"results/{name}": value for name, value in share.items()}
         return {name: value for name, value in own.items() if math.isfinite(value)} | found
 

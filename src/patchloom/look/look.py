@@ -16,7 +16,6 @@ import torch
 
 from patchloom.arguments import PathLike, plain_path, validate_arguments
 from patchloom.audio.compatibility import with_encoder_sound
-from patchloom.results.claims import START
 from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike, is_object_name
 from patchloom.data.sources.open import absolute_name, open_data, open_stored
@@ -30,6 +29,7 @@ from patchloom.nets.encode import input_size
 from patchloom.nets.finetune import at_size
 from patchloom.nets.heads import InstanceHead
 from patchloom.nets.swin import Encoder, level_count
+from patchloom.results.claims import START
 from patchloom.runs.encoder import load_encoder, load_extra_module, load_start
 from patchloom.runs.folder import RunFolder, data_slug
 from patchloom.runs.held_out import own_held_out

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from patchloom.results.claims import MIN_VERDICT_IMAGES, Effect, effect_of
 from patchloom.data.augment import CentreCrop
 from patchloom.data.decode import read_image, to_channels
 from patchloom.display import StatusMessage
@@ -21,6 +20,9 @@ from patchloom.look.context import UNTRAINED, LookRequest, NamedEncoder, check_f
 from patchloom.look.image_grid import Tile, draw_tiles
 from patchloom.nets.encode import encode, final_norm, input_channels, input_size, patch_count, prefix_count
 from patchloom.nets.heads import pool
+from patchloom.results.claims import MIN_VERDICT_IMAGES
+from patchloom.results.result import Result
+from patchloom.results.shares import share_of_way
 from patchloom.withhold.encoder_input import all_patches
 
 # sides of the crops as fractions of the image's: each is a quarter larger than the one before
@@ -272,10 +274,10 @@ def _frame(query: int, found: int, apart: int) -> str | None:
     return _HALF if place == other or scale == next_scale else None
 
 
-def _share(hits: Tensor) -> Effect:
+def _share(hits: Tensor) -> Result:
     """Return the mean over images of fractions [b] with its interval; crops of the same image are dependent."""
-    found = effect_of(hits.tolist(), [0.0] * len(hits), 1.0)
-    return found._replace(low=max(0.0, found.low), high=min(1.0, found.high))
+    found = share_of_way(hits.tolist(), [0.0] * len(hits), 1.0)
+    return replace(found, low=max(0.0, found.low), high=min(1.0, found.high))
 
 
 def _rows(one: NamedEncoder, found: dict[str, Retrieval]) -> list[tuple[str | int, ...]]:
@@ -284,8 +286,9 @@ def _rows(one: NamedEncoder, found: dict[str, Retrieval]) -> list[tuple[str | in
         for within, where in ((True, "the same image"), (False, "other images")):
             for alike, hits in each.hits(within).items():
                 called = "place, next scale" if within and alike == "both" else _ALIKE[alike]
-                *shares, n = _share(hits)
-                numbers = (f"{share:.4f}" for share in (*shares, chances(within)[alike]))
+                share = _share(hits)
+                n, shares = share.n, (share.value, share.low, share.high, chances(within)[alike])
+                numbers = (f"{one:.4f}" for one in shares)
                 rows.append((one.name, name, where, called, *numbers, n, n * CROP_COUNT))
     return rows
 

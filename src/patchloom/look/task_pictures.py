@@ -77,10 +77,10 @@ def title_of(
         before = float(measured["epoch"])
         when = f" (at epoch {before:.4g})" if abs(before - epoch) > 1e-3 * settings.epochs else ""
         images = f"{noun} that pre-trained weights may have seen" if doubt else f"held-out {noun}"
-        said += f"; on {images}{when}: {measure.name} {measure.show(float(measured['held_out']))}"
+        said += f"; on {images}{when}: {measure.name} {measure.result.compact(float(measured['held_out']))}"
         if beaten.baselines:
             beat = beaten.baseline_to_beat()
-            said += f", {beat} {measure.show(beaten.means()[beat])}"
+            said += f", {beat} {measure.result.compact(beaten.means()[beat])}"
     return Title(f"{name}: {label(settings.task['name'])}", f"{said[0].upper()}{said[1:]}")
 
 

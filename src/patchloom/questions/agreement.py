@@ -354,7 +354,7 @@ def agreement_measure(student: Tensor, teacher: Tensor, modality: Modality = IMA
         {others: agreement_with_others(student, teacher)},
         to_beat=others,
         higher_is_better=True,
-        form=".3f",
+        unit="",
         outputs=teacher.float(),
     )
 

@@ -72,7 +72,7 @@ class Features(PatchQuestion):
         of_place = gather_tokens(mean_of_others(targets), asked)
         targets = gather_tokens(targets, asked)
         found, blind = (F.cosine_similarity(one, targets, dim=-1).mean(1) for one in (answers, of_place))
-        return Measure("feature cosine", found, {"mean feature": blind}, "mean feature", True, form=".3f")
+        return Measure("feature cosine", found, {"mean feature": blind}, "mean feature", True, unit="")
 
     def sheets(self, encoded: Encoded) -> list[Sheet]:
         """Draw original | input | first three principal components of the target | those of the prediction."""

@@ -132,7 +132,7 @@ class HiddenLayers(Question):
         b = len(targets)
         found = {name: self.errors(one, right).mean((1, 2)).view(-1, b).mean(0) for name, one in guesses.items()}
         outputs = targets.mean(1)
-        return Measure("feature error", found.pop(""), found, "mean feature", False, ".3f", outputs=outputs)
+        return Measure("feature error", found.pop(""), found, "mean feature", False, "", outputs=outputs)
 
     def sheets(self, encoded: Encoded) -> list[Sheet]:
         """Draw original | input | first three principal components of the target | those of the prediction."""

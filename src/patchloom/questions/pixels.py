@@ -189,7 +189,7 @@ class Pixels(PatchQuestion):
         found = self._errors_of(encoded, self.baselines(encoded))
         name = "absolute error" if self.absolute else "reconstruction error"
         to_beat = ("blurred copy", "flat patches") if self.normalized else "blurred copy"
-        return Measure(name, found.pop(""), found, to_beat=to_beat, higher_is_better=False, form=".3f")
+        return Measure(name, found.pop(""), found, to_beat=to_beat, higher_is_better=False, unit="")
 
     def baselines(self, encoded: Encoded) -> dict[str, Tensor]:
         """Return pictures [b c h w] that need no learning, by name.
@@ -396,7 +396,7 @@ class Restoration(Pixels):
         """Measure the error, beside those of flat patches and of the input, put at its place with holes blurred."""
         found = self._errors_of(encoded, self.baselines(encoded))
         value = found.pop("")
-        return Measure(encoded.modality.error, value, found, to_beat=tuple(found), higher_is_better=False, form=".3f")
+        return Measure(encoded.modality.error, value, found, to_beat=tuple(found), higher_is_better=False, unit="")
 
     def baselines(self, encoded: Encoded) -> dict[str, Tensor]:
         """Return pictures [b c h w] that need no learning, by name, in the units of the loss."""

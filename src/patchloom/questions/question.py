@@ -6,18 +6,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from patchloom.results.claims import Effect, MeasureResult, effect_of, mean_interval
 from patchloom.data.modality import IMAGES, Modality
 from patchloom.nets.geometry import Geometry
 from patchloom.nets.swin import Encoder
 from patchloom.patches.pictures import WITHHELD
 from patchloom.patches.tokens import patchify, unpatchify
 from patchloom.questions.collapse import effective_rank, output_spread
+from patchloom.results.intervals import mean_interval
+from patchloom.results.result import Baseline, Result
+from patchloom.results.shares import share_of_way
 from patchloom.withhold.encoder_input import EncoderInput
 
 # Measures: results per image, beside baselines that need no learning.
@@ -38,13 +40,13 @@ class Measure:
 
     Attributes:
         name: the measured quantity, in words.
-        values: [b] result per image. `effect` takes 1 as perfect if higher is better, and 0 if lower is; so a loss is
-            reported minus its least possible value.
+        values: [b] result per image. The share of the way takes 1 as perfect if higher is better, and 0 if lower is; so
+            a loss is reported minus its least possible value.
         baselines: by name, [b] results of answers that need no learning, such as chance.
         to_beat: the baseline that has to be beaten before anything is learnt; of several, the one with the best mean.
             Other baselines may use information that the network does not have.
         higher_is_better: whether a larger result is better.
-        form: format specification of a result, as for `format`.
+        unit: unit of a result: % for a fraction, else "".
         details: by name, [b] further results on the same scale.
         outputs: [b d] the targets, such as a teacher's outputs, if the task could collapse, else None.
         groups: [b] groups of the images, over which the intervals are; None: no groups.
@@ -55,7 +57,7 @@ class Measure:
     baselines: dict[str, Tensor]
     to_beat: str | tuple[str, ...]
     higher_is_better: bool
-    form: str = ".1%"
+    unit: str = "%"
     details: dict[str, Tensor] = field(default_factory=dict)
     outputs: Tensor | None = None
     groups: Tensor | None = None
@@ -75,10 +77,6 @@ class Measure:
             details=concatenated(lambda part: part.details),
             outputs=torch.cat(outputs) if len(outputs) == len(parts) else None,
         )
-
-    def show(self, value: float) -> str:
-        """Format a result for display."""
-        return format(value, self.form)
 
     @cached_property
     def diversity(self) -> dict[str, float]:
@@ -124,34 +122,34 @@ class Measure:
         """Return the mean of each baseline."""
         return {name: values.mean().item() for name, values in self.baselines.items()}
 
-    def effect(self, baseline: str | None = None) -> Effect:
-        """Return the fraction of the gap from a baseline (by default the one to beat) to perfect that is closed.
+    def share(self, baseline: str) -> Result:
+        """Return the share of the way from a baseline to perfect.
 
         Computed image by image, because the difficulty of an image affects both.
         """
-        base = self.baselines[baseline or self.baseline_to_beat()]
         perfect = 1.0 if self.higher_is_better else 0.0
-        return effect_of(self.values.tolist(), base.tolist(), perfect, self.groups)
+        return share_of_way(self.values.tolist(), self.baselines[baseline].tolist(), perfect, self.groups)
 
     @cached_property
-    def result(self) -> MeasureResult:
+    def result(self) -> Result:
         """The measure without its images, as stored in files; cached, because it is read from the device."""
-        return MeasureResult(
+        best, means = self.baseline_to_beat(), self.means()
+        baselines = tuple(
+            Baseline(name, mean, self.share(name), self.has_to_be_beaten(name), name == best)
+            for name, mean in means.items()
+        )
+        return Result(
             self.name,
             self.value,
             *mean_interval(self.values.tolist(), accuracy=self.higher_is_better, groups=self.groups),
-            self.means(),
-            {name: self.effect(name) for name in self.baselines},
-            self.baseline_to_beat(),
-            self._to_beat(),
-            self.higher_is_better,
-            self.form,
-            self.diversity,
+            len(self.values),
+            unit=self.unit,
+            digits=1 if self.unit else 3,
+            groups=0 if self.groups is None else len(self.groups.unique()),
+            higher_is_better=self.higher_is_better,
+            baselines=baselines,
+            also=self.diversity,
         )
-
-    def plain(self) -> dict[str, Any]:
-        """Return the `result` as values for JSON."""
-        return self.result.plain()
 
 
 ROWS = 8  # images shown on a sheet

@@ -15,12 +15,12 @@ import numpy as np
 
 from patchloom.audio.config import Sound, sound_from
 from patchloom.audio.recordings import modality_of
-from patchloom.results.claims import MeasureResult, result_or_none
 from patchloom.data.modality import Modality
 from patchloom.data.sources.in_memory import is_object_name
 from patchloom.display import duration
 from patchloom.errors import PatchloomError
 from patchloom.report.page import Setting
+from patchloom.results.result import Result
 from patchloom.runs.checksummed import read_checksummed
 from patchloom.runs.folder import RunFolder, read_metrics
 from patchloom.runs.settings import ResolvedSettings, Settings, request
@@ -58,7 +58,7 @@ class RunData:
     reasons: dict[str, str]
     metrics: dict[str, np.ndarray]
     about: dict[str, Any]
-    measured: MeasureResult | None
+    measured: Result | None
     data: dict[str, Any]
     summary: str | None
     health: Health | None
@@ -91,7 +91,7 @@ class RunData:
     @property
     def measure(self) -> str:
         """Name of the held-out measure."""
-        return "held-out measure" if self.measured is None else self.measured.name
+        return "held-out measure" if self.measured is None else self.measured.measure
 
     @property
     def percent(self) -> bool:
@@ -145,7 +145,7 @@ def load_run(run: str | Path) -> RunData:
         reasons=read(folder.read_reasons, {}),
         metrics=metrics if "epoch" in metrics else {},
         about=about,
-        measured=result_or_none(about.get("measured")),
+        measured=Result.of(about["measured"]) if about.get("measured") else None,
         data=read(folder.read_data, {}),
         summary=folder.read_summary(),
         health=read_health(folder.path),

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from patchloom.results.claims import OF_TEACHER, Claim, Difference
 from patchloom.evaluate.results import differences_of
 from patchloom.look.charts import curve_of
 from patchloom.look.run_curves import PROTOCOL_TITLES
 from patchloom.report.load_run import RunData
 from patchloom.report.page import Number, Quantity, Table
+from patchloom.results.claims import OF_TEACHER, Claim, Difference
 from patchloom.system.files import read_text
 
 # settings of a result that are always displayed, with their templates

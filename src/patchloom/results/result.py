@@ -44,12 +44,14 @@ class Baseline(NamedTuple):
         value: its mean over images.
         share: the share of the way from it to perfect.
         barred: whether it must be beaten; others may use information that the network lacks.
+        to_beat: whether it is the best of those, from which claims are made.
     """
 
     name: str
     value: float
     share: Result
     barred: bool
+    to_beat: bool
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class Result:
         date: ISO 8601, UTC; the same for all results of an evaluation.
         quoted: whether it is among the numbers of the evaluation's headline.
         higher_is_better: whether 1, and not 0, is perfect.
-        baselines: answers that need no learning, the one to beat first; () for encoders that have controls instead.
+        baselines: answers that need no learning; () for encoders that have controls instead.
         also: further figures of the same pass by name, such as the effective rank of a teacher's outputs.
         against: differences from the controls, if it is an encoder's; over several seeds, those of all of them.
         outcomes: what the value is a mean of; None if unknown.
@@ -142,7 +144,7 @@ class Result:
     @property
     def to_beat(self) -> Baseline:
         """The baseline that must be beaten before anything is learnt."""
-        return self.baselines[0]
+        return next(one for one in self.baselines if one.to_beat)
 
     @property
     def pooling(self) -> str:
@@ -233,7 +235,7 @@ def _read(values: Any, deep: bool = True) -> Result:
             seed=count_of(values["seed"]),
             quoted=flags[0],
             higher_is_better=flags[1],
-            baselines=tuple(map(_baseline, values["baselines"] if deep else ())),
+            baselines=_baselines(values["baselines"] if deep else ()),
             against=tuple(map(Difference.of, values["against"])),
             also={text_of(name): number_of(one, math.nan) for name, one in also.items()},
             **words,  # type: ignore[arg-type]
@@ -242,11 +244,19 @@ def _read(values: Any, deep: bool = True) -> Result:
         raise ValueError(f"not a result: {type(problem).__name__} {problem}") from problem
 
 
+def _baselines(values: Sequence[Any]) -> tuple[Baseline, ...]:
+    found = tuple(map(_baseline, values))
+    if found and sum(one.to_beat for one in found) != 1:
+        raise ValueError("not one of its baselines is to be beaten")
+    return found
+
+
 def _baseline(values: Any) -> Baseline:
     name, value, share = text_of(values["name"]), number_of(values["value"], math.nan), _read(values["share"], False)
-    if not isinstance(values["barred"], bool):
-        raise ValueError("barred is neither true nor false")
-    return Baseline(name, value, share, values["barred"])
+    flags = values["barred"], values["to_beat"]
+    if not all(isinstance(flag, bool) for flag in flags):
+        raise ValueError("barred or to_beat is neither true nor false")
+    return Baseline(name, value, share, *flags)
 
 
 # Values in files.

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from patchloom.arguments import PathLike, plain_path, validate_arguments
-from patchloom.results.claims import OF_TEACHER, START
 from patchloom.errors import PatchloomError
 from patchloom.nets.build import build_encoder
 from patchloom.nets.checkpoints import format
@@ -22,6 +21,7 @@ from patchloom.nets.checkpoints.programs import Network
 from patchloom.nets.heads import InstanceHead, Use
 from patchloom.nets.lora import merged
 from patchloom.nets.swin import Encoder
+from patchloom.results.claims import OF_TEACHER, START
 from patchloom.runs.folder import RunFolder, check_links, run_around, suggest_run
 from patchloom.runs.task import load_task, newest_card
 from patchloom.tasks.custom import is_loaded

@@ -9,8 +9,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from patchloom.results.claims import START, MeasureResult, control_name, finite_or_none, leave_open, number_of, text_of
 from patchloom.errors import PatchloomError
+from patchloom.results.claims import START, control_name
+from patchloom.results.result import Result, finite_or_none, number_of, text_of
+from patchloom.results.shares import leave_open
 from patchloom.runs.checksummed import read_checksummed, write_checksummed
 
 _FILE = "verdict.yaml"
@@ -91,7 +93,7 @@ class Health:
     epoch: float
     ended: bool
     rule: Rule | None = None
-    measure: MeasureResult | None = None
+    measure: Result | None = None
     figures: Mapping[str, float | str] = field(default_factory=dict)
     actions: Mapping[str, float | str] = field(default_factory=dict)
     noun: str = "images"
@@ -136,7 +138,7 @@ class Health:
             health = replace(
                 health,
                 rule=Rule(values["rule"]),
-                measure=MeasureResult.of(values["measure"]),
+                measure=Result.of(values["measure"]),
                 figures=_values(values["figures"]),
                 actions=_values(values["actions"]),
                 noun=noun,
@@ -170,9 +172,9 @@ def read_health(folder: Path) -> Health | None:
 # Sentences, from the figures and actions of `patchloom.train.verdict`.
 
 
-def _why(health: Health, rule: Rule, measure: MeasureResult) -> str:
-    f, beside = health.figures, measure.with_baseline(measure.to_beat)
-    share = f"{beside}, {measure.effect.share:.0%} of the way to perfect"
+def _why(health: Health, rule: Rule, measure: Result) -> str:
+    f, beside = health.figures, _beside(measure)
+    share = f"{beside}, {measure.to_beat.share.value:.0%} of the way to perfect"
     held_out = _counted(measure.n, f"held-out {health.noun}")
     match rule:
         case Rule.SAME_IMAGES:
@@ -191,7 +193,7 @@ def _why(health: Health, rule: Rule, measure: MeasureResult) -> str:
                 f"{f['rank']:.1f})"
             )
         case Rule.SAME_OUTPUTS:
-            found = ", ".join(f"{name} {value:.2f}" for name, value in measure.outputs.items())
+            found = ", ".join(f"{name} {value:.2f}" for name, value in measure.also.items())
             said = (
                 f"the outputs for whole {health.noun} are nearly the same for all of them ({found}), so predicting "
                 "them means little"
@@ -199,15 +201,19 @@ def _why(health: Health, rule: Rule, measure: MeasureResult) -> str:
             better = "yet by kNN the features do separate classes"
             return f"{said}; {better} ({_by_knn(health)})" if "knn" in f else said
         case Rule.FEW_IMAGES:
-            way = f", {measure.effect.text()} of the way to perfect" if math.isfinite(measure.effect.low) else ""
+            way = (
+                f", {measure.to_beat.share.text()} of the way to perfect"
+                if math.isfinite(measure.to_beat.share.low)
+                else ""
+            )
             return f"{beside}{way}: {leave_open(measure.n, held_out)} whether the task is being learnt"
         case Rule.WENT_BACK:
             times = "once" if f["times"] == 1 else f"{f['times']:.0f} times"
             return f"the run went back to a checkpoint {times}, because loss or weights were not finite; {beside}"
         case Rule.GOT_WORSE:
-            return f"{beside}: worse than before the first step ({measure.show(_number(f['start']))})"
+            return f"{beside}: worse than before the first step ({measure.compact(_number(f['start']))})"
         case Rule.JUMPED_BACK:
-            before, after = (measure.show(_number(f[name])) for name in ("before", "after"))
+            before, after = (measure.compact(_number(f[name])) for name in ("before", "after"))
             return f"{beside}, and during training it fell back from {before} to {after}"
         case Rule.FEW_UPDATES | Rule.NO_HALFWAY:
             return f"{beside}, after {f['updates']:,.0f} {'update' if f['updates'] == 1 else 'updates'}"
@@ -319,3 +325,9 @@ def _number(value: float | str) -> float:
     if isinstance(value, str):
         raise ValueError(f"{value!r} is not a number")
     return value
+
+
+def _beside(measure: Result) -> str:
+    """Format as "error 0.532, blurred copy 0.727", with the baseline to beat."""
+    beat = measure.to_beat
+    return f"{measure.measure} {measure.compact()}, {beat.name} {measure.compact(beat.value)}"

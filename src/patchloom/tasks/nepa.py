@@ -80,7 +80,7 @@ class NextEmbedding(Question):
 
         baselines = {"previous patch": score(previous[:, self.first :]), "mean embedding": score(mean[:, self.first :])}
         found = score(self.answers(encoded))
-        return Measure("cosine with the next embedding", found, baselines, tuple(baselines), True, form=".3f")
+        return Measure("cosine with the next embedding", found, baselines, tuple(baselines), True, unit="")
 
     def sheets(self, encoded: Encoded) -> list[Sheet]:
         """Draw original | patches of other images nearest to the predictions | those nearest to the true embeddings."""

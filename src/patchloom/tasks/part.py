@@ -123,7 +123,7 @@ class Translations(Question):
             {"no translation": _mean_square(truth)},
             "no translation",
             higher_is_better=False,
-            form=".3f",
+            unit="",
             details={name: _mean_square(one) for name, one in wrong.items()},
         )
 

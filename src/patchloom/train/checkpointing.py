@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
-from patchloom.results.claims import MeasureResult, result_or_none
 from patchloom.errors import PatchloomError, conforms, typed_fields
 from patchloom.questions.question import Measure
+from patchloom.results.result import Result
 from patchloom.runs.checkpoint import best_of, whole_weights
 from patchloom.runs.settings import ResolvedSettings
 from patchloom.system.distributed import rank, smallest
@@ -136,7 +136,7 @@ class TrainState:
         passed: number of points behind at which such a run is planned anew.
         pace: recent seconds per step; 0 if unknown.
         measuring: duration of the last held-out evaluation, in seconds.
-        measured: last held-out result; None before the first, and in checkpoints of older versions.
+        measured: last held-out result; None before the first.
         results: result on each held-out image, by step of the evaluation.
         best: best measure and its weights, in a run with ``--patience``.
     """
@@ -157,7 +157,7 @@ class TrainState:
     passed: int = 0
     pace: float = 0.0
     measuring: float = 0.0
-    measured: MeasureResult | None = None
+    measured: Result | None = None
     results: dict[str, list[float]] = field(default_factory=dict)
     best: BestMeasure = field(default_factory=BestMeasure)
 
@@ -171,12 +171,13 @@ class TrainState:
             if not conforms(results, dict[str, list[Any]]):  # of numbers, and NaN
                 raise ValueError(f"results cannot be {str(results)[:40]!r}")
             best = BestMeasure.of(about, tensors)
+            measured = None if about.get("measured") is None else Result.of(about["measured"])
         except (TypeError, ValueError) as problem:
             raise PatchloomError(
                 f"the checkpoint holds values that no run writes ({problem}): restore it from a copy, or begin again "
                 "with another --out"
             ) from problem
-        return cls(**known | {"results": results, "best": best, "measured": result_or_none(about.get("measured"))})
+        return cls(**known | {"results": results, "best": best, "measured": measured})
 
     def plain(self) -> dict[str, Any]:
         """Return plain values for a checkpoint."""

@@ -15,13 +15,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from patchloom.results.claims import OF_TEACHER
 from patchloom.data.source import Data, Source
 from patchloom.evaluate.features import has_labels, only_labelled
 from patchloom.evaluate.frozen import compare_frozen
 from patchloom.evaluate.protocols.knn import KNN
 from patchloom.evaluate.protocols.linear import LINEAR
-from patchloom.evaluate.results import Report, Row, append_rows
 from patchloom.evaluate.settings import OWN_TEST, EvalSettings, Parts
 from patchloom.loggers.base import FinalResult
 from patchloom.loggers.queue import TrackerSet
@@ -29,6 +27,10 @@ from patchloom.nets.checkpoints.format import EncoderCard, save_encoder, save_ex
 from patchloom.nets.heads import Use
 from patchloom.nets.swin import Encoder
 from patchloom.questions.question import Measure
+from patchloom.results import store
+from patchloom.results.claims import OF_TEACHER
+from patchloom.results.evaluation import Evaluation
+from patchloom.results.result import Result
 from patchloom.runs.encoder import load_start
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.held_out import HeldOut, note_test_overlap
@@ -126,7 +128,7 @@ class FinalEvaluation(NamedTuple):
         write_whole(folder.summary, summary + "\n")
         return summary
 
-    def _health(self, measure: Measure, state: TrainState, knn: Report | None) -> Health:
+    def _health(self, measure: Measure, state: TrainState, knn: Evaluation | None) -> Health:
         """Return the verdict on the run."""
         classes, done, best = None if knn is None else final_class_result(knn), state.step, state.best
         rows = [row for row in state.rows if not best.chosen or int(row["step"]) <= best.step]
@@ -134,7 +136,7 @@ class FinalEvaluation(NamedTuple):
         so_far = VerdictInputs(measure, rows, self.settings, done, done, state.setbacks, classes, results=state.results)
         return health_of(so_far._replace(ended=True, stopped=stopped, modality=self.card.modality))
 
-    def _evaluate(self) -> tuple[Report, ...]:
+    def _evaluate(self) -> tuple[Evaluation, ...]:
         """Evaluate kNN and a linear probe, with their controls, on images that were not trained on."""
         if self.data.test is not None and has_labels(self.data.test):
             test = only_labelled(self.data.test)
@@ -160,7 +162,7 @@ class FinalEvaluation(NamedTuple):
             knn, linear = (one.with_setting("group", self.settings.group) for one in (knn, linear))
         for report in (knn, linear):
             self.folder.check_lock()
-            append_rows(self.folder.path / "results.csv", report, once=True)
+            store.append(self.folder.path, report.results, once=True)
             self.reporter.say(f"{report.headline} {report.conclusion()}")
         if doubt:
             self.reporter.say(f"  {doubt.strip()}")
@@ -175,7 +177,7 @@ def _save_with_modules(encoder: Encoder, card: EncoderCard, modules: dict[str, n
     save_encoder(encoder, replace(card, extra_modules=uses), path)
 
 
-def _plain(row: Row) -> dict[str, str]:
+def _plain(row: Result) -> dict[str, str]:
     """Return a quoted result as text for trackers."""
     numbers = {name: f"{getattr(row, name):.6g}" for name in ("value", "low", "high")}
     return {"protocol": row.protocol, "encoder": row.encoder, **numbers}

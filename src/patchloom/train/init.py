@@ -9,7 +9,6 @@ from typing import Any
 import timm
 from torch import Tensor
 
-from patchloom.results.claims import START
 from patchloom.display import is_first
 from patchloom.errors import PatchloomError
 from patchloom.nets.build import build_encoder, outline
@@ -31,6 +30,7 @@ from patchloom.nets.finetune import frozen_names
 from patchloom.nets.swin import Encoder
 from patchloom.nets.teacher import FrozenTeacher
 from patchloom.questions.identity import ImageHead
+from patchloom.results.claims import START
 from patchloom.runs.encoder import check_place, encoder_weights, unfinished_run
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.settings import ResolvedSettings, Settings

@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import torch
 
-from patchloom.results.claims import MeasureResult
 from patchloom.data.loader import steps_per_epoch
 from patchloom.display import duration, time_left, visible
 from patchloom.errors import AlreadyReported, PatchloomError
@@ -25,6 +24,7 @@ from patchloom.look.task_pictures import draw_task, title_of
 from patchloom.nets.encode import patch_count
 from patchloom.pace import Pace
 from patchloom.questions.question import Measure
+from patchloom.results.result import Result
 from patchloom.runs.checkpoint import restore, whole_weights
 from patchloom.runs.folder import RunFolder, metrics_row
 from patchloom.runs.settings import ResolvedSettings
@@ -158,7 +158,7 @@ def draw_run(
         drawn, percent = folder.pictures / "curves.png", measure.result.unit == "%"
         gallery = noun if validation.gallery is None else f"{len(validation.gallery):,} training {noun}"
         files.append(draw_curves(folder.metrics, drawn, measure.name, images=shown, percent=percent, gallery=gallery))
-    means = {f"baseline:{name}": value for name, value in measure.result.baselines.items()}
+    means = {f"baseline:{one.name}": one.value for one in measure.result.baselines}
     at = settings.epochs * done / whole if curves else 0  # the first pictures have the measure before the first step
     row = {"epoch": at, "held_out": measure.result.value} | means
     title = partial(title_of, folder.name, settings, place, [row], doubt, noun=card.modality.noun)
@@ -265,12 +265,12 @@ def round_duration(seconds: float) -> str:
     return duration(seconds)
 
 
-def measure_forms(measure: MeasureResult) -> list[str]:
+def measure_forms(measure: Result) -> list[str]:
     """Return forms of a measure for the progress line: with all baselines, with the one to beat, and without any."""
-    alone, to_beat = f"{measure.name} {measure.show()}", measure.to_beat
-    baselines = ", ".join(f"{name} {measure.show(value)}" for name, value in measure.baselines.items())
-    spread = "".join(f", {name} {value:.2f}" for name, value in measure.outputs.items())
-    return [f"{alone} ({baselines}){spread}", f"{alone} ({to_beat} {measure.show(measure.baselines[to_beat])})", alone]
+    alone, to_beat = f"{measure.measure} {measure.compact()}", measure.to_beat
+    baselines = ", ".join(f"{one.name} {measure.compact(one.value)}" for one in measure.baselines)
+    spread = "".join(f", {name} {value:.2f}" for name, value in measure.also.items())
+    return [f"{alone} ({baselines}){spread}", f"{alone} ({to_beat.name} {measure.compact(to_beat.value)})", alone]
 
 
 def progress_line(

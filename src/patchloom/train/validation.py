@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from patchloom.results.claims import START, Effect
 from patchloom.data.augment import cuts_natively
 from patchloom.data.loader import plain_batches
 from patchloom.data.source import Source
@@ -36,6 +35,8 @@ from patchloom.nets.performance import use_kernels
 from patchloom.nets.swin import Encoder
 from patchloom.questions.collapse import centred_rank, deviation, distance_from_mean, effective_rank, output_spread
 from patchloom.questions.question import Measure
+from patchloom.results.claims import START
+from patchloom.results.result import Result
 from patchloom.runs.settings import ResolvedSettings
 from patchloom.system.distributed import gathered_weights, without_collectives
 from patchloom.system.hardware import float32_products
@@ -253,15 +254,15 @@ class Validation:
 def _columns(measure: Measure) -> dict[str, float]:
     """Return the columns of a measure of the task."""
     result = measure.result
-    row = {"held_out": result.value} | {f"baseline:{name}": value for name, value in result.baselines.items()}
-    row |= _share_columns(result.effect)
+    row = {"held_out": result.value} | {f"baseline:{one.name}": one.value for one in result.baselines}
+    row |= _share_columns(result.to_beat.share)
     row |= {f"held_out:{name}": values.mean().item() for name, values in measure.details.items()}
-    return row | {f"teacher:{name}": value for name, value in result.outputs.items()}
+    return row | {f"teacher:{name}": value for name, value in result.also.items()}
 
 
-def _share_columns(effect: Effect) -> dict[str, float]:
-    """Return the columns of the effect and its interval; {} for too few images."""
-    columns = {"share": effect.share, "share:low": effect.low, "share:high": effect.high}
+def _share_columns(share: Result) -> dict[str, float]:
+    """Return the columns of a share of the way and its interval; {} for too few images."""
+    columns = {"share": share.value, "share:low": share.low, "share:high": share.high}
     return {name: value for name, value in columns.items() if math.isfinite(value)}
 
 

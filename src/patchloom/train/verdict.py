@@ -11,23 +11,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from patchloom.results.claims import (
-    MIN_VERDICT_IMAGES,
-    SMALL,
-    START,
-    Effect,
-    Level,
-    MeasureResult,
-    control_name,
-    effect_between,
-    effect_of,
-    leave_open,
-)
 from patchloom.data.modality import IMAGES, Modality
 from patchloom.evaluate.frozen import UNTRAINED
-from patchloom.evaluate.results import Report, Row, compare_rows
 from patchloom.questions.agreement import GAUSSIAN
 from patchloom.questions.question import Measure
+from patchloom.results.claims import MIN_VERDICT_IMAGES, START, control_name
+from patchloom.results.evaluation import Evaluation, compare_results
+from patchloom.results.result import Result
+from patchloom.results.shares import SMALL, Level, fell, leave_open, level_of, share_between, share_of, share_of_way
 from patchloom.runs.held_out import HeldOut
 from patchloom.runs.settings import ResolvedSettings
 from patchloom.runs.verdict import ANOTHER, HIGHER, LOWER, Health, Rule, Verdict, no_labels
@@ -55,7 +46,7 @@ _CLASSES = {
 }
 
 
-def closing_sentence(measure: Measure, knn: Report | None, held_out: HeldOut, modality: Modality = IMAGES) -> str:
+def closing_sentence(measure: Measure, knn: Evaluation | None, held_out: HeldOut, modality: Modality = IMAGES) -> str:
     """Return the closing sentence of a run, by the rules of `patchloom.results.claims`."""
     text = _of_task(measure, held_out, modality)
     return f"{text}. {no_labels(modality.noun)}" if knn is None else f"{text}; and by kNN {_of_classes(knn, modality)}."
@@ -63,9 +54,10 @@ def closing_sentence(measure: Measure, knn: Report | None, held_out: HeldOut, mo
 
 def _of_task(measure: Measure, held_out: HeldOut, modality: Modality) -> str:
     result, noun = measure.result, modality.noun
-    level, effect, to_beat = result.level, result.effect, result.to_beat
+    effect, to_beat = result.to_beat.share, result.to_beat.name
+    level = level_of(effect)
     images = _counted(effect.n, held_out.named(noun), modality)
-    base = f"{result.show(result.baselines[to_beat])} ({to_beat})"
+    base = f"{result.compact(result.to_beat.value)} ({to_beat})"
     if measure.collapsed():
         head = "The outputs for whole images have collapsed, so predicting them means little"
     elif level.better and measure.alike():
@@ -73,7 +65,7 @@ def _of_task(measure: Measure, held_out: HeldOut, modality: Modality) -> str:
     else:
         head = _TASK[level].format(images=leave_open(effect.n, images))
         head += f", or these {noun} are memorised" if level.better and held_out.doubt else ""
-    found = f"{result.name} {result.show()}" + (f" on {images}" if images not in head else "")
+    found = f"{result.measure} {result.compact()}" + (f" on {images}" if images not in head else "")
     if level is Level.WORSE:
         found += f", and {base} has to be beaten"
     elif effect.low == -float("inf"):  # too few for an interval
@@ -83,42 +75,42 @@ def _of_task(measure: Measure, held_out: HeldOut, modality: Modality) -> str:
     return f"{head}: {found}{_others(result)}"
 
 
-def _others(result: MeasureResult) -> str:
+def _others(result: Result) -> str:
     """Return the other baselines, in words where they disagree with the one to beat."""
-    level, to_beat, said = result.level, result.to_beat, ""
-    for name, mean in result.baselines.items():
-        if name == to_beat:
+    level, to_beat, said = level_of(result.to_beat.share), result.to_beat.name, ""
+    for name, mean, share, barred, beats in result.baselines:
+        if beats:
             continue
-        other, value = result.effects[name].level, f"{name} ({result.show(mean)})"
+        other, value = level_of(share), f"{name} ({result.compact(mean)})"
         # an optional baseline may know what the network does not, such as each patch's true colour
-        knows = "" if name in result.barred else ", which has information that the encoder lacks"
+        knows = "" if barred else ", which has information that the encoder lacks"
         if level.better and other is Level.WORSE:
             said += f"; that beats {to_beat}, but not {value}{knows}"
         elif level is Level.WORSE and other.better:
             said += f"; that beats {value}, but not {to_beat}"
         else:
-            said += f"; {name} {result.show(mean)}"
+            said += f"; {name} {result.compact(mean)}"
     return said
 
 
-def _of_classes(knn: Report, modality: Modality) -> str:
+def _of_classes(knn: Evaluation, modality: Modality) -> str:
     """Compare the encoder's features with the best control, and with the others where the result differs."""
     trained, best, *rest = best_control_first(knn)
     level, images = (
-        effect_over_control(trained, best, knn.n_test).level,
+        level_of(effect_over_control(trained, best, knn.n_test)),
         _counted(knn.n_test, f"test {modality.noun}", modality),
     )
     meaning = _CLASSES[level].format(other=control_name(best.encoder), images=leave_open(knn.n_test, images))
     numbers = f"{trained.value:.1%}, {best.value:.1%}"
     for row in rest:
-        other = effect_over_control(trained, row, knn.n_test).level
+        other = level_of(effect_over_control(trained, row, knn.n_test))
         if (other.better and level.no_gain) or (other is Level.WORSE and level.better):
             meaning += f" ({numbers}), but {'better' if other.better else 'worse'} than {row.encoder}"
             numbers = f"{row.value:.1%}"
     return f"{meaning} ({numbers})"
 
 
-def best_control_first(knn: Report) -> list[Row]:
+def best_control_first(knn: Evaluation) -> list[Result]:
     """Return the encoder's row of a kNN, then its controls, the best one first.
 
     The start of an adapted encoder comes before the others, because it is what the run must improve on.
@@ -127,21 +119,21 @@ def best_control_first(knn: Report) -> list[Row]:
     return [trained, *_best_first(controls)]
 
 
-def _best_first(controls: Iterable[Row]) -> list[Row]:
+def _best_first(controls: Iterable[Result]) -> list[Result]:
     return sorted(controls, key=lambda row: (row.encoder != START, -row.value))
 
 
-def effect_over_control(row: Row, control: Row, n: int) -> Effect:
-    """Return the effect of an encoder over a control, with the interval of `patchloom.results.claims.Difference` if known."""
-    found = compare_rows([row], [control], trained=False).effect(control.value)
-    return found or effect_between((row.value, row.low, row.high), (control.value, control.low, control.high), n)
+def effect_over_control(row: Result, control: Result, n: int) -> Result:
+    """Return the share of the way from a control to perfect, by `patchloom.results.claims.Difference` if known."""
+    found = share_of(compare_results([row], [control], trained=False), control.value)
+    return found or share_between((row.value, row.low, row.high), (control.value, control.low, control.high), n)
 
 
 def _counted(n: int, images: str, modality: Modality) -> str:
     return f"{n:,} {images if n != 1 else images.replace(modality.noun, modality.item, 1)}"
 
 
-def _perfect(result: MeasureResult) -> str:
+def _perfect(result: Result) -> str:
     return ("100%" if result.unit == "%" else "1") if result.higher_is_better else "0"
 
 
@@ -208,7 +200,7 @@ class VerdictInputs(NamedTuple):
 
         An interval that widens a little would otherwise turn a healthy run into a weak one whose error still falls.
         """
-        now = self.measure.result.level
+        now = level_of(self.measure.result.to_beat.share)
         return Level.CLEAR if now.better and now is not Level.CLEAR and self._was_clear() else now
 
     def _was_clear(self) -> bool:
@@ -222,7 +214,7 @@ class VerdictInputs(NamedTuple):
             change = self._change(row["step"], self.measure.values.tolist())
             if change is None or change.high < 0:
                 continue
-            if effect_of(values, base, perfect, self.measure.groups).level is Level.CLEAR:
+            if level_of(share_of_way(values, base, perfect, self.measure.groups)) is Level.CLEAR:
                 return True
         return False
 
@@ -241,7 +233,7 @@ class VerdictInputs(NamedTuple):
         """Return the last value of a column; None if there is none, as in runs of older versions."""
         return next((float(row[column]) for row in reversed(self.rows) if row.get(column)), None)
 
-    def gained_since(self, step: float) -> Effect | None:
+    def gained_since(self, step: float) -> Result | None:
         """Return the effect of training since the last measure up to ``step``, paired over images; None if unknown."""
         before = [row for row in self._measured() if int(row["step"]) <= step]
         return self._change(before[-1]["step"], self.measure.values.tolist()) if before else None
@@ -250,13 +242,13 @@ class VerdictInputs(NamedTuple):
         """Return whether the measure is significantly worse than before the first step."""
         start = next((row["step"] for row in self._measured()), "")
         change = self._change(start, self.measure.values.tolist())
-        return change is not None and change.fell(SMALL)
+        return change is not None and fell(change, SMALL)
 
     def jump_back(self, least: float) -> tuple[float, float] | None:
         """Return the first two consecutive measures whose second one is significantly worse; None if there are none."""
         for before, after in pairwise(self._measured()):
             change = self._change(before["step"], self.results.get(after["step"], ()))
-            if change is not None and change.fell(least):
+            if change is not None and fell(change, least):
                 return float(before["held_out"]), float(after["held_out"])
         return None
 
@@ -264,19 +256,19 @@ class VerdictInputs(NamedTuple):
         """Return the rows with a held-out measure."""
         return [row for row in self.rows if row.get("held_out")]
 
-    def _change(self, before: str, after: Sequence[float]) -> Effect | None:
+    def _change(self, before: str, after: Sequence[float]) -> Result | None:
         """Return the effect of training between two measures, paired over held-out images; None if unknown."""
         first = self.results.get(before, ())
         if not first or len(first) != len(after):
             return None
-        return effect_of(after, first, 1.0 if self.measure.higher_is_better else 0.0, self.measure.groups)
+        return share_of_way(after, first, 1.0 if self.measure.higher_is_better else 0.0, self.measure.groups)
 
     def separates_classes(self) -> bool:
         """Return whether kNN is better than the best control or an untrained encoder."""
         return self.classes is not None and (self.classes.level.better or self.classes.untrained.better)
 
 
-def final_class_result(knn: Report) -> ClassResult:
+def final_class_result(knn: Evaluation) -> ClassResult:
     """Return the kNN result of the final evaluation."""
     trained, *controls = best_control_first(knn)
     return _classes(trained, controls, knn.n_test)
@@ -290,15 +282,17 @@ def logged_class_result(
     found = {called: row[name] for row in rows for name, called in names.items() if row.get(name)}
     if len(found.keys() - {START}) < len(names) - 1 or not images:
         return None
-    trained, *controls = (Row.of(name, "mean", "knn", {}, float(value), images) for name, value in found.items())
+    trained, *controls = (
+        Result.of_share(name, "knn", {"pooling": "mean"}, float(value), images) for name, value in found.items()
+    )
     return _classes(trained, _best_first(controls), images)
 
 
-def _classes(trained: Row, controls: Sequence[Row], images: int) -> ClassResult:
+def _classes(trained: Result, controls: Sequence[Result], images: int) -> ClassResult:
     """Return the kNN result of an encoder's row and its controls, the best one first."""
-    levels = {row.encoder: effect_over_control(trained, row, images).level for row in controls}
+    levels = {row.encoder: level_of(effect_over_control(trained, row, images)) for row in controls}
     best = next(iter(levels))
-    groups = 0 if trained.groups is None else len(trained.groups.unique())
+    groups = trained.groups
     return ClassResult(trained.value, best, controls[0].value, levels[best], levels[UNTRAINED], images, groups)
 
 
@@ -430,9 +424,9 @@ def _not_better(signs: VerdictInputs) -> _Finding | None:
     gained = signs.gained_since(signs.step / 2)
     if gained is None:
         return _Finding(Verdict.EARLY, Rule.NO_HALFWAY, updates, _longer(signs))
-    if gained.level.visible:
-        return _Finding(Verdict.EARLY, Rule.NEARER, {"gained": gained.share}, _longer(signs))
-    if gained.level is Level.UNKNOWN:
+    if level_of(gained).visible:
+        return _Finding(Verdict.EARLY, Rule.NEARER, {"gained": gained.value}, _longer(signs))
+    if level_of(gained) is Level.UNKNOWN:
         actions = {"held_out": HIGHER, **_longer(signs)}
         return _Finding(Verdict.EARLY, Rule.FEW_IMAGES_SINCE_HALFWAY, signs.groups, actions)
     actions = {"patch_size": LOWER, "blr": LOWER, "task": ANOTHER}
@@ -458,8 +452,8 @@ def _weak(signs: VerdictInputs) -> _Finding | None:
 
 def _solved(signs: VerdictInputs) -> _Finding | None:
     """The task is too easy, and labels show no gain or are missing."""
-    effect, found = signs.measure.result.effect, signs.classes
-    if signs.measure.outputs is not None or effect.share < _SOLVED or effect.low < _SURELY:
+    effect, found = signs.measure.result.to_beat.share, signs.classes
+    if signs.measure.outputs is not None or effect.value < _SOLVED or effect.low < _SURELY:
         return None
     if found is None:
         return _Finding(Verdict.HEALTHY, Rule.SOLVED, {}, {"task": ANOTHER})
@@ -488,7 +482,7 @@ def _healthy(signs: VerdictInputs) -> _Finding:
         )
         return _Finding(Verdict.HEALTHY, Rule.HEALTHY, figures, labels)
     gained = signs.gained_since(0.75 * signs.steps) if signs.ended else None
-    grows = gained is not None and gained.level.visible
+    grows = gained is not None and level_of(gained).visible
     return _Finding(Verdict.HEALTHY, Rule.HEALTHY, figures, _longer(signs) if grows else {})
 
 

@@ -11,7 +11,6 @@ from running import csv_rows
 from sklearn.datasets import load_digits
 from sklearn.neighbors import KNeighborsClassifier
 
-from patchloom.results.claims import CONSTANT
 from patchloom.data.augment import CentreCrop
 from patchloom.data.modality import IMAGES
 from patchloom.data.sources.open import open_data
@@ -26,6 +25,7 @@ from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file
 from patchloom.nets.encode import layer_names
 from patchloom.patches.tokens import patchify
+from patchloom.results.claims import CONSTANT
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 from collections.abc import Callable
 from dataclasses import fields, replace
 from inspect import signature
@@ -14,10 +13,12 @@ from patchloom.arguments import PathLike, plain_path, unknown_option_error, vali
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.display import is_first, print_line
 from patchloom.errors import PatchloomError, check_options, listing, suggestion
-from patchloom.evaluate.results import Report, append_rows, check_rows, frozen_ahead
 from patchloom.evaluate.settings import DryRun, EvalSettings, print_notes_once, share_nothing
 from patchloom.evaluate.trainer import keep_until_done
 from patchloom.nets.checkpoints.load import check_model
+from patchloom.results import store
+from patchloom.results.evaluation import Evaluation, frozen_ahead
+from patchloom.results.result import Result
 from patchloom.system.distributed import explain_peer_death
 from patchloom.system.hardware import float32_products
 
@@ -52,7 +53,7 @@ _TRAIN = (
 _OWN_NETWORK = ("positions", "ensemble")  # a task's decoder, and fine-tuned classifiers
 
 
-def protocol_of(name: str) -> tuple[Callable[..., Report], dict[str, Any]]:
+def protocol_of(name: str) -> tuple[Callable[..., Evaluation], dict[str, Any]]:
     """Return the function of a protocol, and arguments from its name: ``blocks:2`` means blocks with count=2."""
     plain, _, number = name.partition(":")
     if plain not in PROTOCOLS or (number and (plain != "blocks" or not number.isdigit())):
@@ -66,25 +67,24 @@ def import_path(path: str) -> Callable[..., Any]:
     return getattr(importlib.import_module(module), attribute)
 
 
-def _with_readers(report: Report, settings: EvalSettings) -> Report:
+def _with_readers(report: Evaluation, settings: EvalSettings) -> Evaluation:
     """Return the report with a sentence on the value of ``--workers auto``."""
     number, why = settings.readers
     by = f"up to {number} process{'es' * (number > 1)}" if number else "the main process"
     return replace(
         report,
-        protocol=f"{report.protocol} {by[0].upper()}{by[1:]} read{'s' * (number < 2)} the data "
-        f"(--workers auto: {why}).",
+        method=f"{report.method} {by[0].upper()}{by[1:]} read{'s' * (number < 2)} the data (--workers auto: {why}).",
     )
 
 
-def _planned(plan: DryRun, settings: EvalSettings) -> Report:
-    """Return a report without rows, which says what would be done."""
+def _planned(plan: DryRun, settings: EvalSettings) -> Evaluation:
+    """Return an evaluation without results, which says what would be done."""
     said, test = [*plan.sentences], plan.test
     if settings.seeds > 1:
         said.append(f"The same for {settings.seeds} seeds.")
-    return Report(
-        rows=[],
-        protocol=" ".join(said),
+    return Evaluation(
+        results=[],
+        method=" ".join(said),
         headline="This was a dry run: nothing was trained, and no result was written.",
         quoted=(),
         data=test.name,
@@ -97,10 +97,10 @@ def _planned(plan: DryRun, settings: EvalSettings) -> Report:
 
 @validate_arguments
 @float32_products()
-def evaluate(protocol: str, run: PathLike, data: DataLike, **options: Any) -> Report:
+def evaluate(protocol: str, run: PathLike, data: DataLike, **options: Any) -> Evaluation:
     """Evaluate an encoder by one protocol, with its controls.
 
-    The rows are appended to ``results.csv`` if ``run`` is a run's folder. Pictures show the last seed.
+    Its results are appended to ``results.jsonl`` if ``run`` is a run's folder. Pictures show the last seed.
 
     Args:
         protocol: one of `PROTOCOLS`.
@@ -110,8 +110,8 @@ def evaluate(protocol: str, run: PathLike, data: DataLike, **options: Any) -> Re
         options: fields of `EvalSettings`, such as ``seeds=3``, and options of the protocol.
 
     Returns:
-        The report of the last seed, which includes those of the others and the differences over all seeds; of a dry
-        run, a report without rows.
+        The evaluation of the last seed, which includes those of the others and the differences over all seeds; of a dry
+        run, an evaluation without results.
 
     Raises:
         PatchloomError: unknown protocol, option, encoder or data, or invalid values.
@@ -130,17 +130,13 @@ def evaluate(protocol: str, run: PathLike, data: DataLike, **options: Any) -> Re
     check_model(run, settings.model)
     if settings.network is not None and protocol in _OWN_NETWORK:
         raise PatchloomError(f"{protocol} is of the networks that were trained for it: leave out --network")
-    results, before = None, b""
+    place, before = None, list[Result]()
     if protocol.partition(":")[0] not in _TRAIN:
         share_nothing(settings, protocol)
     if not str(run).startswith("timm:") and Path(run).is_dir() and is_first():
-        results = Path(run) / "results.csv"
-        before = check_rows(results)
-        if not os.access(results if results.exists() else run, os.W_OK):
-            raise PatchloomError(
-                f"{results} cannot be written, and results are stored there: copy the run to a folder of your own"
-            )
-    reports: list[Report] = []
+        place = Path(run)
+        before = store.check(place)
+    reports: list[Evaluation] = []
     with print_notes_once(), keep_until_done(), explain_peer_death():
         for seed in range(settings.seed, settings.seed + settings.seeds):
             if settings.seeds > 1 and is_first():
@@ -154,12 +150,12 @@ def evaluate(protocol: str, run: PathLike, data: DataLike, **options: Any) -> Re
             if settings.network == "teacher":
                 report = report.with_setting("network", "teacher")
             if protocol == "finetune" and (ahead := frozen_ahead(before, report)):
-                report = replace(report, protocol=f"{report.protocol} {ahead}")
+                report = replace(report, method=f"{report.method} {ahead}")
             if settings.seeds > 1 and len(reports) == settings.seeds - 1:
                 report = report.over_seeds(reports)
             reports.append(report if settings.workers != "auto" else _with_readers(report, settings))
-            if results is not None:
-                append_rows(results, report)
+            if place is not None:
+                store.append(place, report.results)
     for drawing in reports[-1].drawings if is_first() else ():
         import_path(drawing.function)(**drawing.content, out=drawing.out)
     return reports[-1]

@@ -16,9 +16,10 @@ from patchloom.data.sources.in_memory import DataLike
 from patchloom.errors import PatchloomError, check_options, listing
 from patchloom.evaluate.classifier import Classifier, ClassifierCard, class_names, load_classifier, read_classifier
 from patchloom.evaluate.features import FeatureOptions, Precision
-from patchloom.evaluate.results import Report, Row
 from patchloom.evaluate.settings import EvalSettings, parts_of
 from patchloom.evaluate.training import ClassPredictions, predict_classes, training_report
+from patchloom.results.evaluation import Evaluation
+from patchloom.results.result import Result
 
 _ENSEMBLE = "ensemble"
 
@@ -40,7 +41,7 @@ def ensemble(
     others: str | list[str] = "",
     precision: Precision = "auto",
     test_crop: float | None = None,
-) -> Report:
+) -> Evaluation:
     """Average the softmax outputs of two or more fine-tuned classifiers.
 
     Args:
@@ -80,12 +81,12 @@ def ensemble(
         for member in members
     ]
     mean, agreement = average(said), agreement_of(said)
-    pooling = "-"
     row_settings: dict[str, Any] = {} if test_crop is None else {"test_crop": test_crop}
     row_settings |= {"members": len(members), "agreement": agreement}
-    rows = [Row.of_images(_ENSEMBLE, pooling, "ensemble", row_settings, mean.right, mean.groups)]
+    rows = [Result.of_images(_ENSEMBLE, "ensemble", row_settings, mean.right, mean.groups)]
     for member, found in zip(members, said, strict=True):
-        rows.append(Row.of_images(member.name, member.model.pooling, "ensemble", {}, found.right, found.groups))
+        pooling = {"pooling": member.model.pooling}
+        rows.append(Result.of_images(member.name, "ensemble", pooling, found.right, found.groups))
     done = (
         f"Ensemble: the mean of the softmax outputs of {len(members)} fine-tuned classifiers; nothing was trained or "
         f"chosen. Two of them predict the same class for {agreement:.1%} of the test {parts.test.noun}"

@@ -11,7 +11,6 @@ from typing import Any, Literal
 import numpy as np
 
 from patchloom.arguments import takes_recipe
-from patchloom.results.claims import CONSTANT
 from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.errors import PatchloomError, check_options
@@ -26,12 +25,13 @@ from patchloom.evaluate.protocols.finetune import (
 )
 from patchloom.evaluate.protocols.linear import LINEAR
 from patchloom.evaluate.recipes import Recipe
-from patchloom.evaluate.results import Report
 from patchloom.evaluate.settings import EvalSettings, Parts, parts_of, share_nothing, share_steps, stratified_subset
 from patchloom.evaluate.training import Candidate, about_control, plan_for, train_and_test
 from patchloom.nets.checkpoints.format import EncoderCard, untrained_twin
 from patchloom.nets.heads import Stem
 from patchloom.nets.swin import Encoder
+from patchloom.results.claims import CONSTANT
+from patchloom.results.evaluation import Evaluation
 from patchloom.runs.encoder import load_start
 from patchloom.system.files import LIST_FILE, read_text
 
@@ -56,7 +56,7 @@ def fewshot(
     control: bool = True,
     precision: Precision = "auto",
     **changes: Any,
-) -> Report:
+) -> Evaluation:
     """Fine-tune, or fit a linear probe, with a small part of the labels.
 
     Args:
@@ -230,7 +230,7 @@ def _linear(
     settings: EvalSettings,
     what: dict[str, Any],
     options: FeatureOptions,
-) -> Report:
+) -> Evaluation:
     """Run the linear probe, with rows of this protocol."""
     (report,) = compare_frozen(
         (replace(LINEAR, drawn=True),),
@@ -244,12 +244,12 @@ def _linear(
     )
     renamed = {
         id(row): replace(row, protocol="few-shot", settings={**row.settings, "method": "linear", **what})
-        for row in report.rows
+        for row in report.results
         if row.encoder != CONSTANT
     }
     return replace(
         report,
-        rows=[renamed.get(id(row), replace(row, protocol="few-shot")) for row in report.rows],
+        results=[renamed.get(id(row), replace(row, protocol="few-shot")) for row in report.results],
         quoted=tuple(renamed[id(row)] for row in report.quoted),
         headline=f"With {len(parts.train):,} labels: {report.headline}",
     )

@@ -11,7 +11,6 @@ from typing import Any, TypedDict, Unpack
 from torch import nn
 
 from patchloom.arguments import takes_recipe
-from patchloom.results.claims import START
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.display import print_line
 from patchloom.errors import PatchloomError, check_options
@@ -26,7 +25,6 @@ from patchloom.evaluate.classifier import (
 )
 from patchloom.evaluate.features import Precision
 from patchloom.evaluate.recipes import Recipe
-from patchloom.evaluate.results import Report
 from patchloom.evaluate.settings import EvalSettings, Parts, parts_of, place_in_run, share_steps
 from patchloom.evaluate.training import SCRATCH, Build, Candidate, about_control, plan_for, train_and_test
 from patchloom.nets.checkpoints.format import EncoderCard, untrained_twin
@@ -34,6 +32,8 @@ from patchloom.nets.encode import patch_positions
 from patchloom.nets.finetune import with_variant
 from patchloom.nets.heads import InstanceHead
 from patchloom.nets.swin import Encoder, is_hierarchical
+from patchloom.results.claims import START
+from patchloom.results.evaluation import Evaluation
 from patchloom.runs.encoder import load_start
 
 
@@ -50,7 +50,7 @@ def finetune(
     precision: Precision = "auto",
     out: str | None = None,
     **changes: Any,
-) -> Report:
+) -> Evaluation:
     """Train the whole encoder and a linear head on labelled images, with training from scratch as control.
 
     Args:

@@ -28,7 +28,6 @@ from patchloom.evaluate.protocols.finetune import (
     start_candidate,
 )
 from patchloom.evaluate.recipes import Recipe
-from patchloom.evaluate.results import Drawing, Report, Row
 from patchloom.evaluate.settings import (
     EvalSettings,
     Parts,
@@ -50,6 +49,8 @@ from patchloom.evaluate.training import (
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.encode import input_size
 from patchloom.nets.swin import Encoder
+from patchloom.results.evaluation import Drawing, Evaluation
+from patchloom.results.result import Result
 from patchloom.runs.encoder import load_start
 from patchloom.runs.held_out import seen_in_pretraining
 from patchloom.system.distributed import first_decides, rank
@@ -72,7 +73,7 @@ def keywords(
     precision: Precision = "auto",
     out: str | None = None,
     **changes: Any,
-) -> Report:
+) -> Evaluation:
     """Fine-tune on recordings of words, to classify keywords, silence and other words.
 
     Args:
@@ -162,7 +163,7 @@ def _parts(opened: KeywordParts, card: EncoderCard, settings: EvalSettings, run:
 
 def _raw_features(
     vit: Encoder, card: EncoderCard, parts: Parts, settings: EvalSettings, what: dict[str, Any]
-) -> Callable[[], Row]:
+) -> Callable[[], Result]:
     """Fit a logistic regression on the training recordings; return a function that tests it."""
     name, features_of, _ = raw_extractor(vit, card, settings)
     train = features_of(parts.train)
@@ -171,15 +172,15 @@ def _raw_features(
     )
     about = {"l2": choice.strength, "held_out_accuracy": choice.accuracy, "held_out": choice.held_out, **what}
 
-    def row() -> Row:
+    def row() -> Result:
         test = features_of(parts.test)
-        return Row.of_images(name, "-", _NAME, about, probe.right(test.pooled("pixels"), test.labels), test.groups)
+        return Result.of_images(name, _NAME, about, probe.right(test.pooled("pixels"), test.labels).cpu(), test.groups)
 
     return row
 
 
 def _drawings(
-    place: Path | None, found: ClassPredictions, row: Row, classes: tuple[str, ...], parts: Parts
+    place: Path | None, found: ClassPredictions, row: Result, classes: tuple[str, ...], parts: Parts
 ) -> tuple[Drawing, ...]:
     """Return the confusion matrix of the fine-tuned encoder."""
     if place is None:

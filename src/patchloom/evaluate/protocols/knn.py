@@ -16,8 +16,9 @@ from patchloom.errors import PatchloomError
 from patchloom.evaluate.features import FeatureOptions, ImageFeatures, Pooling
 from patchloom.evaluate.frozen import FrozenProtocol, ScoreFunction, measure_run
 from patchloom.evaluate.logistic import hold_out_for_choice
-from patchloom.evaluate.results import Report, Row
 from patchloom.evaluate.settings import EvalSettings
+from patchloom.results.evaluation import Evaluation
+from patchloom.results.result import Result
 
 TEMPERATURE = 0.07
 _SIMILARITIES = 2**24  # in memory at once
@@ -130,7 +131,7 @@ def knn(
     test_crop: float = 1.0,
     last_norm: bool = True,
     blend: float | list[float] | None = None,
-) -> Report:
+) -> Evaluation:
     """Classify by the nearest neighbours among training images, by cosine similarity of frozen features.
 
     Args:
@@ -181,12 +182,12 @@ def _fit(
     return score
 
 
-def _quoted(rows: Sequence[Row]) -> Row:
+def _quoted(rows: Sequence[Result]) -> Result:
     first = [row for row in rows if row.pooling == "mean"] or rows
     return min(first, key=lambda row: abs(row.settings["k"] - _USUAL_K))
 
 
-def _held_out(train: ImageFeatures, row: Row, settings: EvalSettings) -> float:
+def _held_out(train: ImageFeatures, row: Result, settings: EvalSettings) -> float:
     """Return the accuracy of a row's pooling and k on held-out training images, with the others as the gallery."""
     if len(train.labels) < 2:
         raise PatchloomError("a blend is chosen on held-out training images: add a second training image")
@@ -196,7 +197,7 @@ def _held_out(train: ImageFeatures, row: Row, settings: EvalSettings) -> float:
     return knn_accuracies(*pooled, (k,), device=settings.torch_device)[k]
 
 
-def _title(row: Row) -> str:
+def _title(row: Result) -> str:
     return f"kNN (k={row.settings['k']}, {row.pooling})"
 
 

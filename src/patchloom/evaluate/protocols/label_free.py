@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from patchloom.results.claims import START
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.errors import listing
 from patchloom.evaluate.frozen import UNTRAINED, raw_name
@@ -26,11 +25,13 @@ from patchloom.evaluate.label_free import (
     own_crop,
     rows_from_features,
 )
-from patchloom.evaluate.results import Report, Row, note_unreadable
 from patchloom.evaluate.settings import EvalSettings, parts_of
 from patchloom.nets.checkpoints.format import untrained_twin
 from patchloom.nets.encode import input_size
 from patchloom.nets.swin import is_hierarchical
+from patchloom.results.claims import START
+from patchloom.results.evaluation import Evaluation, as_control, note_unreadable
+from patchloom.results.result import Result
 from patchloom.runs.encoder import load_start
 
 # results of benchmarks/label_free.py
@@ -42,7 +43,7 @@ _WORTH = (
 )
 
 
-def label_free(run: str | Path, data: DataLike, settings: EvalSettings, *, images: int = DEFAULT_IMAGES) -> Report:
+def label_free(run: str | Path, data: DataLike, settings: EvalSettings, *, images: int = DEFAULT_IMAGES) -> Evaluation:
     """Measure an encoder without labels: rank of its features, and retrieval of images by crops and by few patches.
 
     Args:
@@ -70,12 +71,12 @@ def label_free(run: str | Path, data: DataLike, settings: EvalSettings, *, image
     if cropped:
         name = raw_name(card)
         rows.append(rows_from_features(name, extract_label_free_pixels(name, size, card, source, settings)))
-    measured = {row.settings["measure"] for row in rows[0]}
+    measured = {row.measure for row in rows[0]}
     measure = next(one for one in (own_crop(AREAS[-1]), overlap_measure(SHARES[1]), RANKME) if one in measured)
-    quoted = tuple(row for each in rows for row in each if row.settings["measure"] == measure)
-    report = Report(
-        rows=[*sum(rows, []), *chance_rows(ours)],
-        protocol=" ".join(
+    quoted = tuple(row for each in rows for row in each if row.measure == measure)
+    report = Evaluation(
+        results=[*sum(rows, []), *chance_rows(ours)],
+        method=" ".join(
             [
                 *_sentences(ours, source.noun, cropped, is_hierarchical(vit)),
                 story,
@@ -92,7 +93,7 @@ def label_free(run: str | Path, data: DataLike, settings: EvalSettings, *, image
         across="measure",
         down=True,
     )
-    return report if quoted[0].right is None else report.with_differences(False)
+    return report if quoted[0].outcomes is None else report.with_differences(False)
 
 
 def _sentences(found: LabelFreeFeatures, noun: str, cropped: bool, swin: bool) -> list[str]:
@@ -131,7 +132,7 @@ def _listed(shares: Sequence[float]) -> str:
     return f"{', '.join(first)} or {last} %"
 
 
-def _headline(measure: str, quoted: Sequence[Row], tested: str) -> str:
+def _headline(measure: str, quoted: Sequence[Result], tested: str) -> str:
     ours, *others = quoted
-    against = listing([row.as_control() for row in others], "and")
+    against = listing([as_control(row) for row in others], "and")
     return f"{measure[0].upper()}{measure[1:]}: {ours.text()} against {against} on {tested}."

@@ -21,10 +21,11 @@ from patchloom.evaluate.frozen import (
 )
 from patchloom.evaluate.logistic import CHOICE_VALIDATION_SHARE, hold_out_for_choice
 from patchloom.evaluate.protocols.knn import TEMPERATURE, knn_right
-from patchloom.evaluate.results import Drawing, Report, Row
 from patchloom.evaluate.settings import EvalSettings, parts_of
 from patchloom.nets.encode import input_size
 from patchloom.nets.swin import refuse_hierarchical
+from patchloom.results.evaluation import Drawing, Evaluation
+from patchloom.results.result import Result
 from patchloom.runs.encoder import load_start
 
 
@@ -36,7 +37,7 @@ def layers(
     k: int = 20,
     test_crop: float = 1.0,
     out: str | Path | None = None,
-) -> Report:
+) -> Evaluation:
     """Classify by the nearest neighbours among training images, with the features of every layer.
 
     Args:
@@ -57,7 +58,7 @@ def layers(
     options = FeatureOptions(test_crop)
     options.check(parts.test)
     plan_frozen("layers", card, parts, settings, [UNTRAINED, raw_name(card)])
-    groups: list[list[Row]] = []
+    groups: list[list[Result]] = []
     cached = []
     for name, features_of, encoder in extractors(vit, card, settings, layers=True, start=start, options=options):
         train = features_of(parts.train)
@@ -68,7 +69,7 @@ def layers(
         for values, queries, about in zip(train.tokens.values(), test.tokens.values(), row_settings, strict=True):
             right = _vote(values, train.labels, queries, test.labels, k, settings)
             about = {"k": k, "temperature": TEMPERATURE, **about, **options.plain()}
-            found.append(Row.of_images(name, pooling, "layers", about, right, test.groups))
+            found.append(Result.of_images(name, "layers", {"pooling": pooling, **about}, right, test.groups))
         groups.append(found)
         cached += [name] * (train.cached or test.cached)
     ours, *starts, twins, (pixels,) = groups
@@ -76,11 +77,11 @@ def layers(
     guessed = constant_answer("layers", test.labels, parts.test, test.groups)
     named = ours[-1], _best(ours), twins[-1], _best(twins), pixels
     quoted = (*named, *(its[-1] for its in starts))
-    pairs = (*((0, i) for i in range(len(named), len(quoted))), (0, 2))  # in the last layer: start, untrained
+    pairs = (*range(len(named), len(quoted)), 2)  # in the last layer: start, untrained
     around = circumstances(parts, train, test, input_size(vit), cached, options=options)
-    return Report(
-        rows=[*ours, *sum(starts, []), *twins, pixels, guessed],
-        protocol=f"{_sentences(len(ours) - 2, k, train, test)} {around}"
+    return Evaluation(
+        results=[*ours, *sum(starts, []), *twins, pixels, guessed],
+        method=f"{_sentences(len(ours) - 2, k, train, test)} {around}"
         + (" Start: the weights that the run began with, with their own normalisation." if starts else ""),
         headline=_headline(*named, n_test, test.noun),
         quoted=quoted,
@@ -120,7 +121,7 @@ def _share(right: Tensor) -> float:
     return right.double().mean().item()
 
 
-def _best(rows: list[Row]) -> Row:
+def _best(rows: list[Result]) -> Result:
     """Return the layer with the best accuracy on held-out training images; ties go to the first."""
     return max(rows, key=lambda row: row.settings["held_out_accuracy"])
 
@@ -136,7 +137,7 @@ def _sentences(blocks: int, k: int, train: ImageFeatures, test: ImageFeatures) -
     )
 
 
-def _headline(last: Row, best: Row, twin: Row, twins_best: Row, raw: Row, n_test: int, noun: str) -> str:
+def _headline(last: Result, best: Result, twin: Result, twins_best: Result, raw: Result, n_test: int, noun: str) -> str:
     return (
         f"Layers (kNN, k={last.settings['k']}, mean): last layer {last.text()} against {twin.number()} untrained; best "
         f"layer by held-out training {noun}, {best.settings['layer']}, {best.text()} against {twins_best.number()} "
@@ -145,7 +146,7 @@ def _headline(last: Row, best: Row, twin: Row, twins_best: Row, raw: Row, n_test
 
 
 def _drawings(
-    run: str | Path, out: str | Path | None, ours: list[Row], controls: list[list[Row]], baselines: list[Row]
+    run: str | Path, out: str | Path | None, ours: list[Result], controls: list[list[Result]], baselines: list[Result]
 ) -> tuple[Drawing, ...]:
     if out is None:
         if str(run).startswith("timm:") or not Path(run).is_dir():

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from patchloom.arguments import takes_recipe
-from patchloom.results.claims import START
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.errors import PatchloomError, check_options
 from patchloom.evaluate.classifier import Classifier, class_names
@@ -17,7 +16,6 @@ from patchloom.evaluate.features import FeatureOptions, ImageFeatures, Pooling, 
 from patchloom.evaluate.frozen import UNTRAINED, FrozenProtocol, ScoreFunction, measure_run
 from patchloom.evaluate.logistic import CHOICE_VALIDATION_SHARE, L2_STRENGTHS, linear_probe
 from patchloom.evaluate.recipes import PROBES, ProbeRecipe, Recipe, published_recipe
-from patchloom.evaluate.results import Report, Row
 from patchloom.evaluate.settings import EvalSettings, parts_of, share_nothing, share_steps
 from patchloom.evaluate.training import (
     Build,
@@ -33,6 +31,9 @@ from patchloom.nets.encode import has_class_token
 from patchloom.nets.finetune import with_variant, without_last_norm
 from patchloom.nets.heads import InstanceHead, check_pooling, tokens_of
 from patchloom.nets.swin import Encoder
+from patchloom.results.claims import START
+from patchloom.results.evaluation import Evaluation
+from patchloom.results.result import Result
 from patchloom.runs.encoder import has_teacher, load_start
 
 _LOGISTIC = "logistic"
@@ -59,7 +60,7 @@ def linear(
     precision: Precision = "auto",
     blend: float | list[float] | None = None,
     **changes: Any,
-) -> Report:
+) -> Evaluation:
     """Train a linear classifier on frozen features.
 
     Args:
@@ -183,11 +184,11 @@ def _fit(train: ImageFeatures, pooling: str, settings: EvalSettings) -> ScoreFun
     return lambda test: [(row_settings, probe.right(test.pooled(pooling), test.labels))]
 
 
-def _quoted(rows: Sequence[Row]) -> Row:
+def _quoted(rows: Sequence[Result]) -> Result:
     return max(rows, key=lambda row: row.settings["held_out_accuracy"])
 
 
-def _title(row: Row) -> str:
+def _title(row: Result) -> str:
     return f"Linear probe ({row.pooling})"
 
 
@@ -200,7 +201,7 @@ def _sentence(train: ImageFeatures, test: ImageFeatures) -> str:
     )
 
 
-def _held_out(train: ImageFeatures, row: Row, settings: EvalSettings) -> float:
+def _held_out(train: ImageFeatures, row: Result, settings: EvalSettings) -> float:
     return float(row.settings["held_out_accuracy"])
 
 

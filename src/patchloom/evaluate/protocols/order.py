@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from patchloom.results.claims import START
 from patchloom.data.source import Source, digest
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.evaluate.features import ImageFeatures
@@ -27,12 +26,14 @@ from patchloom.evaluate.frozen import (
 )
 from patchloom.evaluate.logistic import linear_probe
 from patchloom.evaluate.protocols.knn import TEMPERATURE, knn_right
-from patchloom.evaluate.results import Report, Row
 from patchloom.evaluate.settings import EvalSettings, parts_of
 from patchloom.nets.encode import has_positions, has_rotations, input_size, patch_positions, patch_size
 from patchloom.nets.heads import check_pooling, tokens_of
 from patchloom.nets.swin import Encoder, refuse_hierarchical
 from patchloom.patches.tokens import grid_of, patchify, unpatchify
+from patchloom.results.claims import START
+from patchloom.results.evaluation import Evaluation
+from patchloom.results.result import Result
 from patchloom.runs.encoder import load_start
 from patchloom.sizes import Sides, compact, in_pixels, to_pair
 
@@ -47,7 +48,7 @@ def order(
     *,
     pooling: Literal["class", "mean", "both"] = "mean",
     k: int = 20,
-) -> Report:
+) -> Evaluation:
     """Test probes of normal images on shuffled patches, and with position embeddings set to zero.
 
     Args:
@@ -64,7 +65,7 @@ def order(
     parts, size = parts_of(data, settings, card=card, run=run), input_size(vit)
     plan_frozen("order", card, parts, settings, [UNTRAINED, raw_name(card)])
     shuffled = ShuffledPatches(parts.test, size, patch_size(vit), settings.seed)
-    rows: list[Row] = []
+    rows: list[Result] = []
     cached: list[str] = []
     start = load_start(run)
     for name, features_of, net in extractors(vit, card, settings, start=start):
@@ -78,15 +79,15 @@ def order(
             tests[ZEROED] = encoder_extractor(name, without_positions(net), its, settings).features_of(parts.test)
         for probe, right in probes.items():
             for given, test in tests.items():
-                row_settings = {"probe": probe, "test_images": given}
-                rows.append(Row.of_images(name, pooled, "order", row_settings, right(test), test.groups))
+                row_settings = {"pooling": pooled, "probe": probe, "test_images": given}
+                rows.append(Result.of_images(name, "order", row_settings, right(test).cpu(), test.groups))
         cached += [name] * any(features.cached for features in (train, *tests.values()))
     test = tests[AS_THEY_ARE]
     n_test = len(test.labels)
     quoted = tuple(row for row in rows if row.settings["probe"] == _LINEAR_PROBE)
-    report = Report(
-        rows=[*rows, constant_answer("order", test.labels, parts.test, test.groups)],
-        protocol=_sentences(vit, len(train.labels), n_test, k, train.noun)
+    report = Evaluation(
+        results=[*rows, constant_answer("order", test.labels, parts.test, test.groups)],
+        method=_sentences(vit, len(train.labels), n_test, k, train.noun)
         + circumstances(parts, train, test, size, cached),
         headline=_headline(quoted, f"{n_test:,} test {train.noun}"),
         quoted=quoted,
@@ -98,7 +99,7 @@ def order(
         across="test_images",
     )
     same = [i for i, row in enumerate(quoted) if (row.encoder, row.settings["test_images"]) == (START, AS_THEY_ARE)]
-    return report.with_differences(False, *((0, i) for i in same)) if same else report
+    return report.with_differences(False, *same) if same else report
 
 
 class ShuffledPatches(Source):
@@ -182,7 +183,7 @@ def _sentences(vit: Encoder, n: int, n_test: int, k: int, noun: str) -> str:
     )
 
 
-def _headline(quoted: Sequence[Row], tested: str) -> str:
+def _headline(quoted: Sequence[Result], tested: str) -> str:
     said: dict[str, list[str]] = {}
     for row in quoted:
         number = row.number() if said else row.text()

@@ -21,13 +21,14 @@ from patchloom.data.sources.in_memory import DataLike
 from patchloom.data.stats import normalize
 from patchloom.display import track_progress
 from patchloom.errors import PatchloomError
-from patchloom.evaluate.results import Drawing, Report, Row, note_unreadable
 from patchloom.evaluate.settings import EvalSettings, open_with_notes
 from patchloom.look.image_grid import brightness, to_pixels
 from patchloom.look.position_map import Example
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.patches.positions import distances
 from patchloom.questions.positions import PositionPrediction, Positions, chance_accuracy, scores
+from patchloom.results.evaluation import Drawing, Evaluation, note_unreadable
+from patchloom.results.result import Result
 from patchloom.runs.folder import data_slug
 from patchloom.runs.held_out import note_test_overlap, stored_held_out
 from patchloom.runs.settings import TaskLike
@@ -212,19 +213,19 @@ def measure_positions(
     ]
 
 
-def position_rows(protocol: str, cells_of: Mapping[str, Sequence[Cell]], grid: tuple[int, int]) -> list[Row]:
+def position_rows(protocol: str, cells_of: Mapping[str, Sequence[Cell]], grid: tuple[int, int]) -> list[Result]:
     """Return rows of every measure: for each encoder its cells and, if several, their average; then for guessing."""
     rows = []
     for name, unit in UNITS.items():
         for encoder, cells in cells_of.items():
             for ratios, values in _with_average(cells, [cell.values[name] for cell in cells]):
-                rows.append(Row.of_means(encoder, protocol, {"measure": name, **ratios}, values.tolist(), unit))
+                rows.append(Result.of_means(name, encoder, protocol, ratios, values.tolist(), unit))
         cells = next(iter(cells_of.values()))
         levels = [torch.tensor(cell.chance[name], dtype=torch.float64) for cell in cells]
         for ratios, level in _with_average(cells, levels):
-            rows.append(Row.exact(_CHANCE, protocol, {"measure": name, **ratios}, level.item(), unit))
+            rows.append(Result.exact(name, _CHANCE, protocol, ratios, level.item(), unit))
         if name == "distance":
-            rows.append(Row.exact(_CENTRE, protocol, {"measure": name}, centre_distance(grid), unit))
+            rows.append(Result.exact(name, _CENTRE, protocol, {}, centre_distance(grid), unit))
     return rows
 
 
@@ -251,7 +252,7 @@ _WITHHELD = {
 
 def positions(
     run: str | Path, data: DataLike, settings: EvalSettings, *, images: int = 1000, task: TaskLike | None = None
-) -> Report:
+) -> Evaluation:
     """Measure how well a run's own task predicts positions, with more and less withheld than in training.
 
     Args:
@@ -301,7 +302,7 @@ def positions(
     pretext.to(settings.torch_device)
     cells = measure_positions(predict, axes, grid, batches, settings.seed)
     rows = position_rows("positions", {card.name: cells}, grid)
-    found = [row for row in rows if row.settings["measure"] == "top-1"]
+    found = [row for row in rows if row.measure == "top-1"]
     quoted = tuple(row for row in found if len(cells) == 1 or _AVERAGE in row.settings.values())
     n_test, n = len(cells[0].values["top-1"]), pretext.geometry.n
     withheld = ", ".join(_WITHHELD.get(name, f"the fraction {_symbol(name)} varied") for name in axes)
@@ -329,12 +330,12 @@ def positions(
         f"among {n}, on {n_test:,} test {source.noun}."
     )
     table = (
-        "The table has accuracies in % and distances in patches; their intervals are in results.csv. A map of "
+        "The table has accuracies in % and distances in patches; their intervals are in results.jsonl. A map of "
         f"correct and wrong positions is drawn in {out}."
     )
-    return Report(
-        rows=rows,
-        protocol=" ".join(
+    return Evaluation(
+        results=rows,
+        method=" ".join(
             filter(
                 None,
                 [
@@ -380,7 +381,7 @@ def _total(counts: Iterable[Tensor]) -> Tensor:
     return reduce(torch.add, counts)
 
 
-def _headline(cells: Sequence[Cell], ours: Row, guessed: Row, tested: str) -> str:
+def _headline(cells: Sequence[Cell], ours: Result, guessed: Result, tested: str) -> str:
     found = f"Positions found: {ours.text()} against {guessed.text()} {_CHANCE}"
     if len(cells) == 1:
         return f"{found}{_at(cells[0].ratios)} on {tested}."

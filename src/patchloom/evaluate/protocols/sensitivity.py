@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from patchloom.results.claims import START
 from patchloom.data.loader import plain_batches, training_batches
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.display import track_progress
@@ -18,7 +17,6 @@ from patchloom.errors import PatchloomError, check_type, listing
 from patchloom.evaluate.classifier import load_classifier
 from patchloom.evaluate.frozen import UNTRAINED
 from patchloom.evaluate.protocols.positions import Cell, describe_measures, measure_positions, normalized, position_rows
-from patchloom.evaluate.results import Report, note_unreadable
 from patchloom.evaluate.settings import EvalSettings, Parts, parts_of
 from patchloom.nets.checkpoints.format import EncoderCard, untrained_twin
 from patchloom.nets.encode import (
@@ -37,6 +35,8 @@ from patchloom.nets.encode import (
 from patchloom.nets.swin import Encoder
 from patchloom.patches.partition import random_dropped
 from patchloom.questions.positions import PositionPrediction
+from patchloom.results.claims import START
+from patchloom.results.evaluation import Evaluation, as_control, note_unreadable
 from patchloom.runs.encoder import load_encoder, load_start
 from patchloom.withhold.encoder_input import all_patches, drop_positions
 
@@ -56,7 +56,7 @@ def position_sensitivity(
     placeholder: PositionPlaceholder = "zeros",
     standardize: bool = False,
     steps: int = 1000,
-) -> Report:
+) -> Evaluation:
     """Mask most position embeddings of a frozen encoder, and predict positions by a linear layer.
 
     Args:
@@ -107,14 +107,14 @@ def position_sensitivity(
         cells[name], lost = _measure(name, *encoder, parts, settings, placeholder, standardize, ratio, steps)
         unreadable |= dict.fromkeys(lost)
     rows = position_rows("position-sensitivity", cells, grid)
-    quoted = tuple(row for row in rows if row.settings["measure"] == "top-1")
+    quoted = tuple(row for row in rows if row.measure == "top-1")
     ours, *others = quoted
     n, n_test = len(parts.train), len(cells[card.name][0].values["top-1"])
-    against = ", ".join(row.as_control() for row in others)
+    against = ", ".join(as_control(row) for row in others)
     done = _sentences(ratio, placeholder, standardize, steps, grid, n, n_test, parts.test.noun)
-    return Report(
-        rows=rows,
-        protocol=" ".join(
+    return Evaluation(
+        results=rows,
+        method=" ".join(
             [done, describe_measures(parts.test.noun), story, *note_unreadable(list(unreadable), parts.test.noun)]
         ),
         headline=f"Position sensitivity: {ours.text()} against {against} on {n_test:,} test {parts.test.noun}.",
