@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from patchloom.evaluate.results import differences_of
 from patchloom.look.charts import curve_of
 from patchloom.look.run_curves import PROTOCOL_TITLES
 from patchloom.report.load_run import RunData
@@ -43,6 +42,11 @@ _WITHOUT_LABELS = ("positions", "position-sensitivity", "label-free")  # protoco
 _OTHERS = ("from scratch", "ensemble")  # names in a first row that are not the run's
 _LARGEST = 1.0  # value of a fraction
 _MEASURED = {"knn": "kNN accuracy", "instance_knn": "kNN accuracy, instance"}  # columns of metrics.csv
+
+
+def differences_of(cell: str | None) -> tuple[Difference, ...]:
+    return ()
+
 
 _NUMERIC = ("value", "low", "high", "n_test")
 _WORDS = ("protocol", "encoder", "pooling", "settings", "data", "data_fingerprint", "date", "seed", "quoted")

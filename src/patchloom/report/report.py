@@ -16,7 +16,6 @@ from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError, listing
-from patchloom.evaluate.results import forget_rows
 from patchloom.report.curves import charts_of
 from patchloom.report.embedding_map import MAX_MAP_IMAGES, make_embedding_map
 from patchloom.report.load_run import (
@@ -34,6 +33,7 @@ from patchloom.report.page import Cloud, Number, Page, Picture, Recording, RunPa
 from patchloom.report.pictures import COUNT, Images, collect_pictures, images_of, recordings_of, sliders_of
 from patchloom.report.pictures import RECORDING_BUDGET as SOUNDS
 from patchloom.report.pictures import SLIDER_BUDGET as SLIDERS
+from patchloom.results import store
 from patchloom.runs.folder import line_of
 from patchloom.runs.verdict import Verdict, drop_no_labels
 from patchloom.system.files import write_whole
@@ -145,7 +145,7 @@ def report(
     if forget is not None:
         if len(found.runs) != 1:
             raise PatchloomError(f"--forget needs exactly one run, not {len(found.runs)}: give only that run")
-        forget_rows(found.runs[0] / "results.csv", forget)
+        store.forget(found.runs[0], forget)
     page = page_of(found.runs, data)
     if found.said:
         title = page.title if len(places) > 1 else f"Runs of {places[0].absolute().name}"
