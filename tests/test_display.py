@@ -15,8 +15,8 @@ from patchloom.display import (
     truncate_middle,
     visible,
 )
-from patchloom.evaluate.results import Report
 from patchloom.export.encoder import Export
+from patchloom.results.evaluation import Evaluation
 from patchloom.train.loop import Run
 
 TABLE = TextTable(
@@ -71,7 +71,7 @@ def test_a_notebook_gets_tables_and_nothing_that_would_be_markup() -> None:
 
 
 def test_all_results_are_displayable() -> None:
-    for kind in (Bench, CheckResult, Export, Proposal, Report, Run):
+    for kind in (Bench, CheckResult, Export, Proposal, Evaluation, Run):
         assert issubclass(kind, Displayable) and "parts" in vars(kind)
         assert not {"__repr__", "__str__", "_repr_html_", "text"} & vars(kind).keys()
 

@@ -115,7 +115,7 @@ def test_the_controls_are_the_random_start_and_the_teacher_over_seeds(tmp_path, 
     result = document(capsys)
     assert result["student"]["model"] == "mobilenetv3_small_050"
     for report, protocol in ((result["report"], "knn"), (result["linear"], "linear")):
-        names = {row["encoder"] for row in report["rows"] if row["protocol"] == protocol}
+        names = {row["encoder"] for row in report["results"] if row["protocol"] == protocol}
         assert {"mobilenetv3_small_050", "random mobilenetv3_small_050", "teacher"} <= names
         assert [one["control"] for one in report["against"]] == ["random mobilenetv3_small_050", "teacher"]
         assert all(one["trainings"] == 2 for one in report["against"])
@@ -129,7 +129,7 @@ def test_test_images_that_the_student_was_trained_on_are_counted(tmp_path):
         Image.fromarray(image).save(folder / f"{i}.png")
     asked = {"student": "resnet10t", "epochs": 1, "labels": data, **QUICK}
     found = patchloom.distill(teacher_file(), data, out=tmp_path / "s", **asked)
-    assert "4 of 4 test images are among the student's training images" in found.report.protocol
+    assert "4 of 4 test images are among the student's training images" in found.report.method
 
 
 def test_a_dry_run_times_the_training_and_writes_nothing(tmp_path, monkeypatch, capsys):

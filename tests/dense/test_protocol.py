@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 from dense_together import segment_together
+from evaluating import numbers
 from PIL import Image
 from refusing import refusal
-from running import csv_rows
 from scenes import BoxedSquares, Squares
 
 from patchloom.cli import main
@@ -32,6 +32,7 @@ from patchloom.evaluate.settings import EvalSettings
 from patchloom.evaluate.trainer import Loop
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file, save_encoder
+from patchloom.results import store
 from patchloom.results.claims import Claim
 from patchloom.system.hardware import LiveBytes
 
@@ -86,14 +87,14 @@ def test_the_whole_of_it(run, squares, protocol, measure, capsys):
     out = capsys.readouterr().out
     assert out.count("1 image was left out (a.png).") == 1 and "tiny: saved as" in out
     assert [row.encoder for row in report.quoted] == ["tiny", "from scratch"]
-    assert all(row.settings["measure"] == measure for row in report.quoted)
+    assert all(row.measure == measure for row in report.quoted)
     assert report.n_test == 5 and "on 5 test images" in report.headline
     (found,) = report.against
     assert found.control == "from scratch" and found.trained and found.trainings == 2 and found.n == 5
     assert found.claim is Claim.FEW  # whatever the interval
-    assert "The data brings its own validation and test images." in report.protocol
-    rows = csv_rows(run / "results.csv")
-    assert [float(row["value"]) for row in rows if row["seed"] == "1"] == [row.value for row in report.rows]
+    assert "The data brings its own validation and test images." in report.method
+    rows = store.load(run)
+    assert [row.value for row in rows if row.seed == 1] == [row.value for row in report.results]
     folder = {"segment": "segmented", "detect": "detected"}[protocol]
     model, card = load_dense(run / folder / "squares-train-small-1.safetensors")
     assert card.classes == KINDS[protocol].classes and card.kind == protocol and not model.training
@@ -101,14 +102,14 @@ def test_the_whole_of_it(run, squares, protocol, measure, capsys):
     with Image.open(report.drawings[0].out) as picture:
         assert min(picture.size) > 200
     if protocol == "detect":
-        measures = [row.settings["measure"] for row in report.rows if row.encoder == "tiny"]
+        measures = [row.measure for row in report.results if row.encoder == "tiny"]
         assert {"AP", "AP50", "AP75", "AP of masks", "AP50 of masks", "AP red", "AP blue of masks"} <= {*measures}
         assert measures[0] == "AP" and len(measures) == len(set(measures))
         assert "reduced x2.0" in out and "--size 64" in out
     else:
         again = evaluate(protocol, run, "data", seed=1, control=False, **options | {"workers": 2})
-        of_tiny = [[row for row in one.rows if row.encoder == "tiny"] for one in (report, again)]
-        assert of_tiny[0] == of_tiny[1], "whoever reads the images"
+        of_tiny = [[row for row in one.results if row.encoder == "tiny"] for one in (report, again)]
+        assert numbers(of_tiny[0]) == numbers(of_tiny[1]), "whoever reads the images"
 
 
 @pytest.mark.parametrize("protocol", OPTIONS)
@@ -116,7 +117,7 @@ def test_a_dry_run_writes_nothing(run: Path, squares: object, protocol: str) -> 
     before = sorted(run.iterdir())
     report = evaluate(protocol, run, "data", save=True, dry_run=True, **OPTIONS[protocol], **COMMON)
     said = "tiny and from scratch would be trained on 12 images in 2 steps of 4, and tested on 5 others. Recipe small"
-    assert report.protocol.startswith(said) and report.rows == [] and report.n_test == 5
+    assert report.method.startswith(said) and report.results == [] and report.n_test == 5
     assert sorted(run.iterdir()) == before
 
 
@@ -144,15 +145,15 @@ def test_the_start_of_a_run_is_trained_alike(run, squares, protocol, given, cont
     report = evaluate(protocol, run, "data", **given)
     alone = evaluate(protocol, start, "data", control=False, **given)
     assert [row.encoder for row in report.quoted] == ["tiny", *controls]
-    of_start = [[row for row in one.rows if row.encoder == "start"] for one in (report, alone)]
-    assert of_start[0] == of_start[1]
-    assert [row.value for row in report.rows if row.encoder == "tiny"] != [row.value for row in alone.rows]
+    of_start = [[row for row in one.results if row.encoder == "start"] for one in (report, alone)]
+    assert numbers(of_start[0]) == numbers(of_start[1])
+    assert [row.value for row in report.results if row.encoder == "tiny"] != [row.value for row in alone.results]
     assert [row.encoder for row in alone.quoted] == ["start"]
     gain, ours, its = report.against[0], *report.quoted[:2]
     assert (gain.control, gain.trained, gain.n) == ("start", True, 12)
     assert gain.value == ours.value - its.value and gain.low < gain.value < gain.high
-    assert "its start" in report.conclusion() and "own normalisation" in report.protocol
-    assert "own normalisation" not in alone.protocol
+    assert "its start" in report.conclusion() and "own normalisation" in report.method
+    assert "own normalisation" not in alone.method
     if protocol == "segment" and "head" not in given:  # after two steps neither side has learnt anything
         assert "no better than always answering ground" in report.conclusion() and gain.constant == "ground"
         scratch = evaluate(protocol, run, "data", from_scratch=True, **given)
@@ -160,11 +161,11 @@ def test_the_start_of_a_run_is_trained_alike(run, squares, protocol, given, cont
     if given.get("head") == "linear":
         assert report.headline.startswith("Linear segmentation of the frozen encoder: ")
         assert [found.control for found in report.against] == controls
-        constant = {row.settings["measure"]: row.value for row in report.rows if row.encoder == "best constant"}
+        constant = {row.measure: row.value for row in report.results if row.encoder == "best constant"}
         # by foreground IoU it answers the second most frequent class: two of three classes are in the foreground
         assert 0 < constant["foreground IoU"] < (1 - constant["aAcc"]) / 2
         assert constant["mIoU"] == pytest.approx(constant["aAcc"] / 3)  # of three classes, one is answered
-        assert "head width" not in report.protocol and "layer_decay" not in report.rows[0].settings
+        assert "head width" not in report.method and "layer_decay" not in report.results[0].settings
     stored = report.plain()["against"][0]
     assert (stored["control"], stored["low"], stored["high"]) == ("start", gain.low, gain.high)
 
@@ -199,7 +200,7 @@ def test_training_resumes_and_precedes_all_reading_of_test_images(run, squares, 
     capsys.readouterr()
     again = evaluate(*given, **OPTIONS[protocol], **COMMON)
     assert "from scratch resumes at step 1 of 2." in capsys.readouterr().out
-    assert again.rows == whole.rows
+    assert numbers(again.results) == numbers(whole.results)
 
 
 @pytest.mark.parametrize(
@@ -218,7 +219,7 @@ def test_training_resumes_and_precedes_all_reading_of_test_images(run, squares, 
 )
 def test_options_that_do_not_fit(run: Path, squares: object, protocol: str, options: dict[str, Any], said: str) -> None:
     assert said in refusal(evaluate, protocol, run, "data", **OPTIONS[protocol] | options, **COMMON)
-    assert not (run / "results.csv").exists()
+    assert not (run / store.FILE).exists()
 
 
 @pytest.mark.parametrize(
@@ -259,8 +260,8 @@ def test_two_processes_share_one_evaluation(run: Path, tmp_path: Path) -> None:
         assert torch.equal(value, weights[1][name]), name
     assert out[0].count("mIoU") > 2 and not out[1].strip()
     assert "by 2 processes by the recipe small" in " ".join(out[0].split())
-    rows = csv_rows(run / "results.csv")
-    assert [row["encoder"] for row in rows if row["quoted"] == "True"] == ["tiny", "from scratch"]
+    rows = store.load(run)
+    assert [row.encoder for row in rows if row.quoted] == ["tiny", "from scratch"]
     assert (run / "segmented" / "squares-small-0.safetensors").exists()
     codes, _, err = segment_together(run, 1, tmp_path / "other cache", **options)
     assert codes == [0], err
@@ -320,7 +321,7 @@ def test_unreadable_test_images_are_refused(run, squares, protocol, monkeypatch)
     options = {**OPTIONS[protocol], **COMMON, "steps": 1, "control": False}
     said = refusal(evaluate, protocol, run, "data", **options)
     assert "none of the 5 test images" in said and "squares test #0" in said
-    assert not (run / "results.csv").exists()
+    assert not (run / store.FILE).exists()
 
 
 def test_lacking_masks_and_objects_are_refused_before_training(run, squares, monkeypatch):
@@ -359,13 +360,13 @@ def test_native_windows_show_what_vanishes_in_reduced_images(tmp_path, capsys):
     for side in ("auto", 144):
         report = evaluate("segment", tmp_path / "e.safetensors", data, side=side, **options, **COMMON)
         first = capsys.readouterr().out.splitlines()[0]
-        found[side] = report.rows[0].value
+        found[side] = report.results[0].value
         if side == 144:
             assert "reduced x3.6, from 512 to 144 pixels" in first and "--side native" in first
         else:
             assert "own scale" in first and "25 windows of 144x144" in first
-            assert report.rows[0].settings["side"] == "native"
-        assert first in report.protocol
+            assert report.results[0].settings["side"] == "native"
+        assert first in report.method
     assert found["auto"] > 0.85 and found[144] < 0.6
 
 

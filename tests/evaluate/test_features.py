@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import timm
 import torch
-from evaluating import write_noise
+from evaluating import numbers, write_noise
 from pseudo_cuda import pseudo_cuda
 from safetensors.torch import save
 from scenes import Squares
@@ -323,8 +323,8 @@ def test_unreadable_images_are_named_again(tmp_path: Path, tiny_encoder: Path) -
     broken = tmp_path / "train" / "b" / "7.png"
     broken.write_bytes(b"broken")
     first, second = (evaluate("knn", tiny_encoder, tmp_path, device="cpu", ks=(3,)) for _ in range(2))
-    assert all("1 images could not be read" in one.protocol and str(broken) in one.protocol for one in (first, second))
-    assert "Cached features" in second.protocol and second.rows == first.rows
+    assert all("1 images could not be read" in one.method and str(broken) in one.method for one in (first, second))
+    assert "Cached features" in second.method and numbers(second.results) == numbers(first.results)
 
 
 # A GPU gives the results of the CPU, and is waited for as rarely as possible. Tested on pseudo CUDA.

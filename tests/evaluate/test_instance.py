@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 from evaluating import write_noise
-from running import csv_rows
 
 import patchloom
 from patchloom.cli import main
@@ -27,6 +26,7 @@ from patchloom.nets.checkpoints.format import (
     untrained_twin,
 )
 from patchloom.nets.heads import poolings_of, tokens_of
+from patchloom.results import store
 from patchloom.runs.task import load_task
 from patchloom.tasks.extrema import ExtreMA
 from patchloom.withhold.encoder_input import all_patches
@@ -129,8 +129,8 @@ def test_the_control_is_measured_with_the_untrained_head(tmp_path: Path) -> None
     parts = parts_of("digits", EvalSettings(seed=3, max_train=50))
     train, test = (extract(twin, card, one, device="cpu", head=head) for one in (parts.train, parts.test))
     right = knn_right(train.pooled("instance"), train.labels, test.pooled("instance"), test.labels, (1,))[1]
-    (row,) = (row for row in report.rows if row.encoder == "untrained")
-    assert row.pooling == "instance" and torch.equal(row.right, right)
+    (row,) = (row for row in report.results if row.encoder == "untrained")
+    assert row.pooling == "instance" and row.outcomes.values.tolist() == right.tolist()
 
 
 @pytest.fixture(scope="module")
@@ -147,15 +147,15 @@ def run(request: pytest.FixtureRequest, photos: Path, tmp_path_factory: pytest.T
 
 def test_the_closing_evaluation_reports_it(run: Path) -> None:
     assert "instance_head.safetensors beside it" in (run / "log.txt").read_text()
-    rows = csv_rows(run / "results.csv")
+    rows = store.load(run)
     for protocol in ("knn", "linear"):
-        of = {row["encoder"] for row in rows if row["pooling"] == "instance" and row["protocol"] == protocol}
+        of = {row.encoder for row in rows if row.pooling == "instance" and row.protocol == protocol}
         assert of == {"run", "untrained"}
-    knn = [row for row in rows if row["protocol"] == "knn" and row["encoder"] == "run" and row["quoted"] == "True"]
-    assert [row["pooling"] for row in knn] == ["mean"]
-    linear = [row for row in rows if row["protocol"] == "linear" and row["encoder"] == "run"]
+    knn = [row for row in rows if row.protocol == "knn" and row.encoder == "run" and row.quoted]
+    assert [row.pooling for row in knn] == ["mean"]
+    linear = [row for row in rows if row.protocol == "linear" and row.encoder == "run"]
     vit, _ = patchloom.load_encoder(run)
-    assert {row["pooling"] for row in linear} == set(poolings_of(tokens_of(vit, load_module_file(run, "pooling"))))
+    assert {row.pooling for row in linear} == set(poolings_of(tokens_of(vit, load_module_file(run, "pooling"))))
 
 
 def test_export_prints_how_to_use_it_with_timm_alone(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from evaluating import numbers
 from PIL import Image
 from spoken import Tones, encoder_of_sound
 from swins import spec_of
@@ -40,13 +41,13 @@ from patchloom.evaluate.label_free import (
     rankme,
 )
 from patchloom.evaluate.protocols import evaluate
-from patchloom.evaluate.results import Report
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file, save_encoder, untrained_twin
 from patchloom.nets.encode import embed
 from patchloom.nets.heads import pooled_tokens
 from patchloom.questions.collapse import effective_rank
+from patchloom.results.evaluation import Evaluation
 from patchloom.withhold.encoder_input import all_patches
 
 ON = EvalSettings(device="cpu", workers=0)
@@ -276,25 +277,25 @@ def test_crops_of_a_source_are_read_once_an_image_and_depend_on_the_seed_alone()
 # The protocol.
 
 
-def values(report: Report, encoder: str) -> dict[str, float]:
-    return {row.settings["measure"]: row.value for row in report.rows if row.encoder == encoder}
+def values(report: Evaluation, encoder: str) -> dict[str, float]:
+    return {row.measure: row.value for row in report.results if row.encoder == encoder}
 
 
 @pytest.fixture(scope="module")
-def report(tiny_encoder: Path) -> Report:
+def report(tiny_encoder: Path) -> Evaluation:
     return evaluate("label-free", tiny_encoder, "digits", device="cpu", images=100)
 
 
-def test_all_measures_stand_beside_their_controls_and_chance(report: Report) -> None:
+def test_all_measures_stand_beside_their_controls_and_chance(report: Evaluation) -> None:
     assert tuple(values(report, "tiny")) == tuple(values(report, "untrained")) == MEASURES
     assert tuple(values(report, "raw pixels")) == tuple(map(own_crop, AREAS))
     chances = dict.fromkeys(map(own_crop, AREAS), 1 / 100) | dict.fromkeys(map(overlap_measure, SHARES), 10 / 99)
     assert values(report, "chance") == pytest.approx(chances)
-    for row in report.rows:
+    for row in report.results:
         if row.unit == "%" and row.encoder != "chance":
             assert 0 <= row.low <= row.value <= row.high <= 1
-            if row.right is not None:  # of crops, which weights at random find as well
-                assert row.low > chances[row.settings["measure"]]
+            if row.outcomes is not None:  # of crops, which weights at random find as well
+                assert row.low > chances[row.measure]
         else:
             assert row.low == row.value == row.high
     ours = values(report, "tiny")
@@ -304,16 +305,16 @@ def test_all_measures_stand_beside_their_controls_and_chance(report: Report) -> 
         shares = [ours[name] for name in names]
         assert shares == sorted(shares, reverse=True) and shares[0] > shares[-1]
     assert [row.encoder for row in report.quoted] == ["tiny", "untrained", "raw pixels"]
-    assert report.n_test == 100 and "100 of 360 test images" in report.protocol
+    assert report.n_test == 100 and "100 of 360 test images" in report.method
 
 
-def test_the_rows_are_those_of_the_function_and_of_what_extract_gives(report: Report, tiny_encoder: Path) -> None:
+def test_the_rows_are_those_of_the_function_and_of_what_extract_gives(report: Evaluation, tiny_encoder: Path) -> None:
     vit, card = load_encoder_file(tiny_encoder)
     test = open_data("digits").test
     rows = label_free_rows("tiny", vit, card, test, ON, images=100)
-    assert rows == [row for row in report.rows if row.encoder == "tiny"]
+    assert numbers(rows) == numbers(row for row in report.results if row.encoder == "tiny")
     twin = label_free_rows("untrained", untrained_twin(card, seed=0)[0], card, test, ON, images=100)
-    assert twin == [row for row in report.rows if row.encoder == "untrained"]
+    assert numbers(twin) == numbers(row for row in report.results if row.encoder == "untrained")
     some = drawn_images(test, 100, 0)
     assert values(report, "tiny")[RANKME] == rankme(extract(vit, card, some, device="cpu").pooled("mean"))
 
@@ -339,8 +340,8 @@ def test_what_cannot_be_read_is_left_out(tiny_encoder: Path, tmp_path: Path) -> 
     vit, card = load_encoder_file(tiny_encoder)
     source = open_data(str(tmp_path)).train
     rows = label_free_rows("tiny", vit, card, source, ON)
-    assert {len(row.right) for row in rows if row.right is not None} == {39}
-    assert {row.settings["measure"]: row.value for row in rows}[own_crop(0.9)] > 0.5  # crops and images still agree
+    assert {len(row.outcomes.values) for row in rows if row.outcomes is not None} == {39}
+    assert {row.measure: row.value for row in rows}[own_crop(0.9)] > 0.5  # crops and images still agree
     for i in range(10):
         (tmp_path / f"{i:02}.png").write_bytes(b"broken")
     with pytest.raises(PatchloomError, match="29 test images"):

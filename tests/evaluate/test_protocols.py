@@ -1,16 +1,13 @@
 """Protocols from the encoder to the file of results: rows, seeds, honesty about test images, dry runs."""
 
-import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from running import csv_rows
+from evaluating import numbers
 from spoken import encoder_of_sound, speech_commands
 
 from patchloom.data import loader
@@ -20,7 +17,7 @@ from patchloom.errors import PatchloomError
 from patchloom.evaluate import settings
 from patchloom.evaluate.features import cache_folder
 from patchloom.evaluate.protocols import PROTOCOLS, evaluate
-from patchloom.evaluate.results import COLUMNS, Report, Row, append_rows, check_rows, differences_of
+from patchloom.results import store
 from patchloom.results.claims import Claim
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
@@ -32,21 +29,21 @@ SEEDS = {"device": "cpu", "ks": (5, 20), "max_train": 80, "pooling": "mean"}
 def test_results_have_the_encoder_beside_its_controls(run: Path, protocol: str) -> None:
     report = evaluate(protocol, run, "digits", device="cpu", max_train=250)
     names = ["tiny", "untrained", "raw pixels", "best constant"]
-    assert list(dict.fromkeys(row.encoder for row in report.rows)) == names
-    best = {name: max(row.value for row in report.rows if row.encoder == name) for name in ("tiny", "raw pixels")}
-    assert best["raw pixels"] > 0.85 and best["tiny"] > 0.3 > report.rows[-1].value
-    assert report.n_test == 360 and all(row.low < row.value < row.high for row in report.rows)
-    assert "a stratified 250 of 1,437 training images" in report.protocol
-    written = csv_rows(run / "results.csv")
-    assert [float(row["value"]) for row in written] == [row.value for row in report.rows]
-    assert {row["data_fingerprint"] for row in written} == {open_data("digits").test.fingerprint()}
+    assert list(dict.fromkeys(row.encoder for row in report.results)) == names
+    best = {name: max(row.value for row in report.results if row.encoder == name) for name in ("tiny", "raw pixels")}
+    assert best["raw pixels"] > 0.85 and best["tiny"] > 0.3 > report.results[-1].value
+    assert report.n_test == 360 and all(row.low < row.value < row.high for row in report.results)
+    assert "a stratified 250 of 1,437 training images" in report.method
+    written = store.load(run)
+    assert [row.value for row in written] == [row.value for row in report.results]
+    assert {row.fingerprint for row in written} == {open_data("digits").test.fingerprint()}
     again = evaluate(protocol, run / "encoder.safetensors", "digits", device="cpu", max_train=250)
-    assert again.rows == report.rows and len(csv_rows(run / "results.csv")) == len(written)
+    assert numbers(again.results) == numbers(report.results) and len(store.load(run)) == len(written)
 
 
 def test_knn_quotes_a_fixed_row(run: Path) -> None:
     report = evaluate("knn", run, "digits", device="cpu", max_train=150)
-    quoted = next(row for row in report.rows if (row.pooling, row.settings["k"]) == ("mean", 20))
+    quoted = next(row for row in report.results if (row.pooling, row.settings["k"]) == ("mean", 20))
     assert report.headline.startswith(f"kNN (k=20, mean): {quoted.text()} against")
     assert [one.control for one in report.against] == ["untrained", "raw pixels"]
     asked = evaluate("knn", run, "digits", pooling="class", ks=(5,), device="cpu", max_train=150)
@@ -57,7 +54,7 @@ def test_data_without_test_images_is_split(run: Path, monkeypatch: pytest.Monkey
     train: Source = open_data("digits").train.subset(range(200))
     monkeypatch.setattr(settings, "open_data", lambda data, **options: Data(train, None))
     report = evaluate("knn", run, "digits", seeds=2, device="cpu", ks=(5,))
-    assert report.n_test == 40 and "pre-training may have seen" in report.protocol
+    assert report.n_test == 40 and "pre-training may have seen" in report.method
     assert report.others[0].fingerprint != report.fingerprint  # each seed splits anew
     gains = [one.quoted[0].value - one.quoted[1].value for one in (*report.others, report)]
     found = report.against[0]
@@ -73,28 +70,9 @@ def test_data_without_test_images_is_split(run: Path, monkeypatch: pytest.Monkey
 # The file of results.
 
 
-def test_rows_are_appended_under_one_header(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "results.csv"
-    rows = [Row.of_images(name, "mean", "knn", {"k": 20}, torch.arange(40) < n) for name, n in (("a,b", 30), ("b", 10))]
-    report = Report(rows, "", "", tuple(rows), "some, data", "f" * 16, 0, 40).with_differences(False)
-    append_rows(path, report)
-    path.write_bytes(path.read_bytes()[:-1])
-    append_rows(path, report)
-    append_rows(path, report, once=True)  # which is there already
-    assert check_rows(path) == path.read_bytes() and path.read_text().splitlines()[0] == ",".join(COLUMNS)
-    found = csv_rows(path)
-    assert [one["encoder"] for one in found] == ["a,b", "b"] * 2
-    assert json.loads(found[2]["settings"]) == {"k": 20} and found[2]["n_test"] == "40" and found[2]["unit"] == "%"
-    assert [differences_of(one["against"]) for one in found] == [report.against, ()] * 2
-    assert differences_of(None) == differences_of("") == ()
-    for damaged in ("{", "{}", '[{"control": "b"}]', "[1]"):
-        with pytest.raises(ValueError):
-            differences_of(damaged)
-
-
 def test_a_file_of_another_kind_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
-    (tmp_path / "results.csv").write_text("other,columns\n")
-    with pytest.raises(PatchloomError, match="other columns"):  # and not that the folder holds no run
+    (tmp_path / store.FILE).write_text("other,columns\n")
+    with pytest.raises(PatchloomError, match="line 1"):  # and not that the folder holds no run
         evaluate("knn", tmp_path, "digits")
 
 
@@ -105,13 +83,15 @@ def test_three_seeds_are_three_reports(run: Path) -> None:
     report = evaluate("knn", run, "digits", seed=4, seeds=3, **SEEDS)
     reports = (*report.others, report)
     assert [one.seed for one in reports] == [4, 5, 6] and not any(one.others for one in report.others)
-    rows = csv_rows(run / "results.csv")
-    assert [row["seed"] for row in rows] == [str(one.seed) for one in reports for _ in one.rows]
-    assert [float(row["value"]) for row in rows] == [row.value for one in reports for row in one.rows]
-    found = [differences_of(row["against"]) for row in rows if row["against"]]
+    rows = store.load(run)
+    assert [row.seed for row in rows] == [one.seed for one in reports for _ in one.results]
+    assert [row.value for row in rows] == [row.value for one in reports for row in one.results]
+    found = [row.against for row in rows if row.against]
     assert found == [one.against for one in reports] and [one[0].trainings for one in found] == [1, 1, 3]
     for one in reports:  # each is what it would have been alone
-        assert evaluate("knn", run / "encoder.safetensors", "digits", seed=one.seed, **SEEDS).rows == one.rows
+        assert numbers(
+            evaluate("knn", run / "encoder.safetensors", "digits", seed=one.seed, **SEEDS).results
+        ) == numbers(one.results)
     assert len({one.quoted[1].value for one in reports}) == 3  # other untrained encoders, other training images
 
 
@@ -127,22 +107,6 @@ def test_one_training_claims_nothing_and_three_are_taken_together(run: Path) -> 
     assert found.value == pytest.approx(sum(sides[0]) / 3 - sum(sides[1]) / 3)
     assert len({one.fingerprint for one in reports}) == 1
     assert report.conclusion() in report.text(300).split("\n")[:4] and "3 trainings" in report.conclusion()
-
-
-def _report(best: str, value: float, raw: float = 0.3) -> Report:
-    quoted = tuple(
-        Row.of(name, "mean", "layers", {"layer": layer} if layer else {}, share, 10)
-        for name, layer, share in (("a", "norm", 0.5), ("a", best, value), ("raw pixels", "", raw))
-    )
-    return Report(list(quoted), "", "", quoted, "data", "f" * 16, 0, 10, across="layer", down=True)
-
-
-def test_mean_and_range_of_what_is_quoted() -> None:
-    first, second, last = _report("block 3", 0.6), _report("block 3", 0.95), _report("block 2", 0.8, 0.33)
-    assert replace(last, others=(first, second)).spread() == (
-        "Over 3 seeds, mean and range: a, norm 50.0 % (50.0 % to 50.0 %); a, block 3 or block 2 78.3 % "
-        "(60.0 % to 95.0 %); raw pixels 31.0 % (30.0 % to 33.0 %)."
-    )
 
 
 # Test images choose nothing, and are not even read before all has been chosen.
@@ -175,11 +139,11 @@ def test_test_images_are_read_after_everything_is_chosen_and_choose_nothing(
             assert [what for what, _ in groupby(record)] == ["train", "test"] * encoders
             assert record.count("test") == passes * 60
     honest, blind = reports
-    assert [row.settings for row in blind.rows[:-1]] == [row.settings for row in honest.rows[:-1]]
+    assert [row.settings for row in blind.results[:-1]] == [row.settings for row in honest.results[:-1]]
     assert [row.settings for row in blind.quoted] == [row.settings for row in honest.quoted]
     if protocol in ("knn", "layers"):
         # the labels are not in the cache: the second report used the first one's features, and yet was blind
-        assert "features were used for tiny, untrained, raw pixels" in blind.protocol
+        assert "features were used for tiny, untrained, raw pixels" in blind.method
         assert blind.quoted[-1].value < 0.3 < 0.6 < honest.quoted[-1].value
 
 
@@ -230,8 +194,8 @@ def trained(small_run: Callable[[str], Path], tmp_path: Path) -> Path:
 def test_nothing_is_done(trained: Path, images: Path, untouched: None, protocol: str, options: dict, said: str) -> None:
     before = contents(trained)
     report = evaluate(protocol, trained, images, device="cpu", seeds=3, dry_run=True, **options)
-    assert said in report.protocol and report.protocol.endswith("The same for 3 seeds.")
-    assert report.rows == [] and "dry run" in report.text(80)
+    assert said in report.method and report.method.endswith("The same for 3 seeds.")
+    assert report.results == [] and "dry run" in report.text(80)
     assert contents(trained) == before and not list(cache_folder().glob("*"))
 
 
@@ -242,6 +206,6 @@ def test_every_protocol_can_be_planned() -> None:
 def test_other_data_can_be_planned(untouched: None, trained: Path, tmp_path: Path) -> None:
     run, commands = encoder_of_sound(tmp_path / "ear"), speech_commands(tmp_path / "commands")
     report = evaluate("keywords", run, commands, words="cat,bed", device="cpu", dry_run=True)
-    assert "would be trained on" in report.protocol and report.rows == []
+    assert "would be trained on" in report.method and report.results == []
     report = evaluate("label-free", trained, "shapes", device="cpu", images=40, dry_run=True)
-    assert "would measure run on 40 images" in report.protocol
+    assert "would measure run on 40 images" in report.method

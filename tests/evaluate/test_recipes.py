@@ -417,9 +417,11 @@ def test_a_frame_that_the_test_crop_leaves_out_is_not_seen(
         (before,), (after,) = ([r.value for r in one.quoted if r.encoder == "raw pixels"] for one in (whole, cut))
         assert before == 1 and after < 0.8
     assert whole.quoted[0].value > cut.quoted[0].value
-    assert {row.settings.get("test_crop") for row in cut.rows if row.encoder != CONSTANT and row.settings} == {INSIDE}
-    assert not any("test_crop" in row.settings for row in whole.rows) and "--test_crop" not in whole.protocol
-    assert "32x32" in cut.protocol and "16x16" in cut.protocol
+    assert {row.settings.get("test_crop") for row in cut.results if row.encoder != CONSTANT and row.settings} == {
+        INSIDE
+    }
+    assert not any("test_crop" in row.settings for row in whole.results) and "--test_crop" not in whole.method
+    assert "32x32" in cut.method and "16x16" in cut.method
     assert len(list(cache_folder().iterdir())) >= 12
 
 
@@ -452,7 +454,7 @@ def test_a_recipe_has_it_and_an_ensemble_repeats_it(
     assert crops == [0.875, 0.75, 0.5, 0.5]
     crops.clear()
     report = evaluate("linear", encoder, framed, recipe="mae", control=False, pooling="mean", **short)
-    assert crops == [0.875] and report.rows[0].settings["test_crop"] == 0.875
+    assert crops == [0.875] and report.results[0].settings["test_crop"] == 0.875
 
 
 def test_the_recipes_of_the_papers_have_it_up_to_224_pixels() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from evaluating import write_encoder, write_noise
+from evaluating import numbers, write_encoder, write_noise
 from PIL import Image
 
 from patchloom.cli import main
@@ -21,9 +21,9 @@ from patchloom.evaluate.logistic import choose_strength, hold_out_for_choice
 from patchloom.evaluate.protocols import evaluate
 from patchloom.evaluate.protocols.fewshot import subsample_training
 from patchloom.evaluate.protocols.knn import knn
-from patchloom.evaluate.results import Report
 from patchloom.evaluate.settings import EvalSettings, parts_of, place_in_run
 from patchloom.nets.checkpoints.format import save_encoder
+from patchloom.results.evaluation import Evaluation, few_remark
 from patchloom.runs.encoder import load_encoder
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.training_set import digest_of_record, no_record, write_record
@@ -107,7 +107,7 @@ def test_test_images_that_were_in_pre_training_are_counted(split: Path, tiny_enc
     split_off = parts_of(split / "train", EvalSettings()).test  # that data has no test images of its own
 
     def said_of(data: Path) -> str:
-        return evaluate("knn", run.path, data, device="cpu", ks=(1,)).protocol
+        return evaluate("knn", run.path, data, device="cpu", ks=(1,)).method
 
     for known in (0, 5):
         trained_on = np.concatenate([part.contents()[:known] for part in (test, split_off)])
@@ -227,8 +227,8 @@ def test_no_result_depends_on_the_readers(tiny_encoder: Path, tmp_path, monkeypa
         asked = {"device": "cpu", "workers": workers, "batch_size": 10, "cache": False}
         report = evaluate(protocol, tiny_encoder, data, **asked | options)
         assert max(started) == (2 if workers == "auto" else 0)
-        found.append([(row.value, row.low, row.high) for row in report.rows])
-        assert ("p to 2 processes read the data (--workers auto" in report.protocol) == (workers == "auto")
+        found.append([(row.value, row.low, row.high) for row in report.results])
+        assert ("p to 2 processes read the data (--workers auto" in report.method) == (workers == "auto")
     assert found[0] == found[1]
 
 
@@ -300,14 +300,14 @@ def test_where_groups_leave_no_choice_images_are_held_out_one_by_one() -> None:
 
 
 def test_frames_that_are_known_by_heart_flatter(films: Path, tiny_encoder: Path) -> None:
-    def measured(group: str | None) -> Report:
+    def measured(group: str | None) -> Evaluation:
         return evaluate("linear", tiny_encoder, films, device="cpu", group=group, seed=1)
 
     alone, whole, cached = measured(None), measured("^(.*)_"), measured("^(.*)_")  # features of an earlier pass
     assert alone.quoted[0].value > 0.9 and whole.quoted[0].value < 0.8
-    assert cached.rows == whole.rows and cached.quoted[0] in cached.rows
+    assert numbers(cached.results) == numbers(whole.results) and cached.quoted[0] in cached.results
     assert cached.quoted[0].settings.items() >= {"held_out": 18, "group": "^(.*)_"}.items()
-    assert "Only 4 test groups" in cached.caution()
+    assert "Only 4 test groups" in few_remark(cached.quoted[0])
 
 
 def test_fine_tuning_chooses_where_one_group_is_left(films: Path, tiny_encoder: Path, tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ import torch
 from dense_together import evaluate_together
 from evaluating import ctrl_c_at, folder_of
 from forked import server
-from running import csv_rows
 from safetensors.torch import load_file
 from spoken import encoder_of_sound, speech_commands
 from torch import nn
@@ -32,6 +31,7 @@ from patchloom.evaluate.training import Training
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.format import load_encoder_file
 from patchloom.pace import Pace
+from patchloom.results import store
 from patchloom.runs import checkpoint
 from patchloom.system.files import cache_root
 
@@ -189,7 +189,7 @@ KEPT = {"validation": 0.25, "patience": 1.0, "ema": 0.9, "clip": 0.5, "control":
 
 
 def _values(run: Path) -> list[float]:
-    return [float(row["value"]) for row in csv_rows(run / "results.csv")]
+    return [row.value for row in store.load(run)]
 
 
 def _compared(tmp_path: Path, one: Path, two: Path, protocol: str, data: str, options: dict) -> str:

@@ -1,6 +1,5 @@
 """Encoders of finished and interrupted runs, of files and of bare weights, their teachers, and verbs that take them."""
 
-import csv
 import re
 import shutil
 from pathlib import Path
@@ -22,6 +21,7 @@ from patchloom.nets.encode import encode, patch_count
 from patchloom.nets.finetune import without_last_norm
 from patchloom.nets.heads import InstanceHead
 from patchloom.report.report import report
+from patchloom.results import store
 from patchloom.runs.encoder import has_teacher, load_encoder, load_extra_module
 from patchloom.runs.folder import suggest_run
 from patchloom.runs.settings import request
@@ -49,7 +49,7 @@ def interrupted(small_run, tmp_path):
 
     def copy(task):
         folder = shutil.copytree(small_run(task), tmp_path / "runs" / task)
-        for path in (folder / "summary.txt", *folder.glob("*.safetensors"), folder / "results.csv"):
+        for path in (folder / "summary.txt", *folder.glob("*.safetensors"), folder / store.FILE):
             path.unlink(missing_ok=True)
         for name in ("pictures", "teacher"):
             shutil.rmtree(folder / name, ignore_errors=True)
@@ -68,10 +68,10 @@ def test_an_interrupted_run_can_be_evaluated_exported_and_looked_at(task, interr
     assert same(vit, whole)
     assert card.name == f"{stopped.name} ({REACHED})" and f"{stopped} is not finished" in card.note
     ours, theirs = (evaluate("knn", run, images, device="cpu", ks=(5,)) for run in (stopped, finished))
-    of_rows = [[(row.value, row.pooling) for row in found.rows] for found in (ours, theirs)]
+    of_rows = [[(row.value, row.pooling) for row in found.results] for found in (ours, theirs)]
     assert of_rows[0] == of_rows[1]  # the instance head is there, too
-    assert card.note in ours.protocol and "not finished" not in theirs.protocol
-    assert ours.quoted[0].encoder == card.name and REACHED in (stopped / "results.csv").read_text()
+    assert card.note in ours.method and "not finished" not in theirs.method
+    assert ours.quoted[0].encoder == card.name and REACHED in (stopped / store.FILE).read_text()
     done = export(stopped)
     assert done.notes == (card.note,) and (done.head is None) == (task == "droppos")
     assert same(load_file(done.weights), whole)
@@ -151,7 +151,7 @@ def test_bare_weights_are_evaluated_with_a_model_name(plain, shallow, images, su
     assert card.mean == card.std == (0.5, 0.5, 0.5) and card.name == "one"  # timm's of these weights, not ImageNet's
     assert "18 matched, 0 missing, 2 unexpected" in card.note and "head.bias" in card.note
     found = evaluate("knn", path, images, device="cpu", model=tag, ks=(1,), pooling="mean")
-    assert card.note in found.protocol and [row.encoder for row in found.rows][:2] == ["one", "untrained"]
+    assert card.note in found.method and [row.encoder for row in found.results][:2] == ["one", "untrained"]
 
 
 def test_the_statistics_of_a_name_are_those_of_all_its_weights(plain):
@@ -243,12 +243,11 @@ def test_student_and_teacher_are_evaluated_and_told_apart(run, images):
     options = {"device": "cpu", "ks": (5,), "pooling": "mean"}
     student, teacher = (evaluate("knn", run, images, network=which, **options) for which in ("student", "teacher"))
     alone = evaluate("knn", run / "teacher", images, **options)
-    assert [row.encoder for row in teacher.rows[:2]] == ["copied (teacher)", "untrained"]
-    assert teacher.rows[0].right.tolist() == alone.rows[0].right.tolist()
-    assert "network" not in student.rows[0].settings
-    assert {row.settings["network"] for row in teacher.rows} == {"teacher"}
-    with open(run / "results.csv") as file:
-        assert {"copied", "copied (teacher)"} <= {row["encoder"] for row in csv.DictReader(file)}
+    assert [row.encoder for row in teacher.results[:2]] == ["copied (teacher)", "untrained"]
+    assert teacher.results[0].outcomes.values.tolist() == alone.results[0].outcomes.values.tolist()
+    assert "network" not in student.results[0].settings
+    assert {row.settings["network"] for row in teacher.results} == {"teacher"}
+    assert {"copied", "copied (teacher)"} <= {one.encoder for one in store.load(run)}
     assert "teacher" in report(run).read_text("utf-8").partition("kNN")[2]
     with pytest.raises(PatchloomError, match="--blend is of the student"):
         evaluate("knn", run, images, network="teacher", blend=0.5)
@@ -264,7 +263,7 @@ def test_features_before_the_last_norm(run, images):
     normed = extract(vit, card, source, device="cpu")
     assert not torch.allclose(plain.tokens["mean"], normed.tokens["mean"], atol=1e-3)
     found = evaluate("knn", run, images, last_norm=False, device="cpu", pooling="mean", ks=(5,))
-    assert found.rows[0].settings["last_norm"] is False
+    assert found.results[0].settings["last_norm"] is False
 
 
 # Every verb takes every kind of source, or refuses it with the same message.

@@ -313,4 +313,4 @@ def test_what_needs_held_out_images_says_so(whole, images, tmp_path):
         pretrain(images, "mae", out=tmp_path / "other", **SMALL | {"held_out": -0.1})
     assert choose_held_out(Settings(str(images), from_run=str(whole)), open_data(images).train)[0].doubt == "trained"
     knn = evaluate("knn", whole, images, device="cpu", ks=(5,), pooling="mean")
-    assert "12 of those 12 images were in pre-training" in knn.protocol
+    assert "12 of those 12 images were in pre-training" in knn.method

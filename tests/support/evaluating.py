@@ -3,7 +3,7 @@
 import os
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from PIL import Image
 from patchloom.evaluate import features
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.format import EncoderCard, save_encoder
+from patchloom.results.result import Result
 
 
 def empty_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -56,6 +57,15 @@ def ctrl_c_at(training: type, step: int) -> Iterator[list[int]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, "update", pressed)
         yield begun
+
+
+def numbers(results: Iterable[Result]) -> list[tuple]:
+    """Return what was measured, also image by image, without the date and the data."""
+    return [
+        (one.encoder, one.protocol, one.measure, dict(one.settings), one.value, one.low, one.high)
+        + (() if one.outcomes is None else (one.outcomes.values.tobytes(),))
+        for one in results
+    ]
 
 
 def write_noise(folder: Path, count: int, side: int = 16, mode: str = "L") -> Path:

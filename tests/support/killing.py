@@ -4,7 +4,6 @@ A separate module because the killed processes have to import it. They are forke
 patchloom, so that a start takes 0.1 s.
 """
 
-import csv
 import multiprocessing
 import os
 import random
@@ -18,13 +17,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from dying import die_at
+from evaluating import numbers
 from forked import server
 from matplotlib.figure import Figure
 from PIL import Image
 from pseudo_cuda import pseudo_cuda
+from running import rows
 from safetensors.torch import load_file
 
 from patchloom.look.charts import write_figure
+from patchloom.results import store
 from patchloom.runs.folder import read_metrics
 
 SMALL = {"model": {"name": "nano", "embed_dim": 32, "depth": 1, "num_heads": 2, "drop_path_rate": 0.1}, "img_size": 32}
@@ -142,11 +144,8 @@ def left_behind(run: Path) -> dict[str, Any]:
     """Return the contents of a finished run: tensors, tables without times, pictures and texts."""
     tensors = load_file(run / "checkpoints" / "last.safetensors")
     found: dict[str, Any] = {name: value.numpy().tobytes() for name, value in tensors.items()}
-    for table, times in (("metrics.csv", "seconds"), ("results.csv", "date")):
-        if not (run / table).exists():  # without labels
-            continue
-        with open(run / table, newline="") as file:
-            found[table] = [{k: v for k, v in row.items() if k != times} for row in csv.DictReader(file)]
+    found["metrics.csv"] = rows(run)
+    found[store.FILE] = numbers(store.load(run, outcomes=True))
     for path in [*sorted(run.glob("pictures/*.png")), *[run / name for name in _KEPT]]:
         found[path.name] = path.read_bytes()
     return found

@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 
 import torch
+from evaluating import numbers
 
 from patchloom.evaluate import features, trainer
 from patchloom.evaluate.protocols import evaluate
@@ -28,9 +29,9 @@ OPTIONS |= {"mixup": 0.8, "erasing": 0.5, "drop_path": 0.1, "control": True, "se
 
 
 def left(run: Path, report) -> tuple:
-    """Return rows, correctness per image, and the bytes of the classifier."""
+    """Return what was measured, and the bytes of the classifier."""
     (path,) = (run / "finetuned").iterdir()
-    return report.rows, [row.right.tolist() for row in report.rows], path.read_bytes()
+    return numbers(report.results), path.read_bytes()
 
 
 def tune(run: str, home: str, event: int | None) -> None:

@@ -8,9 +8,11 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from evaluating import numbers
 from killing import draw_images, left_behind, typed
 
 from patchloom.cli import main
+from patchloom.results import store
 from patchloom.runs.checkpoint import Checkpoints
 from patchloom.train import loop as training
 
@@ -153,7 +155,7 @@ def test_one_of_two_checkpoints_is_intact_wherever_saving_is_interrupted(run, mo
 # Other files of a run.
 
 VERBS = {"look": ["look"], "knn": ["evaluate", "knn"], "export": ["export"]}
-FILES = ("config.yaml", "requested.yaml", "data.yaml", "metrics.csv", "results.csv", "summary.txt")
+FILES = ("config.yaml", "requested.yaml", "data.yaml", "metrics.csv", store.FILE, "summary.txt")
 FILES += ("encoder.safetensors", "instance_head.safetensors", "projection.safetensors", "log.txt")
 HOW = ("removed", "empty", "half", "random", "flipped")
 NO_DAMAGE = {
@@ -214,7 +216,7 @@ def test_a_damaged_file_gives_a_message_or_the_right_result(name, ways, undamage
             code, _, _ = run_command(typed(undamaged.images, run, TASK), capfd)
             assert code == 2, f"a run that goes on depends on it: {how}"
         if name == "summary.txt":
-            shutil.copy(undamaged.folder / "results.csv", run)
+            shutil.copy(undamaged.folder / store.FILE, run)
             assert run_command(typed(undamaged.images, run, TASK), capfd)[0] == 0
             assert left_behind(run) == undamaged.content, how
 
@@ -222,11 +224,12 @@ def test_a_damaged_file_gives_a_message_or_the_right_result(name, ways, undamage
 def test_what_can_be_made_again_is(undamaged, run, capfd):
     for name in (FILES[3], *FILES[6:]):
         (run / name).write_bytes(random.Random(0).randbytes(100))
-    table = run / "results.csv"
+    table = run / store.FILE
     lines = table.read_bytes().splitlines(keepends=True)
-    table.write_bytes(b"".join(lines[:3]) + b'2026,"\xff' + lines[3][:20] + b"\r\0")
+    table.write_bytes(b"".join(lines[:3]) + b'{"date": "\xff' + lines[3][:20] + b"\r\0")
     assert run_command(typed(undamaged.images, run, TASK), capfd)[0] == 0
-    kept = table.read_bytes()
-    assert all(kept.count(line.split(b",", 1)[1]) == 1 for line in lines[1:])
-    shutil.copy(undamaged.folder / "results.csv", table)
+    notes = []
+    found = numbers(store.load(run, notes, outcomes=True))
+    assert found == undamaged.content[store.FILE] and len(notes) == 1
+    shutil.copy(undamaged.folder / store.FILE, table)
     assert left_behind(run) == undamaged.content

@@ -1,7 +1,5 @@
 """Validation measures and their baselines."""
 
-import csv
-import json
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -16,6 +14,7 @@ from patchloom.data.workers import living_workers
 from patchloom.evaluate.features import extract
 from patchloom.evaluate.protocols.knn import knn_accuracies
 from patchloom.nets.checkpoints.format import load_module_file
+from patchloom.results import store
 from patchloom.runs.held_out import stored_held_out
 from patchloom.runs.task import load_task
 from patchloom.system import signals
@@ -81,8 +80,7 @@ def test_knn_of_the_instance_representation(images, tmp_path, kind, pooling, giv
 
 def test_final_scores_of_a_run_whose_images_lie_in_groups_say_so(images, tmp_path):
     run = pretrain(images, "mae", out=tmp_path / "run", group=r"(\d)\.png", **QUICK).folder
-    with open(run / "results.csv", newline="") as file:
-        assert {json.loads(row["settings"])["group"] for row in csv.DictReader(file)} == {r"(\d)\.png"}
+    assert {one.settings["group"] for one in store.load(run)} == {r"(\d)\.png"}
 
 
 def test_what_a_validation_reads(images, small_run):

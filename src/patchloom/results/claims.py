@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from patchloom.errors import listing
+from patchloom.errors import listing, typed_fields
 from patchloom.results.intervals import Z, over_groups, student
 
 MIN_VERDICT_IMAGES = 10  # with fewer images, nothing is called better or worse
@@ -51,6 +51,9 @@ class Claim(Enum):
     ONCE = "one training"
     BETTER = "better"
     WORSE = "worse"
+
+
+_KEPT = ("control", "low", "high", "n", "trainings", "trained", "unit", "noun", "constant")  # of a difference, in files
 
 
 @dataclass(frozen=True)
@@ -160,29 +163,18 @@ class Difference:
 
     def plain(self) -> dict[str, Any]:
         """Return values for JSON."""
-        names = ("control", "low", "high", "n", "trainings", "trained", "unit", "noun")
-        values = {name: getattr(self, name) for name in names}
-        values |= {"constant": self.constant} if self.constant else {}
-        return {**values, "difference": self.value, "claim": self.claim.value}
+        return {**{name: getattr(self, name) for name in _KEPT}, "difference": self.value, "claim": self.claim.value}
 
     @staticmethod
     def of(values: Mapping[str, Any]) -> Difference:
-        """Read the result of `plain`."""
-        try:
-            return Difference(
-                str(values["control"]),
-                value=float(values["difference"]),
-                low=float(values["low"]),
-                high=float(values["high"]),
-                n=int(values["n"]),
-                trainings=int(values["trainings"]),
-                trained=bool(values["trained"]),
-                unit=str(values.get("unit", "%")),
-                noun=str(values.get("noun", "images")),
-                constant=str(values.get("constant", "")),
-            )
-        except (KeyError, TypeError) as problem:
-            raise ValueError(f"invalid difference: {problem}") from problem
+        """Validate and read the result of `plain`.
+
+        Raises:
+            ValueError: a value is of another type.
+        """
+        plain = {name: values[name] for name in _KEPT} | {"value": values["difference"]}
+        finite, counts = (-1e100, 1e100), {"n": (0, math.inf), "trainings": (1, math.inf)}
+        return Difference(**typed_fields(Difference, plain, counts | dict.fromkeys(("value", "low", "high"), finite)))
 
     def _units(self) -> str:
         return "points" if self.unit == "%" else self.unit

@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from patchloom.errors import conforms
+from patchloom.display import visible
+from patchloom.errors import conforms, typed_fields
 from patchloom.results.claims import Difference
 from patchloom.results.intervals import accuracy_interval, mean_interval, wilson
 
 ACCURACY = "accuracy"
 SHARE = "share of the way"  # from a baseline (0) to perfect (1)
-_LONGEST = 200  # characters of a name in a file
-_MOST = 10**6  # characters of all settings of a result in a file
+_LONGEST = 1000  # characters of a name in a file
 
 
 class Outcomes(NamedTuple):
@@ -189,9 +189,8 @@ class Result:
 
     def plain(self) -> dict[str, Any]:
         """Return values for JSON, with None for numbers that are not finite, and without the outcomes."""
-        nested = ("outcomes", "baselines", "against")
-        found = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in nested}
-        found |= {name: finite_or_none(found[name]) for name in ("value", "low", "high")}
+        found = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in _NESTED}
+        found |= {name: finite_or_none(found[name]) for name in _ENDS}
         found["settings"] = dict(self.settings)
         found["also"] = {name: finite_or_none(value) for name, value in self.also.items()}
         found["baselines"] = [one._asdict() | {"share": one.share.plain()} for one in self.baselines]
@@ -202,57 +201,33 @@ class Result:
         """Validate and read the result of `plain` from a file, which anybody may have written.
 
         Raises:
-            ValueError: a value is missing or of another type, with its name.
+            ValueError: a value is missing, or of another type or range, with its name.
         """
-        return _read(values)
+        try:
+            plain = {one.name: values[one.name] for one in fields(Result) if one.name not in (*_ENDS, *_NESTED)}
+            found = typed_fields(Result, plain, _RANGES)
+            found |= {name: number_of(values[name], missing) for name, missing in _ENDS.items()}
+            found |= {name: text_of(one) for name, one in found.items() if isinstance(one, str)}
+            also = {text_of(name): number_of(one, math.nan) for name, one in values["also"].items()}
+            baselines = tuple(map(_baseline, values["baselines"]))
+            against = tuple(map(Difference.of, values["against"]))
+            result = Result(**found, also=also, baselines=baselines, against=against)
+        except (KeyError, TypeError, AttributeError, RecursionError) as problem:
+            raise ValueError(f"not a result: {type(problem).__name__} {problem}") from problem
+        if result.noun not in ("images", "recordings") or result.low > result.high:
+            raise ValueError("its noun is unknown, or its interval ends before it begins")
+        if baselines and sum(one.to_beat for one in baselines) != 1:
+            raise ValueError("not one of its baselines is to be beaten")
+        return result
 
 
-def _read(values: Any, deep: bool = True) -> Result:
-    if not isinstance(values, dict):
-        raise ValueError(f"{str(values)[:40]!r} is not a result")
-    try:
-        low, high = number_of(values["low"], -math.inf), number_of(values["high"], math.inf)
-        settings, also = values["settings"], values["also"]
-        if not isinstance(settings, dict) or not isinstance(also, dict) or len(str(settings)) > _MOST:
-            raise ValueError("its settings are not plain values by name")
-        digits, flags = values["digits"], (values["quoted"], values["higher_is_better"])
-        if digits is not None and not (conforms(digits, int) and 0 <= digits <= 6):
-            raise ValueError(f"{str(digits)[:40]!r} is not a number of decimals")
-        if not all(isinstance(flag, bool) for flag in flags):
-            raise ValueError("quoted or higher_is_better is neither true nor false")
-        names = ("measure", "encoder", "protocol", "unit", "noun", "data", "fingerprint", "date")
-        words = {name: text_of(values[name]) for name in names}
-        if words["noun"] not in ("images", "recordings"):
-            raise ValueError(f"{words['noun']!r} is neither images nor recordings")
-        return Result(
-            value=number_of(values["value"], math.nan),
-            low=low,
-            high=high,
-            n=count_of(values["n"]),
-            settings={text_of(name): one for name, one in settings.items()},
-            digits=digits,
-            groups=count_of(values["groups"]),
-            seed=count_of(values["seed"]),
-            quoted=flags[0],
-            higher_is_better=flags[1],
-            baselines=_baselines(values["baselines"] if deep else ()),
-            against=tuple(map(Difference.of, values["against"])),
-            also={text_of(name): number_of(one, math.nan) for name, one in also.items()},
-            **words,  # type: ignore[arg-type]
-        )
-    except (KeyError, TypeError, AttributeError) as problem:
-        raise ValueError(f"not a result: {type(problem).__name__} {problem}") from problem
-
-
-def _baselines(values: Sequence[Any]) -> tuple[Baseline, ...]:
-    found = tuple(map(_baseline, values))
-    if found and sum(one.to_beat for one in found) != 1:
-        raise ValueError("not one of its baselines is to be beaten")
-    return found
+_ENDS = {"value": math.nan, "low": -math.inf, "high": math.inf}  # numbers, and what stands for None in a file
+_NESTED = ("also", "baselines", "against", "outcomes")
+_RANGES = {"digits": (0, 6), "n": (0, math.inf), "groups": (0, math.inf), "seed": (0, math.inf)}
 
 
 def _baseline(values: Any) -> Baseline:
-    name, value, share = text_of(values["name"]), number_of(values["value"], math.nan), _read(values["share"], False)
+    name, value, share = text_of(values["name"]), number_of(values["value"], math.nan), Result.of(values["share"])
     flags = values["barred"], values["to_beat"]
     if not all(isinstance(flag, bool) for flag in flags):
         raise ValueError("barred or to_beat is neither true nor false")
@@ -263,28 +238,21 @@ def _baseline(values: Any) -> Baseline:
 
 
 def finite_or_none(value: float) -> float | None:
-    """Return a number for JSON; None for infinity and nan."""
-    return float(value) if math.isfinite(value) else None
+    """Return a number for JSON; None for infinity, nan, and what `conforms` takes for them."""
+    return float(value) if conforms(float(value), float) and value != math.inf else None
 
 
 def number_of(value: Any, missing: float) -> float:
     """Read a number from a file; ``missing`` if it was not finite."""
     if value is None:
         return missing
-    if not conforms(value, float):
+    if not conforms(value, float) or value == math.inf:
         raise ValueError(f"{str(value)[:40]!r} is not a number")
     return float(value)
 
 
-def count_of(value: Any) -> int:
-    """Read a number of images from a file."""
-    if not conforms(value, int) or value < 0:
-        raise ValueError(f"{str(value)[:40]!r} is not a number of images")
-    return int(value)
-
-
 def text_of(value: Any) -> str:
-    """Read a name from a file: one line of limited length."""
-    if not isinstance(value, str) or len(value) > _LONGEST or not value.isprintable():
+    """Read a text of limited length from a file, with its control characters written out."""
+    if not isinstance(value, str) or len(value) > _LONGEST:
         raise ValueError(f"{str(value)[:40]!r} is not a name")
-    return value
+    return visible(value)

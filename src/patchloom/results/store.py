@@ -13,8 +13,10 @@ import os
 import re
 import zipfile
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -22,11 +24,12 @@ from patchloom.errors import PatchloomError
 from patchloom.results.result import Outcomes, Result
 from patchloom.system.documents import parse_json
 from patchloom.system.files import append as append_text
-from patchloom.system.files import open_regular, read_bytes, write_error, write_whole
+from patchloom.system.files import open_regular, read_bytes, write_whole
 
 FILE, FOLDER = "results.jsonl", "outcomes"
-_MOST = 2**28  # bytes of either file
-_NAME = re.compile(r"[0-9a-f]{16}\.npz")
+_MOST = 2**28  # bytes of the file, and of all outcomes
+_LONGEST = 2**20  # bytes of a line
+_NAME = re.compile(rb"\b[0-9a-f]{16}\.npz\b")
 _YEAR = 4  # digits: a text of this length begins a date, and is not the number of an evaluation
 
 
@@ -51,19 +54,15 @@ def append(folder: Path, results: Sequence[Result], once: bool = False) -> None:
         results: all results of an evaluation.
         once: leave out those that are there already, but for their date: a run that is killed at its end repeats it.
     """
-    path = folder / FILE
-    there = {_line(replace(one, date="")) for one in load(folder, [])} if once else set[str]()
-    new = [one for one in results if _line(replace(one, date="")) not in there]
+    there = [replace(one, date="") for one in load(folder, [])] if once else []
+    new = [one for one in results if Result.of(_parse(_line(one).encode())) not in there]
     if not new:
         return
     name = _write_outcomes(folder, new)
-    lines = [_line(one, name, place) for place, one in enumerate(new)]
-    try:
-        before = read_bytes(path, _MOST) if os.path.lexists(path) else b""
-    except OSError as problem:
-        raise write_error(path, problem) from problem
+    lines = [_line(one, one.date, name, place) for place, one in enumerate(new)]
+    before = b"".join(_lines(folder / FILE)[-1:])
     cut = "\n" if before and not before.endswith(b"\n") else ""  # the previous write was incomplete
-    append_text(path, cut + "".join(f"{line}\n" for line in lines))
+    append_text(folder / FILE, cut + "".join(f"{line}\n" for line in lines))
 
 
 def load(folder: Path, notes: list[str] | None = None, outcomes: bool = False) -> list[Result]:
@@ -75,32 +74,42 @@ def load(folder: Path, notes: list[str] | None = None, outcomes: bool = False) -
         outcomes: also read the outcomes of test images, as far as they are there.
 
     Raises:
-        PatchloomError: the file cannot be read.
+        PatchloomError: the file cannot be read, or a line is damaged.
     """
-    path, found = folder / FILE, list[Result]()
-    if not os.path.lexists(path):
-        return []
-    try:
-        lines = read_bytes(path, _MOST).splitlines()
-    except OSError as problem:
-        raise PatchloomError(f"{path} could not be read ({problem.strerror}): move it away") from problem
-    opened: dict[str, dict[str, np.ndarray]] = {}
-    for number, line in enumerate(lines, 1):
+    found, opened = list[Result](), dict[str, dict[str, np.ndarray]]()
+    for number, line in enumerate(_lines(folder / FILE), 1):
         if not line.strip():
             continue
         try:
-            values = parse_json(line)
+            values = _parse(line)
             result = Result.of(values)
-            if outcomes and values.get("outcomes") is not None:
-                result = replace(result, outcomes=_outcomes(folder, values["outcomes"], opened, result.n))
-        except (ValueError, RecursionError) as problem:
-            said = f"line {number} of {path} could not be read ({problem})"
+        except ValueError as problem:
+            said = f"line {number} of {folder / FILE} could not be read ({problem})"
             if notes is None:
                 raise PatchloomError(f"{said}: remove the line") from problem
             notes.append(f"{said}: its result is left out")
             continue
+        if outcomes:
+            result = replace(result, outcomes=_outcomes(folder, values.get("outcomes"), opened, result.n))
         found.append(result)
     return found
+
+
+def _lines(path: Path) -> list[bytes]:
+    """Return the lines of a file with their ends; [] without one."""
+    try:
+        return read_bytes(path, _MOST).splitlines(keepends=True) if os.path.lexists(path) else []
+    except OSError as problem:
+        raise PatchloomError(f"{path} could not be read ({problem.strerror}): move it away") from problem
+
+
+def _parse(line: bytes) -> Any:
+    if len(line) > _LONGEST:
+        raise ValueError("it is too long")
+    try:
+        return parse_json(line)
+    except RecursionError as problem:
+        raise ValueError("it is too deep") from problem
 
 
 def evaluations(results: Iterable[Result]) -> list[list[Result]]:
@@ -126,23 +135,29 @@ def forget(folder: Path, which: str) -> int:
     if not gone:
         there = f"it has {', '.join(f'{i} of {date}' for i, date in enumerate(dates, 1))}" if dates else "it has none"
         raise PatchloomError(f"{path} has no evaluation {which or 'without a date'}: {there}")
-    kept = [line for line in read_bytes(path, _MOST).splitlines(keepends=True) if _date(line) not in gone]
-    write_whole(path, b"".join(kept))
+    lines = _lines(path)
+    kept = b"".join(line for line in lines if _date(line) not in gone)
+    write_whole(path, kept)
+    for name in {name for line in lines if _date(line) in gone for name in _NAME.findall(line) if name not in kept}:
+        with suppress(OSError):
+            (folder / FOLDER / name.decode()).unlink()
     return sum(one.date in gone for one in known)
 
 
 def _date(line: bytes) -> str:
     try:
-        return Result.of(parse_json(line)).date
-    except (ValueError, RecursionError):
+        return Result.of(_parse(line)).date
+    except ValueError:
         return ""
 
 
-def _line(result: Result, name: str = "", place: int = 0) -> str:
+def _line(result: Result, date: str = "", name: str = "", place: int = 0) -> str:
     """Return the document of a result, which names the file of its outcomes and its place there."""
     kept = result.outcomes
     where = {"file": name, "place": place, "pseudo": kept.pseudo} if name and kept is not None else None
-    return json.dumps(result.plain() | {"outcomes": where}, sort_keys=True, allow_nan=False)
+    document = result.plain() | {"date": date, "outcomes": where}
+    text = json.dumps(document, sort_keys=True, allow_nan=False, ensure_ascii=False)
+    return text.encode("utf-8", "replace").decode()  # names of files may have bytes that are no letters
 
 
 # Outcomes: arrays by the place of their result, with those of equal groups once.
@@ -159,28 +174,35 @@ def _write_outcomes(folder: Path, results: Sequence[Result]) -> str:
     if not arrays:
         return ""
     content = io.BytesIO()
-    np.savez_compressed(content, allow_pickle=False, **arrays)
+    np.savez_compressed(content, **arrays)  # type: ignore[arg-type]  # no array is named allow_pickle
     name = f"{hashlib.sha256(content.getvalue()).hexdigest()[:16]}.npz"
     write_whole(folder / FOLDER / name, content.getvalue())
     return name
 
 
-def _outcomes(folder: Path, where: object, opened: dict[str, dict[str, np.ndarray]], n: int) -> Outcomes | None:
-    """Return the outcomes that a line names; None if their file is missing or damaged."""
-    if not isinstance(where, dict) or not _NAME.fullmatch(str(where.get("file"))):
-        raise ValueError("its outcomes are not a file of patchloom's")
+def _outcomes(folder: Path, where: Any, opened: dict[str, dict[str, np.ndarray]], n: int) -> Outcomes | None:
+    """Return the outcomes that a line names; None if their file is missing, damaged, or of another kind."""
+    if not isinstance(where, dict) or not _NAME.fullmatch(str(where.get("file")).encode()):
+        return None
     name, place, pseudo = where["file"], str(where.get("place")), where.get("pseudo") is True
     if name not in opened:
-        try:
-            with open_regular(folder / FOLDER / name) as file, np.load(file, allow_pickle=False) as arrays:
-                if sum(one.file_size for one in arrays.zip.infolist()) > _MOST:
-                    raise ValueError("its outcomes are too large")
-                opened[name] = {key: arrays[key] for key in arrays.files}
-        except (OSError, ValueError, zipfile.BadZipFile, KeyError, EOFError):
-            opened[name] = {}
+        size = sum(array.nbytes for arrays in opened.values() for array in arrays.values())
+        opened[name] = _read_arrays(folder / FOLDER / name, _MOST - size)
     values, groups = opened[name].get(place), opened[name].get(f"{place} groups")
     if values is None or values.ndim != 1 or values.dtype.kind not in "bfiu" or (len(values) != n and not pseudo):
         return None
-    if groups is not None and groups.shape != values.shape:
+    if groups is not None and (groups.shape != values.shape or groups.dtype.kind not in "iu"):
         return None
     return Outcomes(values, pseudo, groups)
+
+
+def _read_arrays(path: Path, most: int) -> dict[str, np.ndarray]:
+    """Read the arrays of a file of at most ``most`` bytes; {} if that fails."""
+    try:
+        with open_regular(path) as file, zipfile.ZipFile(file) as members:
+            if sum(one.file_size for one in members.infolist()) > most:
+                return {}
+            read = {name.removesuffix(".npy"): members.read(name) for name in members.namelist()}
+        return {name: np.load(io.BytesIO(content), allow_pickle=False) for name, content in read.items()}
+    except Exception:  # such as of no archive, pickles, passwords or absurd sizes: errors of a dozen kinds
+        return {}

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from evaluating import numbers
 
 from patchloom.data.source import Data, Source
 from patchloom.data.sources.open import open_data
@@ -16,6 +17,7 @@ from patchloom.evaluate.protocols.ensemble import agreement_of, average
 from patchloom.evaluate.training import ClassPredictions, predict_classes
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.format import EncoderCard
+from patchloom.results import store
 
 SPEC = EncoderSpec("nano", (8, 8), 4, channels=1, options={"depth": 1, "embed_dim": 32, "num_heads": 2})
 DIGITS = open_data("digits")
@@ -35,13 +37,14 @@ def saved(path: Path, draw: int, classes: tuple[str, ...] = NAMES, test: str = "
 def test_a_model_with_itself_is_itself(tmp_path: Path) -> None:
     path = saved(tmp_path / "run" / "finetuned" / "digits-small-0.safetensors", 1)
     report = evaluate("ensemble", path, "digits", others=str(path), device="cpu")
-    ensemble, one, other, majority = report.rows
+    ensemble, one, other, majority = report.results
     assert ensemble.value == one.value == other.value and majority.encoder == "best constant"
     assert ensemble.settings == {"members": 2, "agreement": 1.0} and one.encoder == "mae1 (digits-small-0)"
-    assert evaluate("ensemble", tmp_path / "run", "digits", others=[str(path)], device="cpu").rows == report.rows
-    assert (tmp_path / "run" / "results.csv").exists()
+    again = evaluate("ensemble", tmp_path / "run", "digits", others=[str(path)], device="cpu")
+    assert numbers(again.results) == numbers(report.results)
+    assert (tmp_path / "run" / store.FILE).exists()
     plan = evaluate("ensemble", path, "digits", others=str(path), device="cpu", dry_run=True)
-    assert plan.rows == [] and "would average mae1 (digits-small-0)" in plan.protocol
+    assert plan.results == [] and "would average mae1 (digits-small-0)" in plan.method
 
 
 def test_three_models_are_averaged(tmp_path: Path) -> None:
@@ -49,9 +52,9 @@ def test_three_models_are_averaged(tmp_path: Path) -> None:
     report = evaluate("ensemble", paths[0], "digits", others=f"{paths[1]},{paths[2]}", device="cpu")
     test = open_data("digits").test
     each = [predict_classes(*_loaded(path, test)) for path in paths]
-    assert report.rows[0].value == average(each).accuracy() and report.n_test == 360
-    assert [row.value for row in report.rows[1:4]] == [one.accuracy() for one in each]
-    assert report.rows[0].settings == {"members": 3, "agreement": agreement_of(each)}
+    assert report.results[0].value == average(each).accuracy() and report.n_test == 360
+    assert [row.value for row in report.results[1:4]] == [one.accuracy() for one in each]
+    assert report.results[0].settings == {"members": 3, "agreement": agreement_of(each)}
 
 
 def _loaded(path: Path, test: Source) -> tuple:

@@ -112,20 +112,22 @@ def test_fine_tuning_sees_only_those(tiny_encoder: Path, record_reads) -> None:
     record = record_reads(120, 40)
     report = evaluate("few-shot", tiny_encoder, "digits", per_class=2, blr=0.02, **QUICK)
     assert record.count("test") == 80 and set(record[: record.index("test")]) == {"train"}  # tiny, and from scratch
-    assert [row.encoder for row in report.rows] == ["tiny", "from scratch", "best constant"]
-    assert report.rows[0].settings.items() >= {"per_class": 2, "labelled": 20, "head_on": "features"}.items()
+    assert [row.encoder for row in report.results] == ["tiny", "from scratch", "best constant"]
+    assert report.results[0].settings.items() >= {"per_class": 2, "labelled": 20, "head_on": "features"}.items()
     assert report.headline.startswith("Fine-tuning with 20 labels (small): ")
-    assert {row.protocol for row in report.rows} == {"few-shot"}
+    assert {row.protocol for row in report.results} == {"few-shot"}
 
 
 @pytest.mark.usefixtures("quick_probe")
 def test_the_linear_probe_is_that_of_frozen_features(tiny_encoder: Path) -> None:
     report = evaluate("few-shot", tiny_encoder, "digits", method="linear", labels=0.1, device="cpu")
     names = ["tiny", "untrained", "raw pixels", "best constant"]
-    assert list(dict.fromkeys(row.encoder for row in report.rows)) == names
-    assert report.rows[0].settings.items() >= {"labels": 0.1, "labelled": 144, "method": "linear"}.items()
-    assert all(row in report.rows for row in report.quoted) and {row.protocol for row in report.rows} == {"few-shot"}
-    assert report.headline.startswith("With 144 labels: Linear probe") and report.rows[-2].value > 0.8
+    assert list(dict.fromkeys(row.encoder for row in report.results)) == names
+    assert report.results[0].settings.items() >= {"labels": 0.1, "labelled": 144, "method": "linear"}.items()
+    assert all(row in report.results for row in report.quoted) and {row.protocol for row in report.results} == {
+        "few-shot"
+    }
+    assert report.headline.startswith("With 144 labels: Linear probe") and report.results[-2].value > 0.8
 
 
 @pytest.mark.parametrize("class_token", ["cait", "vit", "mean"])
@@ -156,9 +158,9 @@ def test_a_head_on_the_projection_from_end_to_end(tmp_path: Path) -> None:
     run, _ = _extrema(tmp_path)
     options = {"head_on": "projection", "recipe": "extrema", "batch_size": 10, "per_class": 2, **QUICK}
     report = evaluate("few-shot", run, "digits", **options)
-    assert report.rows[0].pooling == report.rows[1].pooling == "instance" and report.n_test == 360
-    assert "projection's first layer" in report.protocol
-    assert report.rows[0].settings["pooling"] == "instance" and "fresh_norm" not in report.rows[0].settings
+    assert report.results[0].pooling == report.results[1].pooling == "instance" and report.n_test == 360
+    assert "projection's first layer" in report.method
+    assert report.results[0].settings["pooling"] == "instance" and "fresh_norm" not in report.results[0].settings
     for name, value in {"pooling": "class", "fresh_norm": True}.items():
         with pytest.raises(PatchloomError, match=f"leave --{name} out"):
             evaluate("few-shot", run, "digits", **{name: value}, **options)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import timm
 import torch
-from running import csv_rows
+from evaluating import numbers
 from timm.models.vision_transformer_relpos import RelPosAttention, VisionTransformerRelPos
 from torch import nn
 
@@ -20,7 +20,6 @@ from patchloom.errors import PatchloomError
 from patchloom.evaluate import features, settings, training
 from patchloom.evaluate.classifier import Classifier, Pool, fresh_blocks, load_classifier, read_classifier, variant_of
 from patchloom.evaluate.protocols import blocks, evaluate
-from patchloom.evaluate.results import Report
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.evaluate.trainer import Trained
 from patchloom.evaluate.training import Candidate, fit, plan_for, predict_classes, temporary_seed
@@ -30,6 +29,8 @@ from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file, sa
 from patchloom.nets.encode import grid_size, patch_positions
 from patchloom.nets.finetune import RelativeAttention, Variant, with_variant
 from patchloom.nets.heads import InstanceHead, mlp
+from patchloom.results import store
+from patchloom.results.evaluation import Evaluation
 
 SMALL = {"depth": 2, "embed_dim": 32, "num_heads": 2}
 # wider than high, so that rows and columns are not confused
@@ -140,7 +141,7 @@ def test_an_encoder_of_timms_own_can_be_varied() -> None:
     assert grid_size(with_variant(vit, card, "relative")) == (14, 14)
 
 
-def _tuned(run: Path, **options) -> Report:
+def _tuned(run: Path, **options) -> Evaluation:
     return evaluate("finetune", run, "digits", **QUICK | {"control": False} | options)
 
 
@@ -170,11 +171,11 @@ def test_one_seed_one_result(run: Path, record_reads) -> None:
     first = _tuned(run, **same)
     one = _weights(run)
     again = _tuned(run, **same)
-    assert again.rows == first.rows and _weights(run) == one
+    assert numbers(again.results) == numbers(first.results) and _weights(run) == one
     _tuned(run, **same | {"seed": 1})
     assert len(_weights(run)) == 2 and len(set(_weights(run).values())) == 2
     both = _tuned(run, **same | {"seeds": 2, "from_scratch": True})
-    assert len(both.others) == 1 and both.rows[0].encoder == "from scratch" and len(_weights(run)) == 2
+    assert len(both.others) == 1 and both.results[0].encoder == "from scratch" and len(_weights(run)) == 2
 
 
 def test_nothing_outside_notices_a_training() -> None:
@@ -213,7 +214,7 @@ def test_what_is_saved_says_the_same_again(run: Path, tmp_path: Path, positions:
     assert (model.norm is not None) == card.fresh_norm == (positions == "auto")
     data = open_data("digits")
     found = predict_classes(model, data.test, card.encoder, EvalSettings(device="cpu"))
-    assert found.accuracy() == report.rows[0].value and not model.training
+    assert found.accuracy() == report.results[0].value and not model.training
     assert (card.classes, card.data, card.seed, card.pooling) == (data.test.classes, "digits", 0, "class")
     assert card.positions == {"auto": "keep"}.get(positions, positions) == card.settings["positions"]
     assert card.settings["blr"] == 0.05 and card.test == data.test.fingerprint() and card == read_classifier(out)
@@ -227,9 +228,9 @@ def test_the_command_prints_what_was_trained(run: Path, capsys: pytest.CaptureFi
     assert re.search(r"small: epoch \d of 2 was best.* of 10 validation images\)", printed)  # and 30 in steps of 8
     assert "saved as" in printed and "positions: learned" in printed and "on 360 test images." in printed
     assert "recipe small: epochs 2, warmup epochs 0.2, batch 8, blr 0.004" in printed
-    rows = csv_rows(run / "results.csv")
-    assert [row["encoder"] for row in rows] == ["small", "from scratch", "best constant"]
-    assert {row["protocol"] for row in rows} == {"finetune"}
+    rows = store.load(run)
+    assert [row.encoder for row in rows] == ["small", "from scratch", "best constant"]
+    assert {row.protocol for row in rows} == {"finetune"}
 
 
 def test_images_of_one_class_are_refused(run: Path, record_reads) -> None:
@@ -265,7 +266,7 @@ def test_auto_is_the_precision_of_the_hardware(run: Path, monkeypatch: pytest.Mo
     report = _tuned(run, max_train=40, precision=asked)
     half = asked == "auto"
     # the test is in float32, as it is for whoever loads the classifier
-    assert report.rows[0].settings["precision"] == ("bfloat16" if half else "float32")
+    assert report.results[0].settings["precision"] == ("bfloat16" if half else "float32")
     assert seen == {(True, half), (False, False)} and chosen == [("cpu", half, 8)]
 
 
@@ -308,22 +309,23 @@ def test_the_encoder_stays_as_it_is(tiny_encoder: Path, record_reads, monkeypatc
     monkeypatch.setattr(blocks, "Classifier", Watched)
     record_reads(48, 30)
     report = evaluate("blocks:2", tiny_encoder, "digits", epochs=2, blr=0.02, **BLOCKS)
-    assert [row.encoder for row in report.rows] == ["tiny", "untrained", "best constant"]
-    assert {row.protocol for row in report.rows} == {"blocks:2"} and report.headline.startswith("Probe of 2 blocks")
+    assert [row.encoder for row in report.results] == ["tiny", "untrained", "best constant"]
+    assert {row.protocol for row in report.results} == {"blocks:2"} and report.headline.startswith("Probe of 2 blocks")
     vit, _ = load_encoder_file(tiny_encoder)
     assert torch.equal(made[0][0].encoder.norm.weight, vit.norm.weight) and len(made) == 2
     for model, before in made:
         changed = {name for name, weight in model.state_dict().items() if not torch.equal(weight, before[name])}
         assert {name.split(".")[0] for name in changed} == {"body", "norm", "head"}
         assert {name.split(".")[1] for name in changed if name.startswith("body")} == {"0", "1"}
-    assert evaluate("blocks:2", tiny_encoder, "digits", epochs=2, blr=0.02, **BLOCKS).rows == report.rows
+    again = evaluate("blocks:2", tiny_encoder, "digits", epochs=2, blr=0.02, **BLOCKS)
+    assert numbers(again.results) == numbers(report.results)
 
 
 @pytest.mark.parametrize("protocol", ["blocks:1", "finetune"])
 def test_digits_are_told_apart(tiny_encoder: Path, protocol: str) -> None:
     options = {"max_train": 200, "batch_size": 10, "blr": 0.05, "epochs": 8, "crop_scale": 1.0, "validation": 0.0}
     report = evaluate(protocol, tiny_encoder, "digits", control=False, **BLOCKS | options)
-    assert report.rows[0].value > 0.25 > 0.2 > report.rows[-1].value and len(report.rows) == 2
+    assert report.results[0].value > 0.25 > 0.2 > report.results[-1].value and len(report.results) == 2
 
 
 # Rates and weight decay of every parameter are those of MAE's program (util/lr_decay.py).

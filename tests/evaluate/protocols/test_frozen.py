@@ -5,9 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from evaluating import write_encoder
+from evaluating import numbers, write_encoder
 from PIL import Image
-from running import csv_rows
 from sklearn.datasets import load_digits
 from sklearn.neighbors import KNeighborsClassifier
 
@@ -25,6 +24,7 @@ from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file
 from patchloom.nets.encode import layer_names
 from patchloom.patches.tokens import patchify
+from patchloom.results import store
 from patchloom.results.claims import CONSTANT
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
@@ -58,9 +58,9 @@ def test_knn_agrees_with_scikit_learn_on_features_of_an_encoder(tiny_encoder: Pa
         counts = np.bincount(digits.train.labels[voting])
         assert abs(counts - np.bincount(digits.train.labels) / 10).max() < 1  # each class in its share
     train, test = (extract(vit, card, source, device="cpu") for source in (digits.train.subset(voting), digits.test))
-    assert {row.settings.get("gallery", 1.0) for row in report.rows if "k" in row.settings} == {gallery}
+    assert {row.settings.get("gallery", 1.0) for row in report.results if "k" in row.settings} == {gallery}
     found = 0
-    for row in report.rows:
+    for row in report.results:
         if row.encoder != "tiny":
             continue
         theirs = KNeighborsClassifier(row.settings["k"], weights=_vote, metric="cosine", algorithm="brute")
@@ -68,7 +68,7 @@ def test_knn_agrees_with_scikit_learn_on_features_of_an_encoder(tiny_encoder: Pa
         score = theirs.score(test.pooled(row.pooling).numpy(), test.labels)
         assert row.value == pytest.approx(score, abs=1.1 / 360)  # two neighbours may be equally near
         found += row.value == pytest.approx(score)
-    assert found >= 8 and len({row.value for row in report.rows}) > 8
+    assert found >= 8 and len({row.value for row in report.results}) > 8
 
 
 def test_a_k_beyond_the_gallery_is_left_out(tiny_encoder: Path) -> None:
@@ -77,10 +77,10 @@ def test_a_k_beyond_the_gallery_is_left_out(tiny_encoder: Path) -> None:
         evaluate("knn", tiny_encoder, "digits", device="cpu", pooling="mean", ks=(20, 200), gallery=gallery)
         for gallery in (0.1, 1.0)
     )
-    assert {row.settings["k"] for row in part.rows if "k" in row.settings} == {20}
-    assert "144 training images" in part.protocol and "k = 200" in part.protocol
-    assert {row.settings["k"] for row in whole.rows if "k" in row.settings} == {20, 200}
-    assert "k = 200" not in whole.protocol and "gallery" not in whole.protocol
+    assert {row.settings["k"] for row in part.results if "k" in row.settings} == {20}
+    assert "144 training images" in part.method and "k = 200" in part.method
+    assert {row.settings["k"] for row in whole.results if "k" in row.settings} == {20, 200}
+    assert "k = 200" not in whole.method and "gallery" not in whole.method
     assert whole.quoted[0].value > part.quoted[0].value
     some = FEATURES[:10], TARGETS[:10]
     assert list(knn_accuracies(*some, *some, ks=(20, 5, 1))) == [1, 5]
@@ -161,7 +161,7 @@ def test_the_curve_and_the_chosen_layer_agree_with_scikit_learn(tiny_encoder: Pa
     rest = np.setdiff1d(np.arange(400), held)
     a, b = (extract(vit, card, source, layers=True, device="cpu").tokens for source in (train, DIGITS.test))
     inner = {}
-    for row in report.rows[:5]:
+    for row in report.results[:5]:
         name = row.settings["layer"]
         x, y = a[name].numpy(), train.labels
         inner[name] = row.settings["held_out_accuracy"]
@@ -173,7 +173,7 @@ def test_the_curve_and_the_chosen_layer_agree_with_scikit_learn(tiny_encoder: Pa
     assert best.settings["layer"] == max(inner, key=inner.get)
     assert (twins_best.encoder, pixels.encoder) == ("untrained", "raw pixels")
     assert best.text() in report.headline and last.text() in report.headline and pixels.number() in report.headline
-    assert [row.encoder for row in report.rows] == [*["tiny"] * 5, *["untrained"] * 5, "raw pixels", "best constant"]
+    assert [row.encoder for row in report.results] == [*["tiny"] * 5, *["untrained"] * 5, "raw pixels", "best constant"]
 
 
 def test_the_last_layer_is_what_knn_quotes(tiny_encoder: Path) -> None:
@@ -185,9 +185,9 @@ def test_the_last_layer_is_what_knn_quotes(tiny_encoder: Path) -> None:
 def test_rows_and_picture_of_a_run(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"device": "cpu", "max_train": 60, "k": 3}
     report = evaluate("layers", run, "digits", **options)
-    rows = csv_rows(run / "results.csv")
+    rows = store.load(run)
     # the chosen layer may be the last one
-    assert len(rows) == 12 and 3 <= sum(row["quoted"] == "True" for row in rows) <= 5
+    assert len(rows) == 12 and 3 <= sum(row.quoted for row in rows) <= 5
     monkeypatch.chdir(tmp_path)
     evaluate("layers", run, "digits", out="new/curve.png", **options)
     assert {path.name for path in tmp_path.rglob("*.png")} == {"layers.png", "curve.png"}
@@ -271,7 +271,7 @@ def test_order_stands_beside_its_controls(positions: str, tmp_path: Path, record
     report = evaluate("order", file, "digits", device="cpu", k=5)
     found = {
         (row.encoder, row.settings["probe"], row.settings["test_images"]): row.value
-        for row in report.rows
+        for row in report.results
         if row.encoder != CONSTANT
     }
     given = (AS_THEY_ARE, SHUFFLED) + (ZEROED,) * (positions != "none")
@@ -285,17 +285,17 @@ def test_order_stands_beside_its_controls(positions: str, tmp_path: Path, record
     assert found["raw pixels", "linear", AS_THEY_ARE] > 0.7 > 0.3 > found["raw pixels", "linear", SHUFFLED]
     assert [row.settings["test_images"] for row in report.quoted] == [*given, *given, AS_THEY_ARE, SHUFFLED]
     again = evaluate("order", tmp_path / "e.safetensors", "digits", device="cpu", k=5)  # from the cache
-    assert again.rows == report.rows and "Cached features" in again.protocol
+    assert numbers(again.results) == numbers(report.results) and "Cached features" in again.method
 
 
 def test_the_probe_of_order_is_that_of_normal_images(tmp_path: Path, record_reads) -> None:
     """As they are, test images get what the protocols linear and knn say."""
     record_reads(120, 60)
     encoder = write_encoder(tmp_path / "e.safetensors", depth=2)
-    rows = evaluate("order", encoder, "digits", device="cpu", pooling="class").rows
+    rows = evaluate("order", encoder, "digits", device="cpu", pooling="class").results
     normal = {(row.encoder, row.settings["probe"]): row.value for row in rows if AS_THEY_ARE in row.settings.values()}
     for name, probe in (("linear", "linear"), ("knn", "kNN, k = 20")):
         ks = {"ks": (20,)} if name == "knn" else {}
         report = evaluate(name, encoder, "digits", device="cpu", pooling="class", **ks)
-        for row in report.rows[:-1]:
+        for row in report.results[:-1]:
             assert normal[row.encoder, probe] == row.value

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from evaluating import numbers
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
@@ -51,7 +52,7 @@ def test_agrees_with_scikit_learn() -> None:
 
 def test_the_protocol_agrees_with_scikit_learn_on_features_of_an_encoder(tiny_encoder: Path) -> None:
     report = evaluate("linear", tiny_encoder, "digits", device="cpu", pooling="mean", max_train=400, seed=3)
-    row = report.rows[0]
+    row = report.results[0]
     digits, (vit, card) = open_data("digits"), load_encoder_file(tiny_encoder)
     some = digits.train.subset(np.setdiff1d(np.arange(1437), pick(digits.train.labels, 1437 - 400, 3)))
     train, test = (extract(vit, card, source, device="cpu") for source in (some, digits.test))
@@ -236,17 +237,17 @@ def test_it_beats_chance_beside_an_untrained_encoder_and_one_seed_gives_one_resu
     hard = {**EASY, "recipe": "mae", "epochs": 12, "blr": 30.0, "max_train": 200, "batch_size": 50}
     hard["test_crop"] = 1.0  # digits of 8 pixels have no border to leave out
     first, again = (evaluate("linear", tiny_encoder, "digits", **hard) for _ in range(2))
-    assert [row.encoder for row in first.rows] == ["tiny", "untrained", "best constant"]
-    assert first.rows[0].low > first.rows[-1].high and first.rows[0].pooling == "class"
-    assert [row.right.tolist() for row in first.rows] == [row.right.tolist() for row in again.rows]
-    about = first.rows[0].settings
+    assert [row.encoder for row in first.results] == ["tiny", "untrained", "best constant"]
+    assert first.results[0].low > first.results[-1].high and first.results[0].pooling == "class"
+    assert numbers(first.results) == numbers(again.results)
+    about = first.results[0].settings
     assert about.items() >= {"recipe": "mae", "optimizer": "LARS", "epochs": 12, "blr": 30.0, "momentum": 0.9}.items()
     assert about["lr"] == pytest.approx(30 * 50 / 256) and not {"mixup", "betas", "layer_decay"} & set(about)
-    assert {row.protocol for row in first.rows} == {"linear"}
+    assert {row.protocol for row in first.results} == {"linear"}
 
 
 def test_the_report_says_in_what_it_is_not_the_papers(tiny_encoder: Path) -> None:
-    said = evaluate("linear", tiny_encoder, "digits", **QUICK, control=False).protocol
+    said = evaluate("linear", tiny_encoder, "digits", **QUICK, control=False).method
     assert "MAE (Table 10)" in said
     for change in ("epochs 3, not 90", "warmup epochs 0.33, not 10", "flip false, not true", "batch 60, not 16,384"):
         assert change in said.partition("Differences from the paper")[2]
@@ -260,7 +261,7 @@ def test_a_mean_stands_in_for_a_class_token_that_is_not_there(tmp_path: Path) ->
     spec = replace(SPEC, options=SPEC.options | {"class_token": False})
     save_encoder(build_encoder(spec), replace(CARD, spec=spec), tmp_path / "e.safetensors")
     report = evaluate("linear", tmp_path / "e.safetensors", "digits", **QUICK, control=False)
-    assert report.rows[0].pooling == "mean" and "pooling mean, not class" in report.protocol
+    assert report.results[0].pooling == "mean" and "pooling mean, not class" in report.method
 
 
 def test_extremas_is_on_the_instance_representation(run: Path) -> None:
@@ -268,5 +269,5 @@ def test_extremas_is_on_the_instance_representation(run: Path) -> None:
     save_encoder(build_encoder(SPEC), replace(CARD, extra_modules={"head": "pooling"}), run / "encoder.safetensors")
     save_extra_module(InstanceHead(32, 2), run / "head.safetensors")
     report = evaluate("linear", run, "digits", **QUICK | {"recipe": "extrema"})
-    assert [row.pooling for row in report.rows] == ["instance", "instance", "-"]
-    assert "batch 60, not 4,096" in report.protocol and "ExtreMA (Table 14)" in report.protocol
+    assert [row.pooling for row in report.results] == ["instance", "instance", "-"]
+    assert "batch 60, not 4,096" in report.method and "ExtreMA (Table 14)" in report.method

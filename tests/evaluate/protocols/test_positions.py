@@ -1,6 +1,5 @@
 """Where patches are found by tasks, and by a linear layer on frozen encoders."""
 
-import json
 import sys
 from functools import partial
 from itertools import product
@@ -10,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from evaluating import numbers
 from PIL import Image
-from running import csv_rows
 
 from patchloom.cli import main
 from patchloom.errors import PatchloomError
@@ -27,13 +26,15 @@ from patchloom.evaluate.protocols.positions import (
     positions,
 )
 from patchloom.evaluate.protocols.sensitivity import PositionProbe
-from patchloom.evaluate.results import Report, Row
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file, save_encoder
 from patchloom.nets.encode import encode, prefix_count
 from patchloom.patches.partition import random_dropped
 from patchloom.questions.positions import PositionPrediction
+from patchloom.results import store
+from patchloom.results.evaluation import Evaluation
+from patchloom.results.result import Result
 from patchloom.tasks import build_task, encoder_defaults, with_defaults
 from patchloom.withhold.encoder_input import all_patches, drop_positions
 
@@ -171,7 +172,7 @@ def test_a_perfect_placer_finds_everything():
     )
     assert all(cell.map(GRID).nan_to_num(1.0).eq(1).all() for cell in cells)
     rows = [row for row in position_rows("positions", {"perfect": cells}, GRID) if row.encoder == "perfect"]
-    shown = {(row.settings["measure"], row.settings["ratio"]): row.text() for row in rows}
+    shown = {(row.measure, row.settings["ratio"]): row.text() for row in rows}
     texts = {"top-1": "100.0 %", "top-5": "100.0 %", "distance": "0.00 patches"}
     assert shown == {(name, ratio): texts[name] for name in texts for ratio in (0.25, 0.95, "average")}
 
@@ -194,11 +195,11 @@ def test_the_map_shows_where():
 
 def test_intervals_are_of_the_means_of_images():
     values = np.random.default_rng(0).random(50)
-    row = Row.of_means("a", "positions", {}, values.tolist())
+    row = Result.of_means("top-1", "a", "positions", {}, values.tolist())
     reach = 2.0096 * values.std(ddof=1) / np.sqrt(50)  # Student's quantile for 49 degrees of freedom
     mean = values.mean()
     assert (row.value, row.low, row.high) == pytest.approx((mean, mean - reach, mean + reach), 1e-4)
-    far = Row.of_means("a", "positions", {}, [1.0, 9.0], "patches")
+    far = Result.of_means("distance", "a", "positions", {}, [1.0, 9.0], "patches")
     assert (far.low, round(far.high, 2)) == (0.0, 55.82) and far.text() == "5.00 patches [0.00, 55.82]"
 
 
@@ -232,27 +233,22 @@ def run(request: pytest.FixtureRequest, photos: Path, tmp_path_factory: pytest.T
     return out
 
 
-def rows_in(run: Path) -> list[dict[str, str]]:
-    return csv_rows(run / "results.csv") if (run / "results.csv").exists() else []
-
-
 def test_rows_and_picture_of_a_run(run: Path, photos: Path) -> None:
     report = evaluate("positions", run, photos, device="cpu")
-    assert "held-out ones" in report.protocol and report.n_test == 8
+    assert "held-out ones" in report.method and report.n_test == 8
     assert (run / "pictures" / "position_map-photos.png").stat().st_size > 5000
     cells = 16 if run.name == "droppos" else 5
-    rows = rows_in(run)
+    rows = store.load(run)
     assert len(rows) == 3 * 2 * (cells + 1) + 1  # measures, run and chance, cells and average; and the centre
-    quoted = [row for row in rows if row["quoted"] == "True"]
-    assert [row["encoder"] for row in quoted] == [run.name, "chance"]
-    settings = [json.loads(row["settings"]) for row in rows]
-    assert all("average" in json.loads(row["settings"]).values() for row in quoted)
-    assert {one["measure"] for one in settings} == set(UNITS)
-    for row, one in zip(rows, settings, strict=True):
-        if row["encoder"] == "chance":
-            assert row["low"] == row["value"] == row["high"]
-            if (one["measure"], one.get("position_mask_ratio"), one.get("mask_ratio")) == ("top-1", 0.25, 0.5):
-                assert float(row["value"]) == pytest.approx(1 / (16 - 6))
+    quoted = [row for row in rows if row.quoted]
+    assert [row.encoder for row in quoted] == [run.name, "chance"]
+    assert all("average" in row.settings.values() for row in quoted)
+    assert {row.measure for row in rows} == set(UNITS)
+    for row in rows:
+        if row.encoder == "chance":
+            assert row.low == row.value == row.high
+            if (row.measure, *map(row.settings.get, ("position_mask_ratio", "mask_ratio"))) == ("top-1", 0.25, 0.5):
+                assert row.value == pytest.approx(1 / (16 - 6))
 
 
 def test_a_task_with_one_ratio_has_no_average(run: Path, photos: Path, monkeypatch) -> None:
@@ -273,18 +269,18 @@ def test_it_says_what_pretraining_may_have_seen(run: Path, tmp_path: Path) -> No
     others = paint(tmp_path / "others", 10, 1)
     (others / "broken.png").write_bytes(b"no image")
     report = positions(run, others, EvalSettings(device="cpu"))
-    assert "pre-training may have seen them" in report.protocol and report.n_test == 10
-    assert "1 images could not be read" in report.protocol
+    assert "pre-training may have seen them" in report.method and report.n_test == 10
+    assert "1 images could not be read" in report.method
     some = positions(run, others, EvalSettings(device="cpu"), images=4)
-    assert "4 of 11 images were drawn" in some.protocol and some.n_test <= 4
+    assert "4 of 11 images were drawn" in some.method and some.n_test <= 4
     paint(tmp_path / "both" / "train", 5, 1), paint(tmp_path / "both" / "test", 6, 2)
     assert positions(run, tmp_path / "both", EvalSettings(device="cpu")).n_test == 6
 
 
 def test_one_seed_one_result(run: Path, photos: Path) -> None:
     first, again, other = (positions(run, photos, EvalSettings(seed, device="cpu")) for seed in (0, 0, 1))
-    assert first.rows == again.rows and first.headline == again.headline
-    assert [row.value for row in first.rows] != [row.value for row in other.rows]
+    assert numbers(first.results) == numbers(again.results) and first.headline == again.headline
+    assert [row.value for row in first.results] != [row.value for row in other.results]
     with pytest.raises(PatchloomError, match="--images must be 1 or more"):
         positions(run, photos, EvalSettings(device="cpu"), images=0)
     with pytest.raises(PatchloomError, match="is not the folder of a run"):
@@ -337,7 +333,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def top1(report) -> dict[str, float]:
-    return {row.encoder: row.value for row in report.rows if row.settings["measure"] == "top-1"}
+    return {row.encoder: row.value for row in report.results if row.measure == "top-1"}
 
 
 OURS = {"placeholder": "learned", "standardize": True}
@@ -349,8 +345,8 @@ def test_marks_are_read_and_noise_is_not(encoder: Path, drawn: dict[str, Path], 
     noise = evaluate("position-sensitivity", encoder, drawn["noise"], **how, **QUICK)
     assert top1(marked)["tiny"] > 0.6 and top1(marked)["chance"] == pytest.approx(CHANCE)
     assert top1(noise)["tiny"] < 0.2
-    assert ("standardised" in marked.protocol) == ("standardize" in how) and marked.n_test == 12
-    distance = {row.encoder: row for row in marked.rows if row.settings["measure"] == "distance"}
+    assert ("standardised" in marked.method) == ("standardize" in how) and marked.n_test == 12
+    distance = {row.encoder: row for row in marked.results if row.measure == "distance"}
     assert distance["tiny"].value < 1 < distance["always the centre"].value and distance["tiny"].unit == "patches"
 
 
@@ -385,17 +381,18 @@ def test_before_and_after_finetuning(encoder: Path, drawn: dict[str, Path], tmp_
     settled = ClassifierCard(card, "keep", "mean", ("a", "b"), "photos", "0" * 16, 0, {})
     save_classifier(Classifier(vit, 2, "mean"), settled, tmp_path / "classifier.safetensors")
 
-    def measured(run: Path, **more: Any) -> Report:
+    def measured(run: Path, **more: Any) -> Evaluation:
         return evaluate("position-sensitivity", run, drawn["marked"], **QUICK | {"steps": 10} | more)
 
     of_encoder, of_classifier = (
         measured(encoder, finetuned=tmp_path / file) for file in (other, "classifier.safetensors")
     )
-    assert of_encoder.rows == of_classifier.rows
+    assert numbers(of_encoder.results) == numbers(of_classifier.results)
     assert [row.encoder for row in of_encoder.quoted] == ["tiny", "fine-tuned", "untrained", "chance"]
     found = top1(of_encoder)
     assert found["tiny"] != found["fine-tuned"] == top1(measured(other))["tiny"]
-    assert measured(encoder).rows == measured(encoder).rows != measured(encoder, seed=1).rows
+    once, again, other = (numbers(measured(encoder, seed=seed).results) for seed in (0, 0, 1))
+    assert once == again != other
 
 
 def test_refusals(encoder: Path, drawn: dict[str, Path], tmp_path: Path) -> None:

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from evaluating import ctrl_c_at
-from running import csv_rows
+from evaluating import ctrl_c_at, numbers
 from spoken import SOUND, Tones, encoder_of_sound, speech_commands
 
 from patchloom.audio import keywords as spoken
@@ -24,11 +23,12 @@ from patchloom.evaluate.classifier import load_classifier
 from patchloom.evaluate.protocols import evaluate
 from patchloom.evaluate.protocols import keywords as protocol
 from patchloom.evaluate.recipes import Recipe
-from patchloom.evaluate.results import Report
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.evaluate.training import Training, Views, predict_classes
 from patchloom.nets.build import build_encoder
 from patchloom.nets.checkpoints.format import save_encoder
+from patchloom.results import store
+from patchloom.results.evaluation import Evaluation
 from patchloom.runs import held_out
 from patchloom.runs.encoder import load_encoder
 from patchloom.runs.training_set import no_record
@@ -67,7 +67,7 @@ def test_every_protocol_takes_recordings(ear: Path, tones: None, name: str) -> N
     said = " ".join(report.text(200).split())
     assert report.n_test == 24 and "24 test recordings" in said
     assert not re.search(r"\bimages\b|pixels", re.sub("What recipes do to images|raw features pixels", "", said)), said
-    raw = [row for row in report.rows if row.encoder == "raw features"]
+    raw = [row for row in report.results if row.encoder == "raw features"]
     assert all(row.value > 0.8 for row in raw if row.settings.get("test_images") != "patches shuffled")
     assert bool(raw) == (name in FROZEN)
 
@@ -109,7 +109,7 @@ def test_what_is_for_images_is_refused_and_what_does_not_act_is_said(ear: Path, 
     with pytest.raises(PatchloomError, match="--noise_volume needs recordings of noise"):
         evaluate("finetune", ear, "tones", device="cpu", noise_volume=0.2)
     options = {"recipe": "mae", "shift": 0.02, "epochs": 1, "batch_size": 8, "control": False}
-    settings = evaluate("finetune", ear, "tones", device="cpu", **options).rows[0].settings
+    settings = evaluate("finetune", ear, "tones", device="cpu", **options).results[0].settings
     assert settings.items() >= {"shift": 0.02, "mixup": 0.8}.items()
     assert not {"flip", "crop_scale", "randaugment", "erasing", "cutmix", "noise_share"} & set(settings)
     with pytest.raises(PatchloomError, match="ear is an encoder of recordings, and digits holds images"):
@@ -135,9 +135,9 @@ def run(tmp_path: Path) -> Path:
     return encoder_of_sound(tmp_path / "ear")
 
 
-def _kept(run: Path, report: Report) -> tuple:
+def _kept(run: Path, report: Evaluation) -> tuple:
     files = {path.name: path.read_bytes() for path in sorted((run / "finetuned").iterdir())}
-    return [(row.encoder, row.settings, row.right.tolist()) for row in report.rows], files
+    return numbers(report.results), files
 
 
 def test_every_seed_has_rows_and_a_picture(run: Path, commands: Path) -> None:
@@ -149,11 +149,11 @@ def test_every_seed_has_rows_and_a_picture(run: Path, commands: Path) -> None:
         "shift 0.005, noise share 0.8, noise volume 0.1",
         "30 recordings for training, 10 for validation and 15 for testing",
     ):
-        assert part in report.protocol, part
-    rows = csv_rows(run / "results.csv")
-    assert [row["encoder"] for row in rows] == ["ear", "from scratch", "raw features", "best constant"] * 2
-    assert {row["protocol"] for row in rows} == {"keywords"} and {row["n_test"] for row in rows} == {"15"}
-    assert len({row["data_fingerprint"] for row in rows}) == 1  # the test is the same for every seed
+        assert part in report.method, part
+    rows = store.load(run)
+    assert [row.encoder for row in rows] == ["ear", "from scratch", "raw features", "best constant"] * 2
+    assert {row.protocol for row in rows} == {"keywords"} and {row.n for row in rows} == {15}
+    assert len({row.fingerprint for row in rows}) == 1  # the test is the same for every seed
     assert (run / "pictures" / "keywords-commands-small-1.png").read_bytes()[:4] == b"\x89PNG"
 
 
@@ -164,10 +164,10 @@ def test_the_classifier_says_the_same_again_and_the_matrix_counts_it(run: Path, 
     model, card = load_classifier(run / "finetuned" / "keywords-commands-small-2.safetensors")
     parts = spoken.open_keywords(commands, WORDS.split(","), 2).heard_as(card.encoder.sound)
     found = predict_classes(model, parts.test, card.encoder, EvalSettings(device="cpu"))
-    assert found.accuracy() == report.rows[0].value and card.classes == ("yes", "no", "up", "silence", "unknown")
+    assert found.accuracy() == report.results[0].value and card.classes == ("yes", "no", "up", "silence", "unknown")
     counts, classes = drawn[0]["counts"], drawn[0]["classes"]
     assert classes == card.classes and counts.sum() == 15 and counts.sum(1).tolist() == [3] * 5
-    assert np.trace(counts) / 15 == report.rows[0].value
+    assert np.trace(counts) / 15 == report.results[0].value
     for truth, answer in zip(found.labels.tolist(), found.logits.argmax(1).tolist(), strict=True):
         counts[truth, answer] -= 1
     assert not counts.any()
@@ -182,7 +182,8 @@ def test_the_start_of_a_run_replaces_training_from_scratch(run: Path, commands: 
     alone = evaluate("keywords", start, commands, control=False, out=str(tmp_path / "c.safetensors"), **QUICK)
     assert [row.encoder for row in report.quoted] == ["ear", "start", "raw features"]
     ours, its, direct = report.quoted[0], report.quoted[1], alone.quoted[0]
-    assert its == direct and its.right.tolist() == direct.right.tolist() != ours.right.tolist()
+    assert numbers([its]) == numbers([direct])
+    assert its.outcomes.values.tolist() != ours.outcomes.values.tolist()
     assert report.against[0].control == "start" and "at its start" in report.headline
     against = {one.control: one for one in report.against}
     assert against["raw features"].sentence() in report.conclusion()  # far better ones were not mentioned
@@ -207,9 +208,9 @@ def test_validation_decides_and_the_test_is_read_once_at_the_end(run: Path, monk
     report = evaluate("keywords", run, "tones", **NO_WORDS, validation=0.15, patience=1.0)
     first = record.index("test")
     assert set(record[:first]) == {"train", "validation"} and set(record[first:]) == {"test"}
-    assert record.count("test") == 3 * 15 and "no noise was added" in report.protocol  # three rows
-    assert report.rows[0].settings["validation_images"] == 12 and "validation" not in report.rows[0].settings
-    assert "noise_share" not in report.rows[0].settings and report.rows[0].settings["shift"] == 0.1
+    assert record.count("test") == 3 * 15 and "no noise was added" in report.method  # three rows
+    assert report.results[0].settings["validation_images"] == 12 and "validation" not in report.results[0].settings
+    assert "noise_share" not in report.results[0].settings and report.results[0].settings["shift"] == 0.1
     record.clear()
     evaluate("keywords", run, "tones", **NO_WORDS, validation=0.0, control=False)
     assert "validation" not in record
@@ -217,7 +218,7 @@ def test_validation_decides_and_the_test_is_read_once_at_the_end(run: Path, monk
 
 def test_a_share_of_the_labels(run: Path, commands: Path) -> None:
     report = evaluate("keywords", run, commands, **QUICK, labels=0.5, control=False)
-    assert report.rows[0].settings["labelled"] == report.rows[1].settings["labelled"] == 15
+    assert report.results[0].settings["labelled"] == report.results[1].settings["labelled"] == 15
     assert (run / "finetuned" / "keywords-commands-small-0.5-0.safetensors").is_file()
 
 
@@ -237,7 +238,7 @@ def test_a_plain_folder_of_words(run: Path, commands: Path, tmp_path: Path) -> N
     for word in ("yes", "no"):
         shutil.copytree(commands / word, tmp_path / "plain" / word)
     report = evaluate("keywords", run, tmp_path / "plain", **NO_WORDS, control=False)
-    assert "There are 2 classes: no and yes." in report.protocol and 2 < report.n_test < 8
+    assert "There are 2 classes: no and yes." in report.method and 2 < report.n_test < 8
 
 
 def test_wrong_pairs_are_refused_in_a_sentence(run: Path, commands: Path, tiny_encoder: Path) -> None:
@@ -266,7 +267,7 @@ def test_recordings_without_a_label_are_left_out(run, commands: Path, tmp_path: 
     ]
     (tmp_path / "table.csv").write_text("\n".join(["path,label,split", *rows]))
     report = evaluate("keywords", run, tmp_path / "table.csv", **NO_WORDS, control=False)
-    assert report.n_test == 4 and "13 recordings for training, 1 for validation and 4 for testing" in report.protocol
+    assert report.n_test == 4 and "13 recordings for training, 1 for validation and 4 for testing" in report.method
     assert "2 training recordings without a label" in capsys.readouterr().out
     blank = Tones(4, first=9)
     blank.labels[:] = -1

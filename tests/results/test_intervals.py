@@ -1,0 +1,50 @@
+"""Intervals of means and shares."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from patchloom.results.claims import Claim, difference
+from patchloom.results.intervals import accuracy_interval, is_wide, mean_interval, student, wilson
+
+
+def test_students_quantile_is_that_of_the_closed_forms():
+    """Exact for 1, 2 and 4 degrees of freedom, and the normal quantile in the limit."""
+    p = 0.975
+    a = 4 * p * (1 - p)
+    four = 2 * math.sqrt(math.cos(math.acos(math.sqrt(a)) / 3) / math.sqrt(a) - 1)
+    exact = {1: math.tan(math.pi * (p - 0.5)), 2: (2 * p - 1) / math.sqrt(2 * p * (1 - p)), 4: four}
+    assert {freedom: student(freedom) for freedom in exact} == pytest.approx(exact, abs=1e-9)
+    assert student(1e12) == pytest.approx(1.959963984540054, abs=1e-9)
+
+
+def test_one_group_shows_nothing_about_others():
+    right, of = np.ones(20), np.zeros(20)
+    assert accuracy_interval(np.arange(20) % 2, of) == (0.0, 1.0)
+    assert accuracy_interval(right, of) == wilson(1, 1) and accuracy_interval(right, np.arange(20) // 4) == wilson(1, 5)
+    assert difference(right, np.zeros(20), trained=False, groups=of).claim is Claim.NONE
+    assert mean_interval(np.arange(20.0), groups=of) == (-math.inf, math.inf)
+
+
+def test_an_interval_is_wide_by_its_larger_half():
+    assert is_wide(0.5, 0.42, 0.52) and is_wide(0.5, 0.48, 0.58)
+    assert not is_wide(0.5, 0.44, 0.56) and not is_wide(0.5, 0.5, 0.5)
+
+
+def test_the_interval_of_a_mean_is_that_of_scipy():
+    values = [0.1, 0.5, 0.4, 0.9]
+    expected = stats.t.interval(0.95, 3, np.mean(values), stats.sem(values))
+    assert mean_interval(values) == pytest.approx(expected)
+    assert mean_interval([1.0], accuracy=True) == (-math.inf, math.inf)
+    assert mean_interval([1.0, 1.0], accuracy=True) == wilson(1, 2) != mean_interval([1.0, 1.0]) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("share", "n", "low", "high"),
+    [(81 / 263, 263, 0.2553, 0.3662), (15 / 148, 148, 0.0624, 0.1605), (0, 20, 0, 0.1611), (1, 29, 0.8830, 1)],
+)
+def test_wilsons_interval_is_newcombes(share, n, low, high):
+    """Newcombe 1998, table I (method 3)."""
+    assert wilson(share, n) == pytest.approx((low, high), abs=5e-5)
