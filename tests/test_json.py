@@ -124,11 +124,11 @@ def test_a_stopped_pretrain_says_where(document, photos, tmp_path, monkeypatch):
 
 def test_evaluate(document, photos, run):
     found = document("evaluate", "knn", run, photos, "--seeds", "2")["result"]
-    quoted = [row for row in found["rows"] if row["quoted"]]
-    assert {"run", "untrained"} <= {row["encoder"] for row in quoted} and found["n_test"] > 0
-    assert all(0 <= row["low"] <= row["value"] <= row["high"] <= 1 for row in quoted if row["unit"] == "%")
-    assert found["against"] and all(one["trainings"] == 2 for one in found["against"])
-    assert [one["seed"] for one in found["other_seeds"]] == [0] and found["seed"] == 1
+    quoted = [one for one in found["results"] if one["quoted"]]
+    assert {"run", "untrained"} <= {one["encoder"] for one in quoted} and all(one["n"] > 0 for one in quoted)
+    assert all(0 <= one["low"] <= one["value"] <= one["high"] <= 1 for one in quoted if one["unit"] == "%")
+    assert quoted[0]["against"] and all(one["trainings"] == 2 for one in quoted[0]["against"])
+    assert {one["seed"] for other in found["other_seeds"] for one in other["results"]} == {0} != {quoted[0]["seed"]}
 
 
 @pytest.mark.slow

@@ -166,8 +166,7 @@ def test_the_start_of_a_run_is_trained_alike(run, squares, protocol, given, cont
         assert 0 < constant["foreground IoU"] < (1 - constant["aAcc"]) / 2
         assert constant["mIoU"] == pytest.approx(constant["aAcc"] / 3)  # of three classes, one is answered
         assert "head width" not in report.method and "layer_decay" not in report.results[0].settings
-    stored = report.plain()["against"][0]
-    assert (stored["control"], stored["low"], stored["high"]) == ("start", gain.low, gain.high)
+    assert store.load(run)[0].against[0] == gain
 
 
 @pytest.mark.parametrize("protocol", OPTIONS)

@@ -15,7 +15,7 @@ from patchloom.errors import PatchloomError, Stopped
 from patchloom.loggers import queue
 from patchloom.loggers.base import SentRecord
 from patchloom.loggers.queue import TrackerSet, send_pending
-from patchloom.results.claims import Effect, MeasureResult
+from patchloom.results.result import SHARE, Baseline, Result
 from patchloom.runs.checksummed import write_checksummed
 from patchloom.runs.folder import FolderLocked, RunFolder, write_metrics
 from patchloom.runs.verdict import Health, Rule, Verdict
@@ -264,15 +264,16 @@ def test_a_run_without_a_result_sends_nothing_and_says_so(folder):
         {"images": ["../../photo.png"]},  # an untrusted run must not send files from elsewhere
         {"images": ["/home/photo.png"]},
         {"images": [".."]},
-        {"rows": [1]},
-        {"rows": "none"},
+        {"results": [1]},
+        {"results": "none"},
+        {"results": [RESULT.results[0].plain() | {"value": "0.5"}]},
         {"verdict": 1},
         {"health": 5},
         {"health": {"verdict": "splendid", "why": "", "then": "", "epoch": 1, "ended": True}},
     ],
 )
 def test_a_damaged_result_is_named(folder, changed):
-    result = {"step": 8, "verdict": "learnt", "summary": "It learns."}
+    result = RESULT.plain()
     (folder.path / "ending.json").write_text("[]" if changed is None else json.dumps(result | changed))
     said = refusal(send_pending, ["noting"], folder)
     assert "ending.json" in said and "is damaged" in said and not Noting.calls
@@ -285,20 +286,20 @@ def test_a_run_that_another_process_trains_sends_nothing(folder, monkeypatch):
     assert not Noting.calls
 
 
-def test_records_of_other_versions_and_damaged_ones(tmp_path):
+def test_records_and_damaged_ones(tmp_path):
     record = tmp_path / "wandb.json"
     assert SentRecord.read(record) == SentRecord("", -1, -1, -1)  # before the first start
-    record.write_text(json.dumps({"id": "a1", "step": 8, "pictured": 8, "ended": True, "new": {}}))
+    record.write_text(json.dumps({"id": "a1", "step": 8}))
     assert SentRecord.read(record) == SentRecord("a1", 8)
-    for text in ("{", "[]", '{"step": null}', '{"step": "x"}', '{"step": 1e999}'):
+    for text in ("{", "[]", '{"new": 1}', '{"step": null}', '{"step": "x"}', '{"step": 1e999}'):
         record.write_text(text)
         assert "wandb.json is damaged: delete it" in refusal(SentRecord.read, record)
 
 
 def test_quoted_results_verdict_and_measure_are_values():
     assert RESULT.scores() == {"results/knn/trained": 0.5, "results/knn/raw pixels": 0.25} and not RESULT.tags()
-    effects = {"chance": Effect(0.5, 0.4, 0.6, 50)}
-    measure = MeasureResult("accuracy", 0.6, 0.5, 0.7, {"chance": 0.2}, effects, "chance", ("chance",), True)
+    chance = Baseline("chance", 0.2, Result(SHARE, 0.5, 0.4, 0.6, 50), True, True)
+    measure = Result("accuracy", 0.6, 0.5, 0.7, 50, baselines=(chance,))
     health = Health(Verdict.WEAK, 2.0, True, Rule.NOT_CLEAR, measure, {}, {"epochs": 40})
     result = RESULT._replace(health=health.plain())
     shares = {"results/share": 0.5, "results/share/low": 0.4, "results/share/high": 0.6}

@@ -55,7 +55,7 @@ def of_tensorboard(run) -> Tracked:
     metrics = {tag: [(one.step, one.value) for one in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
     pictures = [(one.step, shade(one.encoded_image_string)) for one in found.Images("pictures/recovered")]
     settings = dict(line.strip("| ").split(" | ") for line in text("settings").splitlines()[2:])
-    assert "| knn | raw pixels | 0.25 | 0.2 | 0.3 |" in text("results")
+    assert "| knn | raw pixels | accuracy | 0.25 | 0.2 | 0.3 |" in text("results")
     words = {name: text(name) for name in ("verdict", "summary")}
     return Tracked(
         [("patchloom", run.name)], metrics, pictures, settings, words, {k: v[-1][1] for k, v in metrics.items()}
@@ -111,7 +111,7 @@ def of_mlflow(run) -> Tracked:
     }
     names = sorted(file.path for file in client.list_artifacts(one.info.run_id, "pictures"))
     pictures = [(int(name[-12:-4]), shade(content(name))) for name in names]
-    assert json.loads(content("results.json")) == QUOTED
+    assert json.loads(content("results.json")) == [one.plain() for one in QUOTED]
     words = {"verdict": one.data.tags["verdict"], "summary": one.data.tags["mlflow.note.content"]}
     scores = {name: points[-1][1] for name, points in metrics.items()}
     return Tracked([("patchloom", one.info.run_name)], metrics, pictures, one.data.params, words, scores)

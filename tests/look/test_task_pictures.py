@@ -41,7 +41,7 @@ def test_a_title_has_run_task_epoch_and_the_last_measure():
 def test_of_several_baselines_the_one_to_beat_is_named():
     baselines = {"flat": torch.tensor([0.0]), "blurred": torch.tensor([0.0])}
     measure = replace(
-        MEASURE, name="error", baselines=baselines, to_beat=("flat", "blurred"), higher_is_better=False, form=".3f"
+        MEASURE, name="error", baselines=baselines, to_beat=("flat", "blurred"), higher_is_better=False, unit=""
     )
     row = {"epoch": 60, "held_out": 0.25, "baseline:flat": 0.5, "baseline:blurred": 0.125}
     assert title_of("a", SETTINGS, (1, 1), [row], "", measure).result.endswith("error 0.250, blurred 0.125")

@@ -14,6 +14,7 @@ from resolved import resolved_settings
 
 from patchloom.loggers.base import FinalResult
 from patchloom.loggers.queue import TrackerSet
+from patchloom.results.result import Result
 from patchloom.runs.folder import RunFolder
 
 SETTINGS = resolved_settings(
@@ -29,8 +30,8 @@ ROWS = [
     {"step": "8", "epoch": "1", "loss": "nan", "lr": "0.003", "images": "128", "held_out": "0.75", "knn": ""},
 ]
 QUOTED = [
-    {"protocol": "knn", "encoder": "run", "value": "0.5", "low": "0.4", "high": "0.6"},
-    {"protocol": "knn", "encoder": "raw pixels", "value": "0.25", "low": "0.2", "high": "0.3"},
+    Result("accuracy", 0.5, 0.4, 0.6, 100, "run", "knn", quoted=True),
+    Result("accuracy", 0.25, 0.2, 0.3, 100, "raw pixels", "knn", quoted=True),
 ]
 RESULT = FinalResult(8, "healthy: half of the way.", "The task is clearly being learnt.", QUOTED, ["recovered.png"])
 

@@ -417,17 +417,15 @@ def frozen_report(
     n_test = len(test.labels)
     used = f" {protocol.gallery}: {len(train.labels):,} training {parts.train.noun}" if protocol.gallery else ""
     used += f"; test: {parts.origin}" if used and parts.origin else ""
-    return Evaluation(
+    return Evaluation.of_test(
+        parts.test,
+        settings.seed,
+        n_test,
         results=[*sum(rows, []), constant_answer(protocol.name, test.labels, parts.test, test.groups)],
         method=f"{protocol.sentence(train, test)} {around}",
         headline=f"{headline} on {n_test:,} test {parts.test.noun}.{used}{'.' if used else ''}",
         quoted=tuple(map(protocol.quoted, rows)),
-        data=parts.test.name,
-        fingerprint=parts.test.fingerprint(),
-        seed=settings.seed,
-        n_test=n_test,
         across=protocol.across,
-        noun=parts.test.noun,
     )
 
 

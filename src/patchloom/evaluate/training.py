@@ -818,16 +818,14 @@ def training_report(
     controls = [as_control(row) for row in (*rows[1:], chance)]
     first = rows[0].text() if rows[0].encoder != SCRATCH else f"{SCRATCH} {rows[0].text()}"
     against = f"{', '.join(controls[:-1])} and {controls[-1]}" if len(controls) > 1 else controls[0]
-    return Evaluation(
+    return Evaluation.of_test(
+        parts.test,
+        settings.seed,
+        n,
         results=[*rows, chance],
         method=" ".join(said),
         headline=f"{title}{first} against {against} on {n:,} test {parts.test.noun}.",
         quoted=tuple(rows),
-        data=parts.test.name,
-        fingerprint=parts.test.fingerprint(),
-        seed=settings.seed,
-        n_test=n,
-        noun=parts.test.noun,
     )
 
 

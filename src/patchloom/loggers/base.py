@@ -6,15 +6,15 @@ import json
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from itertools import chain
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from lightning_fabric.loggers import Logger
 from PIL.Image import Image
 
-from patchloom.errors import PatchloomError
+from patchloom.errors import PatchloomError, typed_fields
+from patchloom.results.result import Result
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.verdict import Health
 from patchloom.system.files import read_text, write_whole
@@ -27,15 +27,15 @@ class FinalResult(NamedTuple):
         step: last training step.
         verdict: verdict on the run, a sentence.
         summary: closing sentence of the run.
-        rows: quoted results, one per encoder or control, all with the same columns.
+        results: quoted results, the run's encoder first in each protocol.
         images: file names of the last pictures, in the run's folder of pictures.
-        health: values of the verdict, as `Health.plain` has them; empty of an older version.
+        health: values of the verdict, as `Health.plain` has them; empty without one.
     """
 
     step: int
     verdict: str
     summary: str
-    rows: Sequence[Mapping[str, str]] = ()
+    results: Sequence[Result] = ()
     images: Sequence[str] = ()
     health: Mapping[str, Any] = {}
 
@@ -44,39 +44,41 @@ class FinalResult(NamedTuple):
         """Read a result from its JSON, which may be untrusted, and refuse file names outside the folder of pictures.
 
         Raises:
-            ValueError, TypeError: if it is damaged.
+            ValueError, TypeError, KeyError: if it is damaged.
         """
-        result = cls(**json.loads(read_text(path)))
-        lists = isinstance(result.rows, list | tuple) and isinstance(result.images, list | tuple)
-        if type(result.step) is not int or not lists or not all(isinstance(row, dict) for row in result.rows):
-            raise ValueError("step, rows or images are of another type")
-        texts = [result.verdict, result.summary, *chain.from_iterable(row.values() for row in result.rows)]
-        if not all(isinstance(text, str) for text in (*texts, *result.images)):
-            raise ValueError("verdict, summary, rows or images are of another type")
+        values = json.loads(read_text(path))
+        result = cls(**typed_fields(cls, values | {"results": tuple(map(Result.of, values["results"]))}))
         if any(name == ".." or name != Path(name).name for name in result.images):
             raise ValueError("images have to be names of files")
         result.scores()
         result.tags()
         return result
 
+    def plain(self) -> dict[str, Any]:
+        """Return values for JSON."""
+        return self._asdict() | {"results": [one.plain() for one in self.results]}
+
+    def table(self) -> list[dict[str, Any]]:
+        """Return the quoted results as rows with the same columns; None for numbers that are not finite."""
+        columns = ("protocol", "encoder", "measure", "value", "low", "high")
+        return [{name: one.plain()[name] for name in columns} for one in self.results]
+
     def scores(self) -> dict[str, float]:
         """Return the held-out measure and the quoted results as metrics, such as ``results/knn/untrained``.
 
-        The first row of a protocol is the run's encoder. It is called ``trained``, so that runs share a column.
+        The first result of a protocol is that of the run's encoder. It is called ``trained``, so that runs share a
+        column.
         """
         found: dict[str, float] = {}
-        seen: set[str] = set()
-        for row in self.rows:
-            name = row["encoder"] if row["protocol"] in seen else "trained"
-            seen.add(row["protocol"])
-            found[f"results/{row['protocol']}/{name}"] = float(row["value"])
+        for one in self.results:
+            own = f"results/{one.protocol}/trained"
+            found[f"results/{one.protocol}/{one.encoder}" if own in found else own] = one.value
         measure = Health.of(self.health).measure if self.health else None
         if measure is None:
             return found
         way = measure.to_beat.share
-        share = {"share": way.value, "share/low": way.low, "share/high": way.high}
-        own = {"results/held_out": measure.value} | {f"results/{name}": value for name, value in share.items()}
-        return {name: value for name, value in own.items() if math.isfinite(value)} | found
+        own = {"held_out": measure.value, "share": way.value, "share/low": way.low, "share/high": way.high}
+        return {f"results/{name}": value for name, value in own.items() if math.isfinite(value)} | found
 
     def tags(self) -> dict[str, str]:
         """Return the verdict in a few words and its rule, for filtering runs."""
@@ -106,13 +108,10 @@ class SentRecord:
     def read(cls, path: Path) -> SentRecord:
         """Read a record; return an empty one if there is no such file."""
         try:
-            values = json.loads(read_text(path))
-            defaults: dict[str, Any] = {one.name: one.default for one in fields(cls)}
-            # a record of another version may lack fields, or have others
-            return cls(**{name: type(default)(values.get(name, default)) for name, default in defaults.items()})
+            return cls(**typed_fields(cls, json.loads(read_text(path))))
         except FileNotFoundError:
             return cls()
-        except (OSError, ValueError, TypeError, AttributeError, OverflowError) as problem:
+        except (OSError, ValueError) as problem:
             raise PatchloomError(f"{path} is damaged: delete it, and a new run begins in the tracker") from problem
 
 

@@ -136,7 +136,7 @@ class TrackerSet:
     def log_result(self, result: FinalResult) -> None:
         """Send the last pictures and the result, and keep the result for `send_pending`."""
         if self.names:
-            write_whole(self.folder.path / _RESULT, json.dumps(result._asdict(), indent=1) + "\n")
+            write_whole(self.folder.path / _RESULT, json.dumps(result.plain(), indent=1) + "\n")
             self._send_result(result)
 
     def _send_result(self, result: FinalResult) -> None:

@@ -56,7 +56,7 @@ class TensorBoard(Tracker):
     def log_result(self, result: FinalResult) -> None:
         self.logger.experiment.add_text("verdict", result.verdict, result.step)
         self.logger.experiment.add_text("summary", result.summary, result.step)
-        self._log_table("results", result.rows, result.step)
+        self._log_table("results", result.table(), result.step)
         self.log_metrics(result.scores(), result.step)
 
     def _log_table(self, name: str, rows: Sequence[Mapping[str, Any]], step: int) -> None:
@@ -120,8 +120,8 @@ class WandB(Tracker):
     def log_result(self, result: FinalResult) -> None:
         words = {"verdict": result.verdict, "summary": result.summary} | result.tags()
         self.run.summary.update(words | result.scores())
-        if result.rows:
-            table = self.wandb.Table(columns=[*result.rows[0]], data=[[*row.values()] for row in result.rows])
+        if rows := result.table():
+            table = self.wandb.Table(columns=[*rows[0]], data=[[*row.values()] for row in rows])
             self.log_metrics({"results": table}, result.step)
 
     def finalize(self, status: str) -> None:
@@ -192,7 +192,7 @@ class MLflow(Tracker):
             self.client.set_tag(self.sent.id, name, value)
         self.client.set_tag(self.sent.id, "mlflow.note.content", result.summary)
         self.client.log_text(self.sent.id, result.summary + "\n", "summary.txt")
-        self.client.log_text(self.sent.id, json.dumps([*map(dict, result.rows)], indent=1) + "\n", "results.json")
+        self.client.log_text(self.sent.id, json.dumps(result.plain()["results"], indent=1) + "\n", "results.json")
         self.log_metrics(result.scores(), result.step)
 
     def finalize(self, status: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -235,15 +235,25 @@ class Evaluation(Displayable):
     def __post_init__(self) -> None:
         """Complete each result by what all of them share."""
         among = set(map(id, self.quoted))
+        shared: dict[str, Any] = {"data": self.data, "fingerprint": self.fingerprint, "n": self.n_test}
+        shared |= {"noun": self.noun, "seed": self.seed, "date": self.date}
+        changed = self._changed(lambda one: replace(one, **shared, quoted=id(one) in among))
+        for name, value in changed.items():
+            object.__setattr__(self, name, value)
 
-        def whole(one: Result) -> Result:
-            of_test: dict[str, Any] = {"data": self.data, "fingerprint": self.fingerprint, "n": self.n_test}
-            of_test["noun"] = self.noun
-            return replace(one, **of_test, seed=self.seed, date=self.date, quoted=id(one) in among)
+    def _changed(self, change: Callable[[Result], Result]) -> dict[str, Any]:
+        """Return all results and the quoted ones after a change; a quoted one stays the same object as a result."""
+        made = {id(one): change(one) for one in (*self.results, *self.quoted)}
+        return {
+            "results": [made[id(one)] for one in self.results],
+            "quoted": tuple(made[id(one)] for one in self.quoted),
+        }
 
-        made = {id(one): whole(one) for one in (*self.results, *self.quoted)}
-        object.__setattr__(self, "results", [made[id(one)] for one in self.results])
-        object.__setattr__(self, "quoted", tuple(made[id(one)] for one in self.quoted))
+    @classmethod
+    def of_test(cls, test: Any, seed: int, n: int, **others: Any) -> Evaluation:
+        """Return an evaluation on the ``n`` readable images of a source; ``others`` are the other attributes."""
+        about = {"data": test.name, "fingerprint": test.fingerprint(), "noun": test.noun}
+        return cls(seed=seed, n_test=n, **about, **others)
 
     @property
     def against(self) -> tuple[Difference, ...]:
@@ -347,16 +357,12 @@ class Evaluation(Displayable):
         level = self._no_better_than_constant()
         found = [self._apart(self._of_seeds(0), self._of_seeds(i), trained) for i in controls]
         found = [replace(one, constant=answer) for one in found] if 0 in level else found
-        first = replace(self.quoted[0], against=tuple(found))
-        rows = [first if one is self.quoted[0] else one for one in self.results]
-        return replace(self, results=rows, quoted=(first, *self.quoted[1:]), controls=controls)
+        changed = self._changed(lambda one: replace(one, against=tuple(found)) if one is self.quoted[0] else one)
+        return replace(self, controls=controls, **changed)
 
     def with_setting(self, name: str, value: str) -> Evaluation:
         """Return the evaluation with a setting of all results, such as the groups of the split or the network."""
-        made = {id(one): replace(one, settings={**one.settings, name: value}) for one in (*self.results, *self.quoted)}
-        return replace(
-            self, results=[made[id(one)] for one in self.results], quoted=tuple(made[id(one)] for one in self.quoted)
-        )
+        return replace(self, **self._changed(lambda one: replace(one, settings={**one.settings, name: value})))
 
     def over_seeds(self, others: Sequence[Evaluation]) -> Evaluation:
         """Return the evaluation of the last of several seeds, with differences over all of them."""

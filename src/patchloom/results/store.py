@@ -98,7 +98,7 @@ def load(folder: Path, notes: list[str] | None = None, outcomes: bool = False) -
 def _lines(path: Path) -> list[bytes]:
     """Return the lines of a file with their ends; [] without one."""
     try:
-        return read_bytes(path, _MOST).splitlines(keepends=True) if os.path.lexists(path) else []
+        return [*io.BytesIO(read_bytes(path, _MOST))] if os.path.lexists(path) else []
     except OSError as problem:
         raise PatchloomError(f"{path} could not be read ({problem.strerror}): move it away") from problem
 

@@ -30,7 +30,6 @@ from patchloom.questions.question import Measure
 from patchloom.results import store
 from patchloom.results.claims import OF_TEACHER
 from patchloom.results.evaluation import Evaluation
-from patchloom.results.result import Result
 from patchloom.runs.encoder import load_start
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.held_out import HeldOut, note_test_overlap
@@ -120,11 +119,11 @@ class FinalEvaluation(NamedTuple):
         folder.check_lock()
         if health is not None:
             write_health(folder.path, health)
-        rows = [_plain(row) for one in reports for row in one.quoted]
         # before summary.txt: a run that is killed while trackers take the result sends the rest later
         images = [file.name for file in pictures]
         verdict, values = ("", {}) if health is None else (str(health), health.plain())
-        self.tracks.log_result(FinalResult(state.step, verdict, summary, rows, images, values))
+        quoted = [row for one in reports for row in one.quoted]
+        self.tracks.log_result(FinalResult(state.step, verdict, summary, quoted, images, values))
         write_whole(folder.summary, summary + "\n")
         return summary
 
@@ -175,9 +174,3 @@ def _save_with_modules(encoder: Encoder, card: EncoderCard, modules: dict[str, n
         save_extra_module(module, path.with_name(f"{name}.safetensors"))
     uses = {name: cast(Use, module.use) for name, module in modules.items()}
     save_encoder(encoder, replace(card, extra_modules=uses), path)
-
-
-def _plain(row: Result) -> dict[str, str]:
-    """Return a quoted result as text for trackers."""
-    numbers = {name: f"{getattr(row, name):.6g}" for name in ("value", "low", "high")}
-    return {"protocol": row.protocol, "encoder": row.encoder, **numbers}

@@ -82,16 +82,14 @@ def _planned(plan: DryRun, settings: EvalSettings) -> Evaluation:
     said, test = [*plan.sentences], plan.test
     if settings.seeds > 1:
         said.append(f"The same for {settings.seeds} seeds.")
-    return Evaluation(
+    return Evaluation.of_test(
+        test,
+        settings.seed,
+        len(test),
         results=[],
         method=" ".join(said),
         headline="This was a dry run: nothing was trained, and no result was written.",
         quoted=(),
-        data=test.name,
-        fingerprint=test.fingerprint(),
-        seed=settings.seed,
-        n_test=len(test),
-        noun=test.noun,
     )
 
 

@@ -74,7 +74,10 @@ def label_free(run: str | Path, data: DataLike, settings: EvalSettings, *, image
     measured = {row.measure for row in rows[0]}
     measure = next(one for one in (own_crop(AREAS[-1]), overlap_measure(SHARES[1]), RANKME) if one in measured)
     quoted = tuple(row for each in rows for row in each if row.measure == measure)
-    report = Evaluation(
+    report = Evaluation.of_test(
+        source,
+        settings.seed,
+        ours.n,
         results=[*sum(rows, []), *chance_rows(ours)],
         method=" ".join(
             [
@@ -85,11 +88,6 @@ def label_free(run: str | Path, data: DataLike, settings: EvalSettings, *, image
         ),
         headline=_headline(measure, quoted, f"{ours.n:,} test {source.noun}"),
         quoted=quoted,
-        data=parts.test.name,
-        fingerprint=source.fingerprint(),
-        seed=settings.seed,
-        n_test=ours.n,
-        noun=source.noun,
         across="measure",
         down=True,
     )

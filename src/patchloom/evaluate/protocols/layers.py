@@ -79,17 +79,15 @@ def layers(
     quoted = (*named, *(its[-1] for its in starts))
     pairs = (*range(len(named), len(quoted)), 2)  # in the last layer: start, untrained
     around = circumstances(parts, train, test, input_size(vit), cached, options=options)
-    return Evaluation(
+    return Evaluation.of_test(
+        parts.test,
+        settings.seed,
+        n_test,
         results=[*ours, *sum(starts, []), *twins, pixels, guessed],
         method=f"{_sentences(len(ours) - 2, k, train, test)} {around}"
         + (" Start: the weights that the run began with, with their own normalisation." if starts else ""),
         headline=_headline(*named, n_test, test.noun),
         quoted=quoted,
-        data=parts.test.name,
-        fingerprint=parts.test.fingerprint(),
-        seed=settings.seed,
-        n_test=n_test,
-        noun=test.noun,
         across="layer",
         down=True,
         drawings=_drawings(run, out, ours, [twins, *starts], [pixels, guessed]),

@@ -85,17 +85,15 @@ def order(
     test = tests[AS_THEY_ARE]
     n_test = len(test.labels)
     quoted = tuple(row for row in rows if row.settings["probe"] == _LINEAR_PROBE)
-    report = Evaluation(
+    report = Evaluation.of_test(
+        parts.test,
+        settings.seed,
+        n_test,
         results=[*rows, constant_answer("order", test.labels, parts.test, test.groups)],
         method=_sentences(vit, len(train.labels), n_test, k, train.noun)
         + circumstances(parts, train, test, size, cached),
         headline=_headline(quoted, f"{n_test:,} test {train.noun}"),
         quoted=quoted,
-        data=parts.test.name,
-        fingerprint=parts.test.fingerprint(),
-        seed=settings.seed,
-        n_test=n_test,
-        noun=parts.test.noun,
         across="test_images",
     )
     same = [i for i, row in enumerate(quoted) if (row.encoder, row.settings["test_images"]) == (START, AS_THEY_ARE)]

@@ -333,7 +333,10 @@ def positions(
         "The table has accuracies in % and distances in patches; their intervals are in results.jsonl. A map of "
         f"correct and wrong positions is drawn in {out}."
     )
-    return Evaluation(
+    return Evaluation.of_test(
+        source,
+        settings.seed,
+        n_test,
         results=rows,
         method=" ".join(
             filter(
@@ -350,11 +353,6 @@ def positions(
         ),
         headline=_headline(cells, quoted[0], quoted[1], f"{n_test:,} test {source.noun}"),
         quoted=quoted,
-        data=source.name,
-        fingerprint=source.fingerprint(),
-        seed=settings.seed,
-        n_test=n_test,
-        noun=source.noun,
         across=list(axes)[-1] if axes else "measure",
         short=True,
         symbols=_SYMBOLS,

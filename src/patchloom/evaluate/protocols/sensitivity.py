@@ -112,18 +112,16 @@ def position_sensitivity(
     n, n_test = len(parts.train), len(cells[card.name][0].values["top-1"])
     against = ", ".join(as_control(row) for row in others)
     done = _sentences(ratio, placeholder, standardize, steps, grid, n, n_test, parts.test.noun)
-    return Evaluation(
+    return Evaluation.of_test(
+        parts.test,
+        settings.seed,
+        n_test,
         results=rows,
         method=" ".join(
             [done, describe_measures(parts.test.noun), story, *note_unreadable(list(unreadable), parts.test.noun)]
         ),
         headline=f"Position sensitivity: {ours.text()} against {against} on {n_test:,} test {parts.test.noun}.",
         quoted=quoted,
-        data=parts.test.name,
-        fingerprint=parts.test.fingerprint(),
-        seed=settings.seed,
-        n_test=n_test,
-        noun=parts.test.noun,
         across="measure",
     )
 
