@@ -7,6 +7,7 @@ import re
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from functools import cache
 from inspect import Parameter, signature
 from math import inf
 from pathlib import Path
@@ -133,11 +134,14 @@ def check_type(name: str, value: Any, hint: Any) -> None:
     raise PatchloomError(f"--{name} {problem}: it takes {describe_type(hint)}")
 
 
+_hints = cache(get_type_hints)  # evaluates the hints of a class, which takes longer than to check its fields
+
+
 def typed_fields(cls: type, values: Any, ranges: Mapping[str, tuple[float, float]] | None = None) -> dict[str, Any]:
     """Check the fields of a dataclass that were read from a file, and turn lists into tuples if the class has these."""
     if not isinstance(values, Mapping):
         raise ValueError(f"a {type(values).__name__} stands where settings are expected")
-    hints, found = get_type_hints(cls), {}
+    hints, found = _hints(cls), {}
     for name, value in values.items():
         if name not in hints:
             raise ValueError(f"there is no setting {str(name)[:40]!r}")

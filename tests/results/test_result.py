@@ -45,7 +45,7 @@ def test_a_result_is_read_as_it_was(result: Result) -> None:
     [
         {"value": "0.5"}, {"value": True}, {"value": math.inf}, {"value": 10**400}, {"low": 0.6}, {"n": -1}, {"n": 1.5},
         {"n": 2**70}, {"seed": -1}, {"digits": 7}, {"digits": 1.0}, {"quoted": 1}, {"higher_is_better": None},
-        {"measure": None}, {"encoder": "a" * 1001}, {"noun": "movies"}, {"settings": []}, {"settings": None},
+        {"measure": None}, {"encoder": "a" * (2**17 + 1)}, {"noun": "movies"}, {"settings": []}, {"settings": None},
         {"also": {"rank": "3"}}, {"also": 3}, {"against": 3}, {"against": [3]}, {"against": [{"control": "b"}]},
         {"against": [AGAINST[0].plain() | {"n": 1.5}]}, {"against": [AGAINST[0].plain() | {"low": math.inf}]},
         {"against": [AGAINST[0].plain() | {"trained": 1}]}, {"baselines": [{}]}, {"baselines": 3},
@@ -66,8 +66,8 @@ def test_other_documents_are_refused(values: object) -> None:
 
 
 def test_numbers_and_texts_of_files() -> None:
-    assert (number_of(None, 1.0), number_of(2, 0.0), text_of("a" * 1000), text_of("a\x1b\n")) == (
-        1.0, 2.0, "a" * 1000, "a\\x1b\\n",
+    assert (number_of(None, 1.0), number_of(2, 0.0), text_of("é" * 1000), text_of("a\x1b\n")) == (
+        1.0, 2.0, "é" * 1000, "a\\x1b\\n",
     )  # fmt: skip
 
 

@@ -94,6 +94,12 @@ def test_damaged_lines_are_refused_or_noted(tmp_path: Path, line: bytes) -> None
     assert path.read_bytes() == line + b"\n\n"
 
 
+def test_a_file_of_too_many_lines_is_refused(tmp_path: Path) -> None:
+    (tmp_path / store.FILE).write_bytes(b"x\n" * (2**16 + 1))
+    with pytest.raises(PatchloomError, match="more than 65,536 lines"):
+        store.load(tmp_path, [])
+
+
 @pytest.mark.parametrize("kind", ["pipe", "link", "folder"])
 def test_only_a_regular_file_is_read_or_written(tmp_path: Path, kind: str) -> None:
     path, other = tmp_path / "run" / store.FILE, tmp_path / "other"

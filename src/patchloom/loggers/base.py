@@ -71,8 +71,8 @@ class FinalResult(NamedTuple):
         """
         found: dict[str, float] = {}
         for one in self.results:
-            own = f"results/{one.protocol}/trained"
-            found[f"results/{one.protocol}/{one.encoder}" if own in found else own] = one.value
+            of_run = f"results/{one.protocol}/trained"
+            found[f"results/{one.protocol}/{one.encoder}" if of_run in found else of_run] = one.value
         measure = Health.of(self.health).measure if self.health else None
         if measure is None:
             return found

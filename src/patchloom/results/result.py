@@ -18,7 +18,7 @@ from patchloom.results.intervals import accuracy_interval, mean_interval, wilson
 
 ACCURACY = "accuracy"
 SHARE = "share of the way"  # from a baseline (0) to perfect (1)
-_LONGEST = 1000  # characters of a name in a file
+_LONGEST = 2**17  # characters of a name in a file: the longest argument of a command on Linux
 
 
 class Outcomes(NamedTuple):
@@ -251,8 +251,8 @@ def number_of(value: Any, missing: float) -> float:
     return float(value)
 
 
-def text_of(value: Any) -> str:
-    """Read a text of limited length from a file, with its control characters written out."""
-    if not isinstance(value, str) or len(value) > _LONGEST:
+def text_of(value: Any, longest: int = _LONGEST) -> str:
+    """Read a name, or another text, from a file: of limited length, with its control characters written out."""
+    if not isinstance(value, str) or len(value) > longest:
         raise ValueError(f"{str(value)[:40]!r} is not a name")
     return visible(value)

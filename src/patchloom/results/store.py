@@ -28,7 +28,7 @@ from patchloom.system.files import open_regular, read_bytes, write_whole
 
 FILE, FOLDER = "results.jsonl", "outcomes"
 _MOST = 2**28  # bytes of the file, and of all outcomes
-_LONGEST = 2**20  # bytes of a line
+_LINES, _LONGEST = 2**16, 2**20  # lines of the file, and bytes of a line
 _NAME = re.compile(rb"\b[0-9a-f]{16}\.npz\b")
 _YEAR = 4  # digits: a text of this length begins a date, and is not the number of an evaluation
 
@@ -98,9 +98,12 @@ def load(folder: Path, notes: list[str] | None = None, outcomes: bool = False) -
 def _lines(path: Path) -> list[bytes]:
     """Return the lines of a file with their ends; [] without one."""
     try:
-        return [*io.BytesIO(read_bytes(path, _MOST))] if os.path.lexists(path) else []
+        found = [*io.BytesIO(read_bytes(path, _MOST))] if os.path.lexists(path) else []
     except OSError as problem:
         raise PatchloomError(f"{path} could not be read ({problem.strerror}): move it away") from problem
+    if len(found) > _LINES:
+        raise PatchloomError(f"{path} has more than {_LINES:,} lines: move it away")
+    return found
 
 
 def _parse(line: bytes) -> Any:
@@ -144,11 +147,11 @@ def forget(folder: Path, which: str) -> int:
     return sum(one.date in gone for one in known)
 
 
-def _date(line: bytes) -> str:
+def _date(line: bytes) -> str | None:
     try:
         return Result.of(_parse(line)).date
     except ValueError:
-        return ""
+        return None
 
 
 def _line(result: Result, date: str = "", name: str = "", place: int = 0) -> str:
@@ -156,11 +159,11 @@ def _line(result: Result, date: str = "", name: str = "", place: int = 0) -> str
     kept = result.outcomes
     where = {"file": name, "place": place, "pseudo": kept.pseudo} if name and kept is not None else None
     document = result.plain() | {"date": date, "outcomes": where}
-    text = json.dumps(document, sort_keys=True, allow_nan=False, ensure_ascii=False)
+    text = json.dumps(document, allow_nan=False, ensure_ascii=False)
     return text.encode("utf-8", "replace").decode()  # names of files may have bytes that are no letters
 
 
-# Outcomes: arrays by the place of their result, with those of equal groups once.
+# Outcomes: arrays by the place of their result.
 
 
 def _write_outcomes(folder: Path, results: Sequence[Result]) -> str:
