@@ -27,8 +27,6 @@ from patchloom.results.result import Result
 from patchloom.runs.folder import RunFolder, data_slug
 
 DINOV3 = "https://github.com/facebookresearch/dinov3/blob/main/LICENSE.md"
-KNN = Result("accuracy", 0.5, 0.4, 0.6, 100, "run", "knn", {"k": 20, "temperature": 0.07, "pooling": "mean"})
-KNN = replace(KNN, fingerprint="0123456789abcdef", date="2026-11-23T00:00:00+00:00", quoted=True)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +34,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write a run with results whose names contain markup."""
     folder = tmp_path_factory.mktemp("secret-project")
     images = photographs(folder / "pipe | <b>star*")
-    results = [replace(KNN, data=f"{folder}/labels of mine"), replace(KNN, encoder="untrained", value=0.3, low=0.2)]
+    results = [
+        Result("accuracy", value, 0.4, 0.6, 100, name, "knn", {"k": 20}, data=f"{folder}/labels of mine", quoted=True)
+        for name, value in (("run", 0.5), ("untrained", 0.3))
+    ]
     return a_run(folder / "run_*x*", images, results, reg_tokens=1, init_values=0.1)
 
 
