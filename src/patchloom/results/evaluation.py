@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,33 +29,12 @@ from patchloom.results.result import Result
 # The table of an evaluation, in several forms to fit the terminal.
 
 
-def choose_fitting_table(forms: Sequence[TextTable], width: int) -> TextTable:
-    """Return the first form of a table that fits into ``width`` characters; else the last one, by names.
-
-    The last form has each name on a separate line above its rows.
-    """
-    for form in forms:
-        if form.least() <= width:
-            return form
-    return _names_above(forms[-1])
-
-
-def across_settings(
-    rows: Sequence[Result], across: str, *, down: bool, short: bool, symbols: Mapping[str, str]
-) -> list[TextTable]:
-    """Return the table with a column per value of a setting, with intervals beside and below the values."""
-    if down:
-        return [_down(rows, across, gap) for gap in (" ", "\n")]
-    return [_across(rows, across, short, symbols, gap) for gap in (" ", "\n")]
-
-
-def by_row(rows: Sequence[Result]) -> TextTable:
-    """Return a table with a line per row, and a column for every setting that differs between rows."""
+def _by_row(rows: Sequence[Result]) -> TextTable:
+    """Return a table with a line per result, and a column for every setting that differs between results."""
     names, first = _varying(rows), _names(rows)
-    lines = [(row.encoder, row.pooling)[: len(first)] + tuple(_text(row, name) for name in names) for row in rows]
-    texts = tuple((*line, row.text()) for line, row in zip(lines, rows, strict=True))
+    lines = tuple((*_line(row, first, names), row.text()) for row in rows)
     heading = *first, *(name.replace("_", " ") for name in names), "value, 95 % interval"
-    return TextTable(heading, texts, names=frozenset({0}), ends=_ends([row.encoder for row in rows]))
+    return TextTable(heading, lines, names=frozenset({0}), ends=_ends(lines))
 
 
 def _names_above(table: TextTable) -> TextTable:
@@ -71,43 +51,44 @@ def _names_above(table: TextTable) -> TextTable:
     return TextTable(table.heading[1:], tuple(rows), ends=frozenset(ends))
 
 
-def _across(rows: Sequence[Result], across: str, short: bool, symbols: Mapping[str, str], gap: str) -> TextTable:
+def _across(of: Evaluation, gap: str) -> TextTable:
     """Return a table with a line per encoder, pooling and other settings, and a column per value of ``across``."""
+    rows, across = of.results, of.across
     columns = list(dict.fromkeys(_settings(row)[across] for row in rows if across in _settings(row)))
-    names = [name for name in _varying(rows) if name != across]
-    called = {name: symbols.get(name, name.replace("_", " ")) for name in (across, *names)}
+    first, names = _names(rows), [name for name in _varying(rows) if name != across]
+    called = {name: of.symbols.get(name, name.replace("_", " ")) for name in (across, *names)}
     headings = (value if isinstance(value, str) else f"{called[across]} = {_short(value)}" for value in columns)
-    first = _names(rows)
     lines: dict[tuple[str, ...], dict[Any, str]] = {}
     for row in rows:
-        line = (row.encoder, row.pooling)[: len(first)] + tuple(_text(row, name) for name in names)
         # a value that does not depend on the setting is repeated in every column
         under = [_settings(row)[across]] if across in _settings(row) else columns
-        shown = row.amount() if short else Lines(row.text(gap))
-        lines.setdefault(line, {}).update(dict.fromkeys(under, shown))
-    cells = tuple((*line, *(lines[line].get(value, "") for value in columns)) for line in lines)
+        shown = row.amount() if of.short else Lines(row.text(gap))
+        lines.setdefault(_line(row, first, names), {}).update(dict.fromkeys(under, shown))
+    cells = tuple((*line, *(found.get(value, "") for value in columns)) for line, found in lines.items())
     heading = *first, *(called[name] for name in names), *headings
-    return TextTable(heading, cells, names=frozenset({0}), ends=_ends([line[0] for line in lines]))
+    return TextTable(heading, cells, names=frozenset({0}), ends=_ends(cells))
 
 
-def _down(rows: Sequence[Result], across: str, gap: str) -> TextTable:
-    """Return a table with a line per value of ``across``, a column per encoder, and a line per other row."""
-    encoders = list(dict.fromkeys(row.encoder for row in rows if across in _settings(row)))
+def _down(of: Evaluation, gap: str) -> TextTable:
+    """Return a table with a line per value of ``across``, a column per encoder, and a line per other result."""
+    those = [row for row in of.results if of.across in _settings(row)]
+    encoders = list(dict.fromkeys(row.encoder for row in those))
     cells: dict[str, dict[str, str]] = {}
-    for row in rows:
-        if across in _settings(row):
-            cells.setdefault(_text(row, across), {})[row.encoder] = Lines(row.text(gap))
+    for row in those:
+        cells.setdefault(_text(row, of.across), {})[row.encoder] = Lines(row.text(gap))
     lines = [(value, *(found.get(encoder, "") for encoder in encoders)) for value, found in cells.items()]
-    last = frozenset({len(lines) - 1})
-    for row in rows:
-        if across not in _settings(row):  # it appears in every column
-            lines.append((row.encoder, *[Lines(row.text(gap))] * len(encoders)))
-    return TextTable((across, *encoders), tuple(lines), names=frozenset({0}), ends=last)
+    others = [row for row in of.results if of.across not in _settings(row)]  # they appear in every column
+    lines += [(row.encoder, *[Lines(row.text(gap))] * len(encoders)) for row in others]
+    return TextTable((of.across, *encoders), tuple(lines), names=frozenset({0}), ends=frozenset({len(cells) - 1}))
 
 
-def _ends(names: Sequence[str]) -> frozenset[int]:
+def _line(row: Result, first: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
+    return (row.encoder, row.pooling)[: len(first)] + tuple(_text(row, name) for name in names)
+
+
+def _ends(lines: Sequence[tuple[str, ...]]) -> frozenset[int]:
     """Return the numbers of the last lines of each name."""
-    return frozenset(i for i, pair in enumerate(zip(names, names[1:], strict=False)) if pair[0] != pair[1])
+    return frozenset(i for i, (one, after) in enumerate(pairwise(lines)) if one[0] != after[0])
 
 
 def _varying(rows: Sequence[Result]) -> list[str]:
@@ -370,11 +351,14 @@ class Evaluation(Displayable):
         return whole.with_differences(self.against[0].trained, *self.controls) if self.controls else whole
 
     def table(self, width: int) -> TextTable:
-        """Return all rows as a table that fits into ``width`` characters."""
-        if not any(self.across in _settings(row) for row in self.results):
-            return choose_fitting_table([by_row(self.results)], width)
-        wide = across_settings(self.results, self.across, down=self.down, short=self.short, symbols=self.symbols)
-        return choose_fitting_table([*wide, by_row(self.results)], width)
+        """Return all results as a table that fits into ``width`` characters.
+
+        If none of its forms does, each name is on a separate line above its results.
+        """
+        forms = [_by_row(self.results)]
+        if any(self.across in _settings(row) for row in self.results):
+            forms = [*((_down if self.down else _across)(self, gap) for gap in (" ", "\n")), *forms]
+        return next((form for form in forms if form.least() <= width), _names_above(forms[-1]))
 
     def spread(self) -> str:
         """Return a sentence with mean and range of the quoted numbers over seeds."""
