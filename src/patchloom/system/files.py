@@ -270,12 +270,10 @@ def strip_checksum(content: bytes) -> bytes | None:
 
 
 def append(path: Path, text: str) -> None:
-    """Append ``text`` to a file in one write, so that texts of several processes are not mixed."""
-    content = text.encode("utf-8", "surrogateescape")
+    """Append ``text`` to a file."""
     try:
-        with open(path, "ab", buffering=0, opener=no_link) as file:
-            if file.write(content) < len(content):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        with open(path, "a", encoding="utf-8", errors="surrogateescape", opener=no_link) as file:
+            file.write(text)
     except OSError as problem:
         raise write_error(path, problem) from problem
 
