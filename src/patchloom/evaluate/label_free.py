@@ -378,7 +378,7 @@ def label_free_rows(
 
     All random draws (images, crops and patches) depend only on the seed of the settings, and are the same for every
     encoder of one size and grid. Rows of fractions have an interval over images, and those of crops also have each
-    image's result (``right``) for `compare_rows`. RankMe, α-ReQ and LiDAR are single numbers for all images. Recordings
+    image's result (``right``) for `compare_results`. RankMe, α-ReQ and LiDAR are single numbers for all images. Recordings
     have no rows of crops or LiDAR; a Swin has none of patches; features of fewer than 16 numbers have no α-ReQ.
     """
     return rows_from_features(
