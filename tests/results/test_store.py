@@ -19,13 +19,13 @@ from patchloom.results.result import Outcomes, Result
 DAYS = [f"2026-11-{day}T10:00:00+00:00" for day in (24, 25)]
 
 
-def evaluation(date: str = DAYS[0], right: int = 30, **options) -> Evaluation:
+def evaluation(date: str = DAYS[0], right: int = 30) -> Evaluation:
     """Results of an encoder and a control on 40 images."""
     settings = {"k": 20, "betas": (0.9, 0.95)}
     both = ("a,\n\udc9b", right), ("b", 10)
     rows = [Result.of_images(name, "knn", settings, np.arange(40) < n) for name, n in both]
     about = {"data": "some", "fingerprint": "f" * 16, "seed": 0, "n_test": 40, "date": date}
-    return Evaluation(rows, "", "", tuple(rows), **about | options).with_differences(False)
+    return Evaluation(rows, "", "", tuple(rows), **about).with_differences(False)
 
 
 def lines_of(run: Path) -> list[bytes]:
