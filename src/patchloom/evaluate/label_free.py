@@ -377,9 +377,9 @@ def label_free_rows(
     """Return all measures of an encoder without labels, a row each, named as in `MEASURES` by the setting "measure".
 
     All random draws (images, crops and patches) depend only on the seed of the settings, and are the same for every
-    encoder of one size and grid. Rows of fractions have an interval over images, and those of crops also have each
-    image's result (``right``) for `compare_results`. RankMe, α-ReQ and LiDAR are single numbers for all images. Recordings
-    have no rows of crops or LiDAR; a Swin has none of patches; features of fewer than 16 numbers have no α-ReQ.
+    encoder of one size and grid. Fractions have an interval over images, and those of crops also have `Outcomes`.
+    RankMe, α-ReQ and LiDAR are single numbers for all images. Recordings have no results of crops or LiDAR; a Swin has
+    none of patches; features of fewer than 16 numbers have no α-ReQ.
     """
     return rows_from_features(
         name, extract_label_free(name, vit, card, drawn_images(source, images, settings.seed), settings)

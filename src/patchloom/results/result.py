@@ -22,7 +22,7 @@ _LONGEST = 2**17  # characters of a name in a file: the longest argument of a co
 
 
 class Outcomes(NamedTuple):
-    """What a result is the mean of, so that two encoders can be compared image by image.
+    """Values that a result is the mean of, so that two encoders can be compared image by image.
 
     Attributes:
         values: [n] result of each test image, such as 1 for a right answer and 0 for a wrong one; or jackknife
@@ -153,7 +153,7 @@ class Result:
 
     @cached_property
     def about(self) -> tuple[str, ...]:
-        """What must be equal for two results to be of the same images: their content, their number, and the measure."""
+        """Content and number of the images, measure and unit: equal for results that can be compared."""
         return self.fingerprint, str(self.n), self.measure, self.unit
 
     # How it is shown. Every printer uses these.

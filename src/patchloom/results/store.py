@@ -71,7 +71,7 @@ def load(folder: Path, notes: list[str] | None = None, outcomes: bool = False) -
     Args:
         folder: folder of the run.
         notes: list to which a sentence on every damaged line is appended, which is left out; None: it is refused.
-        outcomes: also read the outcomes of test images, as far as they are there.
+        outcomes: also read the outcomes of test images; those that are missing or damaged are None.
 
     Raises:
         PatchloomError: the file cannot be read, or a line is damaged.
@@ -126,7 +126,7 @@ def evaluations(results: Iterable[Result]) -> list[list[Result]]:
 def forget(folder: Path, which: str) -> int:
     """Remove evaluations by their date, or one by its number (1: the oldest); return the number of removed results.
 
-    All other lines stay as they are, damaged ones too.
+    All other lines stay unchanged, damaged ones too. Outcomes of removed results alone are removed.
     """
     path, known = folder / FILE, load(folder, [])
     dates = list(dict.fromkeys(one.date for one in known))
