@@ -113,8 +113,8 @@ HELP_EXAMPLES: dict[str, list[tuple[str, str]]] = {
     ],
     "results": [
         ("patchloom results runs/photos-mae", "with intervals and controls"),
-        ("patchloom results runs/* --to table.csv", "all runs, for a spreadsheet"),
-        ("patchloom results runs/* --protocol linear --to table.tex", "for a paper"),
+        ("patchloom results runs/ --to table.csv", "all runs, for a spreadsheet"),
+        ("patchloom results runs/ --to table.tex", "for a paper"),
     ],
     "export": [
         ("patchloom export runs/photos-mae", "weights and code for timm"),

@@ -42,7 +42,7 @@ VERBS: dict[str, str] = {
     "predict": "write label maps or boxes, with a model that evaluate saved",
     "look": "draw reconstructions of a task, or what an encoder sees",
     "report": "write one page about one or several runs",
-    "results": "make one table of the results of one or several runs: CSV, LaTeX",
+    "results": "make a table of the results of one or several runs",
     "export": "write an encoder for use without patchloom: timm, Hugging Face, ONNX",
     "distill": "train any backbone of timm on an encoder's features",
     "bench": "time each task on this machine, and show what limits a run",

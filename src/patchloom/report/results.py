@@ -134,7 +134,7 @@ def rows_of(results: Sequence[Result], run: str, name: str = "", every: bool = F
 
 @dataclass(frozen=True, repr=False)
 class ResultsTable(Displayable):
-    """Results of runs.
+    """Table of results of one or several runs.
 
     Attributes:
         rows: results by protocol and measure, then by run.
