@@ -16,7 +16,7 @@ import pytest
 
 from patchloom.cli import main
 from patchloom.errors import PatchloomError
-from patchloom.report.results import escape_latex, results
+from patchloom.report.results import escape_latex, over_seeds, results
 from patchloom.results import store
 from patchloom.results.claims import Claim
 from patchloom.results.evaluation import Evaluation
@@ -97,6 +97,13 @@ def test_seeds_that_drew_their_own_images_are_joined_and_others_are_out_of_date(
         store.append(run, one.results)
     row = results(run).rows[0]
     assert row.seeds == 2 and row.result.value == pytest.approx(0.575) and row.result.against[0].trainings == 2
+
+
+def test_unknown_values_stay_unknown():
+    first, second = (Result.exact("rank", "run", "label-free", {}, value, "") for value in (3.0, math.nan))
+    row = over_seeds([first, second], "run")
+    assert math.isnan(row.result.value) and math.isnan(row.std) and row.text(" ") == "nan ± nan"
+    assert over_seeds([first], "run").over == "" and over_seeds([first], "run").text(" ") == "3.00"
 
 
 def test_runs_side_by_side(tmp_path, capsys):
@@ -188,7 +195,9 @@ def test_it_starts_without_torch(tmp_path):
     subprocess.run([sys.executable, "-c", code, "results", str(tmp_path / "run")], check=True, capture_output=True)
 
 
-def test_csv_is_plain(tmp_path):
-    table = results(run_of(tmp_path / "run"))
-    rows = [*csv.DictReader(table.csv().splitlines())]
-    assert [row["claim"] for row in rows] == ["better", "better", "", ""] and rows[2]["interval"] == "images"
+def test_csv_has_no_formula_of_a_stranger(tmp_path):
+    run = run_of(tmp_path / "run")
+    (run / "results.jsonl").write_text((run / "results.jsonl").read_text().replace("untrained", "=1+1"))
+    rows = [*csv.DictReader(results(run).csv().splitlines())]
+    assert [row["control"] for row in rows] == ["'=1+1", "raw pixels", "", ""] and rows[2]["encoder"] == "'=1+1"
+    assert float(rows[0]["difference"]) > 0 and rows[0]["claim"] == "better"

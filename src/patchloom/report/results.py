@@ -8,11 +8,12 @@ import json
 import math
 import os
 import re
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from patchloom.arguments import PathLike, validate_arguments
 from patchloom.display import Displayable, Lines, TextTable, Verbatim, json_value
@@ -73,17 +74,16 @@ class Row(NamedTuple):
         return [found | _record(apart) for apart in one.against or (None,)]
 
 
+_OF_DIFFERENCE = ("control", "difference", "difference_low", "difference_high", "difference_seeds", "claim")
+
+
 def _record(apart: Difference | None) -> dict[str, Any]:
-    """Return the columns of a difference; without an interval if the two were tested on different images."""
-    known = apart is not None and apart.claim is not Claim.APART
-    return {
-        "control": apart and apart.control,
-        "difference": apart and apart.value,
-        "difference_low": apart.low if apart and known else None,
-        "difference_high": apart.high if apart and known else None,
-        "difference_seeds": apart and apart.trainings,
-        "claim": apart and apart.claim.value,
-    }
+    """Return the columns of a difference, without an interval if the two were tested on different images."""
+    if apart is None:
+        return dict.fromkeys(_OF_DIFFERENCE)
+    ends = (None, None) if apart.claim is Claim.APART else (apart.low, apart.high)
+    values = apart.control, apart.value, *ends, apart.trainings, apart.claim.value
+    return dict(zip(_OF_DIFFERENCE, values, strict=True))
 
 
 def _format_difference(apart: Difference, gap: str) -> str:
@@ -100,17 +100,16 @@ def over_seeds(same: Sequence[Result], run: str) -> Row:
     Results that are equal for all seeds do not depend on the seed, and keep their interval over test images.
     """
     last, values = same[-1], [one.value for one in same]
-    std = statistics.stdev(values) if len(values) > 1 else math.nan
-    if len(values) == 1 or std == 0:
-        return Row(run, last, len(values), std, "images" if last.interval() else "")
-    low, high = mean_interval(values)
-    if last.unit == "%":
-        low, high = max(0.0, low), min(1.0, high)
+    if len(set(values)) == 1:
+        spread = 0.0 if len(values) > 1 else math.nan
+        return Row(run, last, len(values), spread, "images" if last.interval() else "")
+    bounds = (0, 1) if last.unit == "%" else (-math.inf, math.inf)
+    low, high = np.clip(mean_interval(values), *bounds).tolist()
     settings = {  # seeds may have selected different ones
         name: value for name, value in last.settings.items() if all(one.settings.get(name) == value for one in same)
     }
-    mean = replace(last, value=statistics.fmean(values), low=low, high=high, settings=settings)
-    return Row(run, mean, len(values), std, "seeds")
+    mean = replace(last, value=float(np.mean(values)), low=low, high=high, settings=settings)
+    return Row(run, mean, len(values), float(np.std(values, ddof=1)), "seeds")
 
 
 def rows_of(results: Sequence[Result], run: str, name: str = "", every: bool = False) -> list[Row]:
@@ -189,8 +188,8 @@ class ResultsTable(Displayable):
         for row, (measure, *cells) in zip(self.rows, zip(*columns.values(), strict=True), strict=True):
             if lines and measure != before:
                 ends.append(len(lines) - 1)
-            pairs = [(one.control, Lines(_format_difference(one, gap))) for one in row.result.against]
-            for pair in pairs or [("",) * len(last)]:
+            pairs = [[one.control, Lines(_format_difference(one, gap))] for one in row.result.against]
+            for pair in pairs or [[""] * len(last)]:
                 lines.append(("" if once and measure == before else measure, *cells, *pair))
                 before, cells = measure, [""] * len(cells)
         heading = (*columns, *last)
@@ -219,11 +218,17 @@ class ResultsTable(Displayable):
     # How it is written.
 
     def csv(self) -> str:
-        """Return the records as CSV; settings are JSON."""
+        """Return the records as CSV; settings are JSON.
+
+        A text that a spreadsheet would compute as a formula is quoted by an apostrophe: names may be a stranger's.
+        """
         text, records = io.StringIO(), self._flat()
-        writer = csv.DictWriter(text, list(records[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(records)
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(records[0])
+        for record in records:
+            writer.writerow(
+                f"'{one}" if str(one)[:1] in _FORMULA and isinstance(one, str) else one for one in record.values()
+            )
         return text.getvalue()
 
     def markdown(self, clean: Callable[[str], str] = str) -> str:
@@ -272,6 +277,7 @@ def _settings(one: Result, names: Sequence[str]) -> str:
     return ", ".join(f"{name.replace('_', ' ')} {one.settings[name]}" for name in names if name in one.settings)
 
 
+_FORMULA = ("=", "+", "-", "@")  # first characters of formulas
 _MARKUP = re.compile(r"([\\`*_\[\]<>#|~&$])")
 _LATEX = {
     **{sign: f"\\{sign}" for sign in "&%$#_{}"},
