@@ -131,6 +131,13 @@ def test_evaluate(document, photos, run):
     assert {one["seed"] for other in found["other_seeds"] for one in other["results"]} == {0} != {quoted[0]["seed"]}
 
 
+def test_results(document, run, tmp_path):
+    found = document("results", run, "--all", "--to", tmp_path / "table.csv")["result"]
+    assert found["file"] == str(tmp_path / "table.csv") and {"run", "untrained"} <= {
+        row["encoder"] for row in found["rows"]
+    }
+
+
 @pytest.mark.slow
 def test_compare(document, photos, tmp_path, monkeypatch):
     monkeypatch.setattr(timing, "_SECONDS", 0.0)

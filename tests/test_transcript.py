@@ -22,7 +22,7 @@ SMALL = (
 )
 HELP = (
     *("", "check", "pretrain", "pretrain --task droppos", "compare", "embed", "predict", "look", "look curves"),
-    *("report", "export", "bench", "evaluate", "evaluate knn", "evaluate segment", "evaluate keywords"),
+    *("report", "results", "export", "bench", "evaluate", "evaluate knn", "evaluate segment", "evaluate keywords"),
 )
 COMMANDS = (
     *(f"{verb} --help".strip() for verb in HELP),
@@ -41,6 +41,7 @@ COMMANDS = (
     "look nowhere",
     "export nowhere",
     "report nowhere",
+    "results nowhere",
     f"pretrain digits --task mae {SMALL} --dry-run",
 )
 NUMBER = re.compile(r"(?<![\w-])[-+±]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")

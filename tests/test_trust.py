@@ -992,7 +992,7 @@ PRINTING = (  # with @ for the hostile name
     *("pretrain data --task @", "evaluate knn @ data --ks 1", "evaluate linear encoder/e.safetensors data"),
     *("evaluate segment @ data", "compare data --tasks mae,lut --minutes 1 --dry-run", "predict @ data"),
     *("embed @ data --to @.npz --near data/test/@x/@2.png", "look @ data --what features", "look curves @ @"),
-    *("report @", "export @ --out @.safetensors", "export foreign.safetensors", "bench data --tasks @"),
+    *("report @", "results @", "export @ --out @.safetensors", "export foreign.safetensors", "bench data --tasks @"),
     *("distill encoder/e.safetensors data --student @", "tasks @", "recipes @", "@", "pretrain --task @ --help"),
 )
 

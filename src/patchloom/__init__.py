@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from patchloom.export.export import export
     from patchloom.look.look import look
     from patchloom.report.report import report
+    from patchloom.report.results import results
     from patchloom.runs.encoder import load_encoder, load_extra_module
     from patchloom.train.loop import pretrain
     from patchloom.version import __version__
@@ -53,6 +54,7 @@ __all__ = [
     "predict",
     "pretrain",
     "report",
+    "results",
 ]
 
 _HOMES = {
@@ -71,6 +73,7 @@ _HOMES = {
     "predict": "patchloom.dense.predict",
     "pretrain": "patchloom.train.loop",
     "report": "patchloom.report.report",
+    "results": "patchloom.report.results",
 }
 
 

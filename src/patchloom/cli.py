@@ -111,6 +111,11 @@ HELP_EXAMPLES: dict[str, list[tuple[str, str]]] = {
         ("patchloom report runs/photos-mae", "report.html in the run"),
         ("patchloom report runs/photos-mae runs/photos-restore", "both on one page"),
     ],
+    "results": [
+        ("patchloom results runs/photos-mae", "with intervals and controls"),
+        ("patchloom results runs/ --to table.csv", "all runs, for a spreadsheet"),
+        ("patchloom results runs/ --to table.tex", "for a paper"),
+    ],
     "export": [
         ("patchloom export runs/photos-mae", "weights and code for timm"),
         ("patchloom export runs/photos-mae --to hf --push me/photos-mae", "upload to the Hub"),
@@ -380,6 +385,7 @@ _MEANT = {
     **dict.fromkeys(("save", "convert"), "export"),
     **dict.fromkeys(("versus", "vs", "choose", "select"), "compare"),
     **dict.fromkeys(("html", "page", "summary", "summarize", "summarise"), "report"),
+    **dict.fromkeys(("table", "tables", "csv", "scores", "numbers", "result"), "results"),
     **dict.fromkeys(("features", "embeddings", "embedding", "encode", "extract", "vectors", "similar"), "embed"),
     **dict.fromkeys(("infer", "inference", "apply", "label"), "predict"),
     **dict.fromkeys(("time", "benchmark", "profile"), "bench"),
@@ -463,7 +469,8 @@ def _call(verb: str, words: list[str]) -> Any:
     module, _, name = SIGNATURES[verb][0].rpartition(".")
     with StatusMessage("starting"):  # importing torch takes seconds
         function = getattr(_import(module), name)
-        _import("patchloom.system.waiting").sleep_when_busy()
+        if "torch" in sys.modules:  # results does not need it
+            _import("patchloom.system.waiting").sleep_when_busy()
     return function(**given)
 
 

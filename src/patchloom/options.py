@@ -42,6 +42,7 @@ VERBS: dict[str, str] = {
     "predict": "write label maps or boxes, with a model that evaluate saved",
     "look": "draw reconstructions of a task, or what an encoder sees",
     "report": "write one page about one or several runs",
+    "results": "make a table of the results of one or several runs",
     "export": "write an encoder for use without patchloom: timm, Hugging Face, ONNX",
     "distill": "train any backbone of timm on an encoder's features",
     "bench": "time each task on this machine, and show what limits a run",
@@ -89,6 +90,7 @@ SIGNATURES: dict[str, tuple[str, ...]] = {
     "embed": ("patchloom.embed.embed.embed",),
     "predict": ("patchloom.dense.predict.predict",),
     "report": ("patchloom.report.report.report",),
+    "results": ("patchloom.report.results.results",),
     "export": ("patchloom.export.export.export",),
     "distill": ("patchloom.distill.distill",),
     "bench": ("patchloom.bench.bench",),
@@ -209,7 +211,10 @@ def pretrain_parser(task: str) -> ArgumentParser:
 
 
 # verbs that take several sources, with the number of positional words before these
-_BEFORE_SEVERAL = {"check": 0, "compare": 0, "look curves": 0, "report": 0, "embed": 1, "predict": 1, "evaluate": 2}
+_BEFORE_SEVERAL = {
+    **dict.fromkeys(("check", "compare", "look curves", "report", "results"), 0),
+    **{"embed": 1, "predict": 1, "evaluate": 2},
+}
 
 
 def parse_call(verb: str, words: Sequence[str]) -> dict[str, Any]:

@@ -21,8 +21,9 @@ from patchloom.errors import PatchloomError
 from patchloom.export import to_hub
 from patchloom.export.encoder import load_exportable
 from patchloom.export.export import export
-from patchloom.export.model_card import escaped, model_card
+from patchloom.export.model_card import model_card
 from patchloom.nets.checkpoints.format import load_encoder_file
+from patchloom.report.results import escape_markdown
 from patchloom.results.result import Result
 from patchloom.runs.folder import RunFolder, data_slug
 
@@ -98,12 +99,12 @@ def test_the_card_tells_no_path_and_nothing_in_it_is_markup(run, done):
     assert "secret-project" not in card and str(run.parent) not in card and "<b>" not in card
     _, front, text = card.split("---\n", 2)
     assert yaml.safe_load(front)["license"] == "cc-by-4.0" and yaml.safe_load(front)["library_name"] == "timm"
-    assert "| kNN accuracy | this encoder | 50.0 % | \\[40.0, 60.0\\] |" in text
-    assert "| kNN accuracy | untrained | 30.0 % | \\[40.0, 60.0\\] |" in text
-    assert "on 100 test images of labels-of-mine." in text
+    assert "| knn, accuracy (%) | this encoder | 50.0 \\[40.0, 60.0\\] |" in text
+    assert "|  | untrained | 30.0 \\[40.0, 60.0\\] |" in text
+    assert "Settings: k 20. Data (tested): labels-of-mine (100)." in text
     assert "- **epochs**: " in text and "task `mae` (He et al. 2022" in text
     (title,) = re.findall(r"^# (.*)$", text, re.MULTILINE)
-    assert title == escaped("run_*x*") == r"run\_\*x\*"
+    assert title == escape_markdown("run_*x*") == r"run\_\*x\*"
     codes = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     assert len(codes) == 2 and "hf-hub:NAME/run_-x-'" in codes[0] and "transformers" in codes[1]
     for code in codes:
@@ -119,9 +120,9 @@ def card_of(run: Path, given: str | None = None, blend: float | None = None, **c
 def test_a_note_on_the_weights_is_in_the_card_without_its_path(run):
     text = card_of(run, note=f"The run {run} stopped after epoch 2 of 3.")
     training = text.partition("## Training")[2].partition("##")[0]
-    assert f"- **weights**: The run {escaped(data_slug(run))} stopped after epoch 2 of 3.\n" in training
+    assert f"- **weights**: The run {escape_markdown(data_slug(run))} stopped after epoch 2 of 3.\n" in training
     assert str(run.parent) not in text and "**weights**" not in card_of(run)
-    assert escaped("a\n\n# b | `c` [d](e) <f>") == r"a \# b \| \`c\` \[d\](e) \<f\>"
+    assert escape_markdown("a\n\n# b | `c` [d](e) <f>") == r"a \# b \| \`c\` \[d\](e) \<f\>"
 
 
 def test_a_card_of_a_repository_has_its_name_as_title_and_its_place_in_the_code(run):

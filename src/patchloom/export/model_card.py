@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-import io
+import math
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import yaml
@@ -20,12 +20,12 @@ from patchloom.nets.checkpoints.format import UNKNOWN_LICENSE, split_licenses
 from patchloom.nets.heads import POOLED
 from patchloom.report.load_run import RunData, load_run
 from patchloom.report.metadata import run_metadata
-from patchloom.report.metrics import key_numbers
-from patchloom.report.page import Number
+from patchloom.report.results import ResultsTable, escape_markdown, over_seeds, rows_of
+from patchloom.results import store
+from patchloom.results.result import Result
 from patchloom.runs.folder import data_slug
 from patchloom.runs.training_set import read_record
 from patchloom.sizes import in_pixels
-from patchloom.system.files import read_text
 from patchloom.tasks import TASKS
 from patchloom.version import __version__
 
@@ -101,7 +101,6 @@ def _of_tensors(channels: int, output: str = "") -> str:
 
 
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
-_MARKUP = re.compile(r"([\\`*_\[\]<>#|~&$])")
 _PATH = re.compile(r"(?<!\S)(?:~|[A-Za-z]:\\|/)\S*[/\\](\S+)")  # absolute path, whose last part may be published
 # metadata of a run without information on the machine or its files
 _PUBLISHED = ("trained for", "trained layers", "held out", "skipped updates")
@@ -125,7 +124,8 @@ def model_card(
     """
     of_run = one.blend != 0 and Path(run).is_dir() and (Path(run) / "config.yaml").is_file()
     told = load_run(run) if of_run else None
-    hidden = {} if told is None else _hidden(told)
+    table = ResultsTable([]) if told is None else _figures(told)
+    hidden = {} if told is None else _hidden(told, table)
     called = one.card.name if name is None else name.rpartition("/")[2]
     place = name or f"NAME/{re.sub(r'[^A-Za-z0-9._-]+', '-', called)}"
     front = {
@@ -136,10 +136,10 @@ def model_card(
     }
     sections = [
         f"---\n{yaml.safe_dump(front, sort_keys=False, allow_unicode=True)}---",
-        f"# {escaped(_public(called, hidden))}",
+        f"# {escape_markdown(_public(called, hidden))}",
         _lead(one),
         "## Model\n\n" + _listed(_model(one)),
-        *([] if told is None else _of_run(told, one, hidden)),
+        *([] if told is None else _of_run(told, one, table, hidden)),
         *([f"## Licence\n\n{license_terms(one.card.license)}"] if one.card.license else []),
         "## Limits\n\n" + _limits(one, told),
         _usage(one, place, difference, files),
@@ -169,7 +169,7 @@ def license_terms(license: str) -> str:
     """Return sentences on the licences of the weights that training began with or learnt from."""
     said = []
     for one in split_licenses(license):
-        named = f"Licence of the weights that training began with or learnt from: {escaped(one)}"
+        named = f"Licence of the weights that training began with or learnt from: {escape_markdown(one)}"
         if one == UNKNOWN_LICENSE:
             said.append(f"{named}: check the weights' source.")
             continue
@@ -179,23 +179,18 @@ def license_terms(license: str) -> str:
     return " ".join(said)
 
 
-def escaped(text: str) -> str:
-    """Escape Markdown in a text and join its lines."""
-    return _MARKUP.sub(r"\\\1", " ".join(text.split()))
-
-
 def _lead(one: Exportable) -> str:
     task = one.card.task.rpartition("/")[2]  # a user's task has the path of its file
     if one.blend == 0:
         return (
-            f"An image encoder: the weights of {escaped(task)} with which a run began, fitted to its sizes. It has no "
-            "classifier and computes a vector for each image."
+            f"An image encoder: the weights of {escape_markdown(task)} with which a run began, fitted to its sizes. It "
+            "has no classifier and computes a vector for each image."
         )
     entry = TASKS.get(task)
-    by = f"`{task}`" if re.fullmatch(r"[\w.-]+", task) else escaped(task)
+    by = f"`{task}`" if re.fullmatch(r"[\w.-]+", task) else escape_markdown(task)
     paper = ""
     if entry is not None and entry.paper:
-        paper = " " + escaped(f"({entry.paper}; withheld: {entry.withheld}; asked: {entry.asked})")
+        paper = " " + escape_markdown(f"({entry.paper}; withheld: {entry.withheld}; asked: {entry.asked})")
     return (
         f"An image encoder, pre-trained without labels with the pretext task {by}{paper}. It has no classifier and "
         "computes a vector for each image."
@@ -217,7 +212,7 @@ def _model(one: Exportable) -> list[tuple[str, str]]:
     ]
 
 
-def _of_run(told: RunData, one: Exportable, hidden: Mapping[str, str]) -> list[str]:
+def _of_run(told: RunData, one: Exportable, table: ResultsTable, hidden: Mapping[str, str]) -> list[str]:
     """Return the sections about a run: training and, unless its weights are blended, figures and verdict."""
     settings = told.settings
     about = dict(run_metadata(told))
@@ -236,19 +231,13 @@ def _of_run(told: RunData, one: Exportable, hidden: Mapping[str, str]) -> list[s
     found = ["## Training\n\n" + _listed(facts)]
     if one.blend is not None:
         return found
-    try:
-        numbers = key_numbers(told)
-    except ValueError as problem:  # results.csv is damaged
-        numbers = []
-        found.append(
-            f"## Figures\n\nThe figures of the run could not be read: {escaped(_public(str(problem), hidden))}."
-        )
-    if numbers:
-        found.append("## Figures\n\n" + _table(numbers, hidden))
+    shown = [table.markdown(lambda text: _public(text, hidden)).rstrip()] * bool(table.rows)
+    shown += [f"- {escape_markdown(_public(note, hidden))}" for note in table.notes]
+    found += ["\n\n".join(["## Figures", *shown])] * bool(shown)
     if told.health is not None:
         why = f": {told.health.why}" if told.health.why else ""
         so_far = "" if told.finished else " so far"
-        found.append(f"## Verdict\n\n{escaped(_public(f'{told.health.verdict}{so_far}{why}', hidden))}.")
+        found.append(f"## Verdict\n\n{escape_markdown(_public(f'{told.health.verdict}{so_far}{why}', hidden))}.")
     return found
 
 
@@ -261,23 +250,20 @@ def _images(told: RunData) -> str:
     return ""
 
 
-def _table(numbers: Sequence[Number], hidden: Mapping[str, str]) -> str:
-    """Return a table of the key numbers with intervals, each followed by its controls, and notes."""
-    rows: list[tuple[str, ...]] = [("measure", "of", "value", "95 % interval"), ("---", "---", "---", "---")]
-    notes = []
-    for number in numbers:
-        those = (number.quantity._replace(name="this encoder"), *number.beside)
-        cells = [(one.name, one.text(), one.interval()) for one in those]
-        rows += [tuple(escaped(_public(cell, hidden)) for cell in (number.label, *cell_of)) for cell_of in cells]
-        if number.note:
-            notes.append(f"- {escaped(_public(f'{number.label}: {number.note}', hidden))}")
-    lines = ["| " + " | ".join(row) + " |" for row in rows]
-    after = "\n\n" + "\n".join(notes) if notes else ""
-    return (
-        "Controls follow each figure. The notes below the table interpret the differences.\n\n"
-        + "\n".join(lines)
-        + after
-    )
+def _figures(told: RunData) -> ResultsTable:
+    """Return the last held-out measure beside its baselines, and the quoted results."""
+    notes, results, own, name = list[str](), list[Result](), told.measured, "this encoder"
+    try:
+        results = store.load(told.folder.path, notes)
+    except PatchloomError as problem:
+        notes.append(str(problem))
+    measured = list[Result]()
+    if own is not None and math.isfinite(own.value):
+        beside = (
+            replace(own, encoder=one.name, value=one.value, low=one.value, high=one.value) for one in own.baselines
+        )
+        measured = [replace(one, data="held out") for one in (replace(own, encoder=name), *beside)]
+    return ResultsTable([*(over_seeds([one], "") for one in measured), *rows_of(results, "", name)], notes)
 
 
 def _limits(one: Exportable, told: RunData | None) -> str:
@@ -305,15 +291,13 @@ def _usage(one: Exportable, place: str, difference: float, files: bool) -> str:
 
 
 def _listed(facts: Sequence[tuple[str, str]]) -> str:
-    return "\n".join(f"- **{escaped(term)}**: {escaped(text)}" for term, text in facts)
+    return "\n".join(f"- **{escape_markdown(term)}**: {escape_markdown(text)}" for term, text in facts)
 
 
-def _hidden(told: RunData) -> dict[str, str]:
+def _hidden(told: RunData, table: ResultsTable) -> dict[str, str]:
     """Map paths that the run's settings and results contain to their last parts."""
     names = [] if is_object(told.settings.data) else [str(name) for name in split_names(told.settings.data)]
-    with suppress(OSError, UnicodeDecodeError, csv.Error):
-        rows = csv.DictReader(io.StringIO(read_text(told.folder.path / "results.csv", newline="")))
-        names += [row.get("data") or "" for row in rows]
+    names += [row.result.data for row in table.rows]
     names += [str(told.folder.path), str(told.folder.path.absolute()), *told.settings.weights_before]
     paths = {name for name in names if "/" in name or "\\" in name}
     return {name: data_slug(name) for name in sorted(paths, key=len, reverse=True)}

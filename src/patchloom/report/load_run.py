@@ -26,6 +26,7 @@ from patchloom.runs.folder import RunFolder, read_metrics
 from patchloom.runs.settings import ResolvedSettings, Settings, request
 from patchloom.runs.verdict import Health, read_health
 from patchloom.sizes import in_pixels
+from patchloom.system.files import distinct_names
 from patchloom.tasks.custom import Code, is_code, is_loaded
 
 T = TypeVar("T")
@@ -156,13 +157,8 @@ def load_run(run: str | Path) -> RunData:
 
 def disambiguate_runs(runs: Sequence[RunData]) -> list[RunData]:
     """Return the runs with unique names: as many parent folders are prepended as needed."""
-    places = [run.folder.path.absolute().parts for run in runs]
-    named = []
-    for run, place in zip(runs, places, strict=True):
-        others = [other for other in places if other != place]
-        count = next(n for n in range(1, len(place) + 1) if place[-n:] not in [other[-n:] for other in others])
-        named.append(replace(run, name=str(Path(*place[-count:]))))
-    return named
+    names = distinct_names([run.folder.path for run in runs])
+    return [replace(run, name=name) for run, name in zip(runs, names, strict=True)]
 
 
 # The runs of the given folders: the folder of a comparison stands for all runs in it.

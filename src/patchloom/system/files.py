@@ -13,7 +13,7 @@ import shutil
 import stat
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -295,6 +295,17 @@ def similar(path: Path) -> Path | None:
         if near := closest_word(path.name, beside, cutoff=0.75):
             return path.with_name(near)
     return None
+
+
+def distinct_names(folders: Sequence[Path]) -> list[str]:
+    """Return the names of different folders, with as many parent folders prepended as needed to be unique."""
+    places = [folder.absolute().parts for folder in folders]
+    names = []
+    for place in places:
+        others = [other for other in places if other != place]
+        count = next(n for n in range(1, len(place) + 1) if place[-n:] not in [other[-n:] for other in others])
+        names.append(str(Path(*place[-count:])))
+    return names
 
 
 def make_folder(path: Path) -> None:

@@ -1,0 +1,69 @@
+"""The newest evaluations among the results of a run, with the seeds of each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from patchloom.results.claims import OF_TEACHER
+from patchloom.results.result import Result
+from patchloom.results.store import evaluations
+
+_MEASURED = {  # settings that an evaluation measured: they differ between seeds
+    *("l2", "held_out", "held_out_accuracy", "best_epoch", "best_step", "agreement"),
+    *("validation_accuracy", "validation_score", "validation_images"),
+}
+_SELECTED = {"pooling", "layer", "blend", "blr", "lr"}  # settings that held-out training images may have selected
+_OTHERS = ("from scratch", "ensemble")  # encoders of a first result that are not the run's
+
+
+def settings_of(one: Result) -> dict[str, Any]:
+    """Return the settings of a result without what its evaluation measured."""
+    return {name: value for name, value in one.settings.items() if name not in _MEASURED}
+
+
+def newest(results: Iterable[Result], name: str = "") -> list[list[list[Result]]]:
+    """Return the newest evaluation of each seed, the newest seed last, by protocol, data and settings.
+
+    All evaluations of a group quote results of the same encoders and measures in the same order.
+
+    Args:
+        results: all results of a run, the newest last.
+        name: present name of the run, whose folder may have been renamed since; "": encoders keep their names.
+    """
+    alike: dict[tuple[Any, ...], dict[int, list[Result]]] = {}
+    for each in evaluations(results):
+        rows = _renamed(each, name) if name else each
+        quoted = [one for one in rows if one.quoted]
+        of = tuple((one.encoder, one.measure) for one in quoted)
+        key = rows[0].protocol, rows[0].data, of, frozenset(map(_asked, quoted))
+        alike.setdefault(key, {})[rows[0].seed] = rows
+    found = []
+    for seeds in alike.values():
+        ordered = sorted(seeds.values(), key=lambda rows: (rows[0].date, rows[0].seed))
+        last, trainings = ordered[-1][0], max((a.trainings for one in ordered[-1] for a in one.against), default=1)
+        # seeds of one command are consecutive, and each may have drawn its own test images; others are out of date
+        found.append([
+            rows for rows in ordered
+            if rows[0].fingerprint == last.fingerprint or 0 < last.seed - rows[0].seed < trainings
+        ])  # fmt: skip
+    return found
+
+
+def _asked(one: Result) -> str:
+    """Return the settings that identify an evaluation: with images in groups or without, it is the same one."""
+    free = {"group"} | (_SELECTED if "held_out_accuracy" in one.settings else set())
+    return json.dumps({name: value for name, value in settings_of(one).items() if name not in free}, sort_keys=True)
+
+
+def _renamed(each: Sequence[Result], name: str) -> list[Result]:
+    """Return results whose encoder, that of the first quoted one, has the name of the run, with its step or network."""
+    before = next((one.encoder for one in each if one.quoted), _OTHERS[0])
+    if before in _OTHERS:
+        return [*each]
+    teacher = OF_TEACHER if before.endswith(OF_TEACHER) else ""
+    _, step, reached = before.removesuffix(teacher).partition(" (step ")
+    now = f"{name}{step}{reached}{teacher}"
+    return [replace(one, encoder=now) if one.encoder == before else one for one in each]
