@@ -14,8 +14,9 @@ from resolved import VALUES
 from running import csv_rows
 
 from patchloom.cli import main
-from patchloom.evaluate.results import Report, Row, append_rows
-from patchloom.look.run_curves import draw_run_curves, lines_of, points_of, read_runs, setting_of
+from patchloom.look.run_curves import draw_run_curves, lines_of, read_runs, setting_of
+from patchloom.results import store
+from patchloom.results.result import Result
 from patchloom.runs.settings import Settings
 
 ASKED = Settings("photos", task={"name": "mp3", "context_mask_ratio": 0.75}, model={"name": "auto"})
@@ -24,17 +25,16 @@ AUTO |= {"epochs": 100, "batch_size": 64}
 Make = Callable[..., Path]
 
 
-def add_result(run: Path, protocol: str, value: float, control: float = 0.2, data: str = "labelled", **how) -> None:
-    """Write rows like an evaluation, dated after all others."""
+def add_result(
+    run: Path, protocol: str, value: float, control: float = 0.2, seed: int = 0, encoder: str = "", **how
+) -> None:
+    """Append the results of an evaluation, dated after all others; the encoder's and its control's are quoted."""
     name = "from scratch" if protocol == "finetune" else "untrained"
-    seed = how.pop("seed", 0)
-    pooling = how.pop("pooling", "mean")
-    mine = Row.of(how.pop("encoder", run.name), pooling, protocol, how, value, 50)
-    constant = Row.of("best constant", "-", protocol, {}, 0.1, 50)
-    rows = [mine, Row.of(name, pooling, protocol, how, control, 50), constant]
-    before = (run / "results.csv").read_text().count("\n") if (run / "results.csv").exists() else 0
-    day = f"2026-01-01T00:{before // 60:02}:{before % 60:02}"
-    append_rows(run / "results.csv", Report(rows, "", "", tuple(rows[:2]), data, "f" * 16, seed, 50, date=day))
+    settings = {"pooling": "mean"} | how
+    about = {"data": "labelled", "seed": seed, "date": f"2026-01-01T00:00:{len(store.load(run)):02}"}
+    values = ((encoder or run.name, value), (name, control), ("best constant", 0.1))
+    results = [Result.of_share(of, protocol, settings, one, 50) for of, one in values]
+    store.append(run, [replace(one, **about, quoted=one.encoder != "best constant") for one in results])
 
 
 @pytest.fixture
@@ -128,12 +128,12 @@ def test_other_settings_that_differ_give_a_line_each_and_what_auto_became_does_n
     assert {run.became["warmup_epochs"] for run in runs} == {10, 5}  # which were auto in all
     assert setting_of(runs, "epochs") == ("epochs", [100, 50, 100, 50])
     assert lines_of(runs, "epochs") == ["patch_size 8", "patch_size 8", "patch_size 4", "patch_size 4"]
-    lines, how, control = points_of(runs, "epochs", [100, 50, 100, 50], "position-accuracy")
-    assert {line: [(p.place, p.value) for p in points] for line, points in lines.items()} == {
-        "patch_size 8": [(50, pytest.approx(0.13)), (100, pytest.approx(0.18))],
-        "patch_size 4": [(50, pytest.approx(0.09)), (100, pytest.approx(0.14))],
-    }
-    assert (how, control) == ("held-out images", "chance")
+    rows = csv_rows(draw_run_curves(places, against="epochs")[1])
+    assert [(row["line"], row["epochs"], float(row["value"])) for row in rows] == [
+        *(("patch_size 8", "50", pytest.approx(0.13)), ("patch_size 8", "100", pytest.approx(0.18))),
+        *(("patch_size 4", "50", pytest.approx(0.09)), ("patch_size 4", "100", pytest.approx(0.14))),
+    ]
+    assert {(row["measured"], row["control"]) for row in rows} == {("held-out images", "chance")}
     # a setting that has no numbers has places side by side, in the order of the runs
     others = [make("fixed", positions="sincos"), make("learnt", positions="learned")]
     rows = csv_rows(draw_run_curves(others, against="positions", of="position-accuracy")[1])
@@ -190,19 +190,15 @@ def test_results_against_a_setting_of_the_evaluation(make: Make, drawn: list) ->
 def test_rows_of_one_evaluation_are_a_curve(make: Make) -> None:
     """MP3 Fig. 3: position accuracy against η; of DropPos the mean over the other ratio."""
     a = make("a")
-    rows = []
+    results = []
     for name, base in (("a", 0.3), ("chance", 0.1)):
-        for measure in ("top-1", "top-5"):
-            for ratio in (0.0, 0.5, "average"):
-                for other in (0.25, 0.75, "average"):
-                    if (ratio == "average") == (other == "average"):
-                        value = base + (0.0 if ratio == "average" else ratio * other) + 0.2 * (measure == "top-5")
-                        settings = {"mask_ratio": ratio, "position_mask_ratio": other, "measure": measure}
-                        rows.append(Row.of(name, "-", "positions", settings, value, 50))
-    quoted = tuple(
-        row for row in rows if row.settings["mask_ratio"] == "average" and row.settings["measure"] == "top-1"
-    )
-    append_rows(a / "results.csv", Report(rows, "", "", quoted, "photos", "f" * 16, 0, 50, date="2026-01-01T00:00:00"))
+        for measure, more in (("top-1", 0.0), ("top-5", 0.2)):
+            for ratio, other in ((0.0, 0.25), (0.0, 0.75), (0.5, 0.25), (0.5, 0.75), ("average", "average")):
+                value = base + more + (0.0 if ratio == "average" else ratio * other)
+                settings = {"mask_ratio": ratio, "position_mask_ratio": other}
+                one = Result.exact(measure, name, "positions", settings, value)
+                results.append(replace(one, data="photos", quoted=(measure, ratio) == ("top-1", "average")))
+    store.append(a, results)
     found = csv_rows(draw_run_curves(a, against="positions.mask_ratio")[1])
     assert [float(row["positions.mask_ratio"]) for row in found] == [0, 0.5]
     assert [float(row["value"]) for row in found] == pytest.approx([0.3, 0.55])
@@ -230,7 +226,7 @@ def test_knn_over_the_epochs_of_training(make: Make, drawn: list) -> None:
 def test_what_cannot_be_compared_is_refused(make: Make, tmp_path: Path) -> None:
     a, b, bare = make("a", epochs=10), make("b", epochs=20), make("bare", epochs=30, found=None, losses=())
     broken, mae = make("broken", epochs=40), make("mae", task={"name": "mae"})
-    (broken / "results.csv").write_text("protocol,quoted\nknn,True\n")
+    (broken / "results.jsonl").write_text('{"protocol": "knn"}\n')
     settings = yaml.safe_load((mae / "config.yaml").read_text())
     (mae / "config.yaml").write_text(yaml.safe_dump({**settings, "task": {"name": "mae"}}))
     cases = [
@@ -242,11 +238,11 @@ def test_what_cannot_be_compared_is_refused(make: Make, tmp_path: Path) -> None:
         ([a, b], {"against": "task"}, "task.name mp3"),  # as --task is typed
         ([a, b], {"against": "epoch"}, "did you mean epochs?"),
         ([a, b], {"of": "finetune"}, "--against SETTING"),
-        ([a, b], {"against": "epochs", "of": "finetune"}, "have position-accuracy"),
+        ([a, b], {"against": "epochs", "of": "finetune"}, "no finetune results. They have position-accuracy"),
         ([a, bare], {"against": "epochs", "of": "position-accuracy"}, "no position accuracy"),
         ([b, bare], {"against": "epochs"}, "no result in common"),
         ([a, mae], {"against": "context_mask_ratio"}, "no setting task.context_mask_ratio"),
-        ([a, broken], {"against": "epochs"}, "results.csv could not be read"),
+        ([a, broken], {"against": "epochs"}, "could not be read"),
         (a, {"against": "finetune.epochs"}, "no finetune results"),
     ]
     for runs, options, said in cases:
@@ -255,7 +251,7 @@ def test_what_cannot_be_compared_is_refused(make: Make, tmp_path: Path) -> None:
     cases = [
         ([a, b], {"against": "epochs", "of": "finetune"}, f"patchloom evaluate finetune {b}"),
         ([a, b], {"against": "finetune.epochs"}, f"patchloom evaluate finetune {b}"),
-        (a, {"against": "knn.k"}, "no knn results; they have finetune"),
+        (a, {"against": "knn.k"}, "They have finetune"),
         (a, {"against": "finetune.epochs"}, "have epochs 5"),
         (a, {"against": "finetune.epoch"}, "did you mean epochs?"),
         (a, {"against": "finetune.epochs", "of": "knn"}, "leave out --of knn"),
