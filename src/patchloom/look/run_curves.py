@@ -310,12 +310,13 @@ def panel_of(
             beside_it = ("", "") if control is None else (control.encoder, control.value)
             of_runs = " ".join(runs[i].path.name for i in members)
             rows.append((of, measured, name, place, shown.value, shown.low, shown.high, *beside_it, of_runs))
-        values, low, high = zip(*((one.value, one.low, one.high) for one in drawn.values()), strict=True)
-        lines.append(Line(name, [*drawn], np.array(values), low, high))
+        ends = np.array([(one.value, one.low, one.high) for one in drawn.values()])
+        lines.append(Line(name, np.array([*drawn]), *ends.T))
     if beside:  # averaged over all lines
         controls = {x: _mean(beside[x]) for x in ticks if x in beside}
         name = next(iter(controls.values())).encoder
-        lines.append(Line(name, [*controls], np.array([one.value for one in controls.values()]), dashed=True))
+        values = np.array([one.value for one in controls.values()])
+        lines.append(Line(name, np.array([*controls]), values, dashed=True))
     note = measured
     if counts != {1}:
         note = f"{measured}; mean and range of {'up to ' * (len(counts) > 1)}{max(counts)} runs"
@@ -344,7 +345,7 @@ def draw_run_curves(
             which one run is enough. Other settings that differ give a line each; seeds are drawn as mean and range.
         of: result to draw: position-accuracy (held-out images), knn, linear, finetune, or another protocol in their
             results.jsonl; default: all that the runs have in common. Without ``against``: knn or instance-knn, the
-            accuracy over the epochs of pre-training (ExtreMA, Figs. 4-5, which do not say of which representation).
+            accuracy over the epochs of pre-training (ExtreMA, Figs. 4-5, which name no representation).
         out: folder for picture and table; default: the current folder.
 
     Returns:

@@ -42,10 +42,10 @@ class Line(NamedTuple):
     """
 
     name: str
-    x: Sequence[float]
+    x: np.ndarray
     y: np.ndarray
-    low: Sequence[float] = ()
-    high: Sequence[float] = ()
+    low: np.ndarray = _NOTHING
+    high: np.ndarray = _NOTHING
     dashed: bool = False
 
 
@@ -93,8 +93,8 @@ def _draw_panel(axes: Axes, panel: LinePanel) -> None:
         last = float(smoothed[-1])
         text = f"{short_name(line.name)} {panel.show(last)}".strip()
         if line.dashed:
-            dashes: dict[str, Any] = {"linestyle": (0, (4, 3)), "marker": ".", "markersize": 4, "zorder": 1}
-            axes.plot(line.x, line.y, color=QUIET, linewidth=1, **dashes)
+            dashes: dict[str, Any] = {"linestyle": (0, (4, 3)) if panel.joined else "", "marker": ".", "zorder": 1}
+            axes.plot(line.x, line.y, color=QUIET, linewidth=1, markersize=4, **dashes)
             labels.append((last, text, QUIET, "normal"))
             continue
         colour = next(colours)
@@ -110,7 +110,7 @@ def _draw_panel(axes: Axes, panel: LinePanel) -> None:
         axes.set_xticks([*panel.ticks], [*map(str, panel.ticks.values())])
         axes.margins(x=0.06)
     else:
-        axes.set_xlim(0, max(max(line.x) for line in panel.lines) * 1.02 or 1)
+        axes.set_xlim(0, max(float(line.x.max()) for line in panel.lines) * 1.02 or 1)
     write_beside(axes, labels)
 
 
