@@ -14,7 +14,7 @@ from resolved import VALUES
 from running import csv_rows
 
 from patchloom.cli import main
-from patchloom.look.run_curves import draw_run_curves, lines_of, read_runs, setting_of
+from patchloom.look.run_curves import draw_run_curves, lines_of, panel_of, read_runs, setting_of
 from patchloom.results import store
 from patchloom.results.result import Result
 from patchloom.runs.settings import Settings
@@ -101,21 +101,19 @@ def test_points_are_means_over_seeds_of_what_the_runs_hold(make: Make, drawn: li
         runs.append(run)
     picture, points = draw_run_curves(runs, against="context_mask_ratio")
     assert picture.name == "against-task.context_mask_ratio.png" and Image.open(picture).width
-    rows = [{**row, "runs": row["runs"].split()} for row in csv_rows(points)]
-    assert [row["result"] for row in rows] == ["position-accuracy"] * 2 + ["finetune"] * 2
-    numbers = [[float(row[name]) for name in ("task.context_mask_ratio", "value", "low", "high")] for row in rows]
-    expected = [[0.3, 0.45, 0.4, 0.5], [0.75, 0.65, 0.6, 0.7], [0.3, 0.225, 0.2, 0.25], [0.75, 0.325, 0.3, 0.35]]
-    for mine, theirs in zip(numbers, expected, strict=True):
-        assert mine == pytest.approx(theirs)
-    controls = [("chance", 0.015625)] * 2 + [("from scratch", 0.1)] * 2
-    assert [(row["control"], float(row["control_value"])) for row in rows] == controls
-    assert rows[0]["runs"] == ["r0.3-0", "r0.3-1"]
-    assert rows[2]["measured"] == "labelled, recipe mae, epochs 5, pooling mean"
-    solid = [(x, y) for style, x, y in drawn if style == "-"]
-    assert [x for x, _ in solid] == [[0.3, 0.75]] * 2
-    for (_, y), one, two in zip(solid, expected[::2], expected[1::2], strict=True):
-        assert y == pytest.approx([one[1], two[1]])
-    assert [y for style, _, y in drawn if style != "-"] == [[0.015625] * 2, [0.1] * 2]
+    rows = csv_rows(points)
+    found: dict[tuple, list] = {}
+    for row in rows:
+        numbers = [float(row[name]) for name in ("task.context_mask_ratio", "value", "low", "high")]
+        found.setdefault((row["result"], row["control"], float(row["control_value"])), []).extend(numbers)
+    assert found == {
+        ("position-accuracy", "chance", 0.015625): pytest.approx([0.3, 0.45, 0.4, 0.5, 0.75, 0.65, 0.6, 0.7]),
+        ("finetune", "from scratch", 0.1): pytest.approx([0.3, 0.225, 0.2, 0.25, 0.75, 0.325, 0.3, 0.35]),
+    }
+    assert rows[0]["runs"] == "r0.3-0 r0.3-1" and rows[2]["measured"] == "labelled, recipe mae, epochs 5, pooling mean"
+    ys = [(style == "-", y) for style, _, y in drawn]
+    expected_ys = [(True, [0.45, 0.65]), (False, [0.015625] * 2), (True, [0.225, 0.325]), (False, [0.1] * 2)]
+    assert ys == [(solid, pytest.approx(y)) for solid, y in expected_ys]
 
 
 def test_other_settings_that_differ_give_a_line_each_and_what_auto_became_does_not(make: Make) -> None:
@@ -140,10 +138,21 @@ def test_other_settings_that_differ_give_a_line_each_and_what_auto_became_does_n
     assert [row["positions"] for row in rows] == ["sincos", "learned"]
 
 
-def test_the_options_of_another_task_are_no_lines(make: Make) -> None:
+def test_the_options_of_another_task_are_no_lines_and_a_compound_setting_is_one_value(make: Make) -> None:
     other = make("c", epochs=10, task={"name": "droppos", "mask_ratio": 0.5}, patch_size=8)
     runs = read_runs([make("a", epochs=10), make("b", epochs=20), other])
     assert lines_of(runs, "epochs") == [*["task mp3, patch_size 4"] * 2, "task droppos, patch_size 8"]
+    runs = read_runs([make(f"{share}", task={"ask": {"pixels": share}}) for share in (1, 2)])
+    assert setting_of(runs, "ask")[1] == [json.dumps({"pixels": 1}), json.dumps({"pixels": 2})]
+
+
+def test_results_have_their_own_unit(make: Make) -> None:
+    places = [make("a", epochs=10), make("b", epochs=20)]
+    for place, rank in zip(places, (12.5, 13.5), strict=True):
+        rank = Result.exact("RankMe", place.name, "label-free", {}, rank, unit="")
+        store.append(place, [replace(rank, quoted=True)])
+    panel, rows = panel_of(read_runs(places), "label-free", ["", ""], [10, 20])
+    assert (panel.show(13.5), panel.percent, [row[4] for row in rows]) == ("13.50", False, [12.5, 13.5])
 
 
 def test_results_are_compared_that_were_measured_alike(make: Make) -> None:
@@ -273,9 +282,3 @@ def test_the_command_line_takes_any_number_of_runs(make: Make, capsys: pytest.Ca
     assert "did you mean --against?" in capsys.readouterr().err
     assert main(["look", str(runs[0])]) == 2  # which is still the verb for one run; this one has no more files
     assert "data.yaml" in capsys.readouterr().err
-
-
-def test_compound_settings_are_json(make: Make) -> None:
-    """A compound setting, such as the questions of a mixture, is one value."""
-    runs = read_runs([make("a", task={"ask": {"pixels": 1}}), make("b", task={"ask": {"pixels": 2}})])
-    assert setting_of(runs, "ask")[1] == [json.dumps({"pixels": 1}), json.dumps({"pixels": 2})]
