@@ -17,7 +17,7 @@ import numpy as np
 from patchloom.arguments import PathLike, validate_arguments
 from patchloom.errors import PatchloomError, listing, suggestion
 from patchloom.look.charts import curve_of, write_table
-from patchloom.look.run_lines import Line, LinePanel, draw_lines
+from patchloom.look.run_lines import Line, LinePanel, draw_lines, short_name
 from patchloom.results import store
 from patchloom.results.result import Result
 from patchloom.runs.folder import RunFolder, read_metrics
@@ -184,7 +184,7 @@ def way_of(result: Result, without: str = "") -> Way:
 
 
 def _words(way: Way) -> str:
-    return ", ".join(f"{name.replace('_', ' ')} {value}".strip() for name, value in way)
+    return ", ".join(f"{name.replace('_', ' ')} {short_name(str(value))}".strip() for name, value in way)
 
 
 def pairs_at(results: Sequence[Result], setting: str) -> dict[Any, Pair]:

@@ -107,7 +107,7 @@ def _draw_panel(axes: Axes, panel: LinePanel) -> None:
         labels.append((last, text, colour, "bold"))
     frame_panel(axes, Panel(panel.title, panel.note, _NOTHING, _NOTHING, {}, panel.percent, 0))
     if panel.ticks:
-        axes.set_xticks([*panel.ticks], [*map(str, panel.ticks.values())])
+        axes.set_xticks([*panel.ticks], [short_name(str(place)) for place in panel.ticks.values()])
         axes.margins(x=0.06)
     else:
         axes.set_xlim(0, max(float(line.x.max()) for line in panel.lines) * 1.02 or 1)
