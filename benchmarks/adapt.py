@@ -20,11 +20,10 @@ same command resumes a study, or prints the tables of a finished one.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,11 +34,12 @@ import patchloom
 from patchloom.data.sources.open import open_data
 from patchloom.evaluate.frozen import UNTRAINED
 from patchloom.evaluate.protocols import evaluate
-from patchloom.evaluate.results import Row, compare_rows
+from patchloom.results import store
 from patchloom.results.claims import Difference
+from patchloom.results.evaluation import compare_results
+from patchloom.results.result import Result
 
 SEEDS = (0, 1, 2)
-_SINGLE = ("right", "pseudo")  # results of single images in a row
 START_EPOCHS, IMAGES = 10, 50_000  # of the start; images that an adaptation sees
 SIZE: dict[str, Any] = {
     "img_size": 64,
@@ -145,37 +145,27 @@ def adapted(images: Path, out: Path, name: str, encoder: str, arm: str, seed: in
     return folder
 
 
-class Scored(NamedTuple):
-    """Quoted row of an evaluation, with the results of single test images; their fingerprint and number."""
-
-    row: Row
-    images: str
-    n: int
-
-
-def scored(run: Path, data: Path, protocol: str, beside: str = "", **given: Any) -> Scored:
-    """Evaluate a run, or a control of it, and store the quoted row and its results on single images in its folder."""
-    kept = run / f"row-{beside}{'-' * bool(beside)}{protocol}-{given.get('seed', 0)}.json"
-    if not kept.exists():
+def scored(run: Path, data: Path, protocol: str, beside: str = "", **given: Any) -> Result:
+    """Evaluate a run, or a control of it, and store the quoted result with its outcomes in a folder of the run."""
+    kept = run / f"quoted-{beside}{'-' * bool(beside)}{protocol}-{given.get('seed', 0)}"
+    if not store.load(kept):
         report = evaluate(protocol, run, data, **given)
-        row = next((row for row in report.quoted if row.encoder == beside), None) if beside else report.quoted[0]
-        if row is None:
-            raise SystemExit(f"evaluate {protocol} has no row {beside}: leave out that arm")
-        single = {name: one.tolist() for name in _SINGLE if (one := getattr(row, name)) is not None}
-        kept.write_text(json.dumps([row.plain() | single, report.fingerprint, report.n_test]))
-    values, images, n = json.loads(kept.read_text())
-    return Scored(Row(**values | {name: torch.tensor(values[name]) for name in _SINGLE if name in values}), images, n)
+        found = next((one for one in report.quoted if beside in ("", one.encoder)), None)
+        if found is None:
+            raise SystemExit(f"evaluate {protocol} has no result of {beside}: leave out that arm")
+        kept.mkdir(exist_ok=True)
+        store.append(kept, [found])
+    return store.load(kept, outcomes=True)[-1]
 
 
-def gain_over(base: Sequence[Scored], arm: Sequence[Scored]) -> Difference:
+def gain_over(base: Sequence[Result], arm: Sequence[Result]) -> Difference:
     """Compare an arm with the base on the same test images, one result per seed of each."""
-    if len({one.images for one in (*base, *arm)}) > 1:
-        raise SystemExit("the seeds were tested on different images: delete the row-*.json files of all runs")
-    ours, theirs = ([one.row for one in side] for side in (arm, base))
-    return compare_rows(ours, theirs, trained=True, n=base[0].n)
+    if len({one.about for one in (*base, *arm)}) > 1:
+        raise SystemExit("the seeds were tested on different images: delete the folders quoted-* of all runs")
+    return compare_results(arm, base, trained=True)
 
 
-def table(title: str, found: dict[str, list[Scored]]) -> None:
+def table(title: str, found: dict[str, list[Result]]) -> None:
     """Print mean and range over seeds of each arm, and its gain over the first one in points.
 
     The gain's 95 % interval covers test images and trainings; half-widths over each alone follow.
@@ -183,14 +173,14 @@ def table(title: str, found: dict[str, list[Scored]]) -> None:
     base = next(iter(found.values()))
     print(f"\n{title}, on {base[0].n:,} test images")
     for arm, results in found.items():
-        values = [100 * one.row.value for one in results]
+        values = [100 * one.value for one in results]
         line = f"  {arm:18} {statistics.mean(values):5.1f} ({min(values):.1f} to {max(values):.1f})"
         if results is not base:
             gain = gain_over(base, results)
-            pairs = zip(values, base, strict=True)
-            by_seed = ", ".join(f"{value - 100 * other.row.value:+.1f}" for value, other in pairs)
+            by_seed = ", ".join(f"{value - 100 * other.value:+.1f}" for value, other in zip(values, base, strict=True))
             over = f"{100 * gain.over_images:.1f} over images, {100 * gain.over_seeds:.1f} over trainings"
-            line += f"   {gain.text()}, {gain.short()} (± {over}; by seed {by_seed})"
+            claim = f"{gain.claim.value} over {gain.trainings} trainings"
+            line += f"   {gain.text()}, {claim} (± {over}; by seed {by_seed})"
         print(line, flush=True)
 
 

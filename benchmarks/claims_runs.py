@@ -25,7 +25,6 @@ import numpy as np
 import torch
 from claims_arms import ARMS, EPOCHS, FINETUNING, IMAGES, LENGTHS, SAME, SEEDS, declaration
 from pace import seconds_a_step
-from torch import Tensor
 
 import patchloom
 from patchloom.data.source import Source
@@ -173,11 +172,10 @@ def machine_name() -> str:
     return f"an {processor('model name')} ({torch.backends.cpu.get_cpu_capability()})"
 
 
-def keep(study: Study, arm: str, seed: int, measure: str, found: Tensor | None) -> None:
+def keep(study: Study, arm: str, seed: int, measure: str, found: np.ndarray) -> None:
     """Store a result: [n] bool, or [1] a share."""
-    assert found is not None
     content = io.BytesIO()
-    np.save(content, found.numpy())
+    np.save(content, found)
     write_whole(study.result_path(arm, seed, f"{measure}.npy"), content.getvalue())
 
 
@@ -217,7 +215,9 @@ def finetune(measure: str, study: Study, arm: str, seed: int) -> None:
             study.classifier(arm, seed).parent.mkdir(parents=True, exist_ok=True)
             given["out"] = str(study.classifier(arm, seed))
         report = patchloom.evaluate("finetune", study.run(arm, seed), study.out / "data", seed=seed, **given)
-    keep(study, arm, seed, measure, report.quoted[0].right)
+    outcomes = report.quoted[0].outcomes
+    assert outcomes is not None
+    keep(study, arm, seed, measure, outcomes.values)
 
 
 def frozen(study: Study, arm: str, seed: int) -> None:
@@ -235,14 +235,14 @@ def frozen(study: Study, arm: str, seed: int) -> None:
             right = knn_right(x, y, queries, truth, (K,))[K]
         else:
             right = linear_probe(x, y, seed=0, device=torch.device("cpu"))[0].right(queries, truth)
-        keep(study, arm, seed, measure, right.cpu())
+        keep(study, arm, seed, measure, right.cpu().numpy())
 
 
 def positions(study: Study, arm: str, seed: int) -> None:
     """Measure the accuracy of the run's own task on positions, averaged over shares of withheld patches."""
     given = {"images": POSITION_IMAGES, "device": "cpu", "workers": 0}
     report = patchloom.evaluate("positions", study.run(arm, seed), study.out / "data", **given)
-    keep(study, arm, seed, "positions", torch.tensor([report.quoted[0].value]))
+    keep(study, arm, seed, "positions", np.array([report.quoted[0].value], np.float32))
 
 
 def without_labels(study: Study, arm: str, seed: int) -> None:
@@ -250,7 +250,7 @@ def without_labels(study: Study, arm: str, seed: int) -> None:
     vit, card = patchloom.load_encoder(study.run(arm, seed))
     settings = EvalSettings(device="cpu", workers=0, cache=False)
     rows = label_free_rows(arm, vit, card, parts(study)[1], settings, images=LABEL_FREE_IMAGES)
-    found = {row.settings["measure"]: row.value for row in rows}
+    found = {row.measure: row.value for row in rows}
     write_whole(study.result_path(arm, seed, "label-free.json"), json.dumps(found, indent=1))
 
 

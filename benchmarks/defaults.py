@@ -17,7 +17,6 @@ mean over classes of the intersection over union on the test frames. Finished ar
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 from pathlib import Path
 
@@ -33,6 +32,7 @@ from patchloom.data.splits import hold_out
 from patchloom.evaluate.logistic import linear_probe
 from patchloom.nets.checkpoints.format import load_encoder_file, untrained_twin
 from patchloom.nets.encode import grid_size
+from patchloom.results import store
 from patchloom.system.files import write_whole
 
 CORES = 1.8  # speed-up of two cores
@@ -146,11 +146,10 @@ def camvid_scores(data: Path, run: Path) -> dict[str, float]:
 
 def cifar_scores(run: Path) -> dict[str, float]:
     """Return the scores of the run's last evaluation."""
-    with open(run / "results.csv", newline="") as file:
-        quoted = [row for row in csv.DictReader(file) if row["quoted"] == "True"]
     return {
-        f"{row['protocol']} {'trained' if row['encoder'] == run.name else row['encoder']}": float(row["value"])
-        for row in quoted
+        f"{one.protocol} {'trained' if one.encoder == run.name else one.encoder}": one.value
+        for one in store.load(run)
+        if one.quoted
     }
 
 

@@ -39,10 +39,10 @@ from pace import seconds_a_step
 import patchloom
 from patchloom.data.sources.open import open_data
 from patchloom.evaluate.protocols import evaluate
-from patchloom.evaluate.results import Report
 from patchloom.export.without_positions import remove_positions_of
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file, save_encoder
+from patchloom.results.evaluation import Evaluation
 
 _NAMES = "sky building pole road pavement tree sign fence car pedestrian cyclist".split()
 _CROP = {"size": 128, "side": 176, "validation": 0.0}
@@ -77,8 +77,8 @@ def overfit(steps: int) -> None:
             ten = opened("shapes:10").train
             _replace(module, name, AnnotatedData(ten, None, ten))
             report = evaluate(protocol, path, "shapes:10", **still, **({"masks": True} if protocol == "detect" else {}))
-            for row in report.rows[:2]:
-                print(f"{protocol}: {row.settings['measure']} {row.text()} after {steps} steps")
+            for one in report.results[:2]:
+                print(f"{protocol}: {one.measure} {one.text()} after {steps} steps")
 
 
 def _replace(module: str, name: str, data: Any) -> None:
@@ -156,15 +156,14 @@ def places(run: Path, data: Path) -> None:
     )
 
 
-def print_report(title: str, report: Report) -> None:
+def print_report(title: str, report: Evaluation) -> None:
     reports = (*report.others, report)
     print(f"\n{title}")
-    for number, row in enumerate(report.rows):
-        values = [100 * one.rows[number].value for one in reports if number < len(one.rows)]
+    for number, result in enumerate(report.results):
+        values = [100 * one.results[number].value for one in reports if number < len(one.results)]
         mean, low, high = sum(values) / len(values), min(values), max(values)
-        measure = row.settings["measure"]
-        if measure in ("mIoU", "aAcc", "AP", "AP50", "AP75"):
-            print(f"  {row.encoder:14} {measure:5} {mean:5.1f} ({low:.1f} to {high:.1f})")
+        if result.measure in ("mIoU", "aAcc", "AP", "AP50", "AP75"):
+            print(f"  {result.encoder:14} {result.measure:5} {mean:5.1f} ({low:.1f} to {high:.1f})")
     print(report.headline, report.conclusion(), flush=True)
 
 

@@ -8,9 +8,9 @@
     python benchmarks/effects.py trials /tmp/data /tmp/trials
 
 ``images`` and ``trainings`` draw test images that differ in difficulty, content and number of objects, and the results
-of two models from the same distribution, so every claim is false. They measure the rule of `patchloom.results.claims` and the
-earlier one: percentile bootstraps over images, and one variance for both sides. ``trials`` evaluates an encoder with
-fresh weights beside training from scratch, which is the same under another name.
+of two models from the same distribution, so every claim is false. They measure the rule of `patchloom.results.claims`
+and the earlier one: percentile bootstraps over images, and one variance for both sides. ``trials`` evaluates an encoder
+with fresh weights beside training from scratch, which is the same under another name.
 """
 
 from __future__ import annotations

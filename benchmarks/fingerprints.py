@@ -70,7 +70,7 @@ def held_out(task: torch.nn.Module, generator: torch.Generator) -> dict[str, Any
     """Return a task's held-out measure, pictures and predicted positions."""
     images = views_of(task, seed=1)[0]
     measure = task.measure(images, generator)
-    found: dict[str, Any] = {"measure": {"": trace(measure.values), "name": measure.name, "form": measure.form}}
+    found: dict[str, Any] = {"measure": {"": trace(measure.values), "name": measure.name, "unit": measure.unit}}
     found["measure"] |= {key: trace(value) for key, value in (measure.baselines | measure.details).items()}
     found["outputs"] = None if measure.outputs is None else trace(measure.outputs)
     found["to beat"] = measure.to_beat

@@ -111,7 +111,7 @@ def measure(data: str, out: Path, results: Path) -> None:
             train = stratified_subset(opened.train, LABELLED, 0)
             test = opened.test
         rows = label_free_rows(name, vit, card, test, settings, images=MEASURED)
-        found = {row.settings["measure"]: row.value for row in rows}
+        found = {row.measure: row.value for row in rows}
         if effect is not None:
             found[EFFECT] = effect
         found |= accuracies(vit, card, train, test)

@@ -25,17 +25,17 @@ from pace import seconds_a_step
 from patchloom.cli import main as patchloom
 from patchloom.data.sources.open import open_data
 from patchloom.data.splits import hold_out
+from patchloom.results import store
 from patchloom.system.files import write_whole
 from patchloom.tasks import ready_tasks
 
 
 def last_results(run: Path) -> dict[tuple[str, str], float]:
     """Return the accuracies of the final evaluation by (protocol, encoder)."""
-    with open(run / "results.csv", newline="") as file:
-        quoted = [row for row in csv.DictReader(file) if row["quoted"] == "True"]
     return {
-        (row["protocol"], "trained" if row["encoder"] == run.name else row["encoder"]): float(row["value"])
-        for row in quoted
+        (one.protocol, "trained" if one.encoder == run.name else one.encoder): one.value
+        for one in store.load(run)
+        if one.quoted
     }
 
 

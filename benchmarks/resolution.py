@@ -146,7 +146,7 @@ def segmented(run: Path, data: Path, side: int | str, head: str, seeds: int, ign
         given: dict[str, Any] = {"size": WINDOW, "side": side, "steps": STEPS[head], "validation": 0.0, "workers": 0}
         begun = time.monotonic()
         report = evaluate("segment", run, data, head=head, seeds=seeds, control=False, ignore=ignore, **given)
-        scores = [100 * one.rows[0].value for one in (*report.others, report)]
+        scores = [100 * one.results[0].value for one in (*report.others, report)]
         kept.write_text(json.dumps({"mIoU": scores, "seconds": time.monotonic() - begun}))
     return json.loads(kept.read_text())["mIoU"]
 

@@ -66,7 +66,8 @@ def spotted(
     if not kept.exists():
         given = {"words": ",".join(WORDS), "batch_size": BATCH, "updates": updates, "lr": RATE, "precision": "float32"}
         report = evaluate("keywords", run, data, seed=seed, labels=labels, control=control, **given)
-        kept.write_text(json.dumps({row.encoder.replace(run.name, "encoder"): 100 * row.value for row in report.rows}))
+        found = {one.encoder.replace(run.name, "encoder"): 100 * one.value for one in report.results}
+        kept.write_text(json.dumps(found))
     return json.loads(kept.read_text())
 
 

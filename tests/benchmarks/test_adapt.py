@@ -1,24 +1,24 @@
 """Tables of benchmarks/adapt.py: gains over the start with intervals, from stored results."""
 
+from dataclasses import replace
 from inspect import signature
 
 import adapt
 import numpy as np
 import pytest
-import torch
 
 from patchloom.evaluate.protocols import protocol_of
-from patchloom.evaluate.results import Report, Row
 from patchloom.results.claims import difference
+from patchloom.results.evaluation import Evaluation
+from patchloom.results.result import Outcomes, Result
 
 
 def report(right, fingerprint="f" * 16):
-    """Return the report of an accuracy with ``right`` [n], or of a mean IoU with such pseudo-values."""
-    pseudo = right.dtype != torch.bool
-    row = Row.of_images("run", "mean", "knn", {"k": 20}, right)
-    if pseudo:
-        row = Row("run", "-", "segment", {}, right.mean().item() - 0.01, 0.0, 1.0, pseudo=right)
-    return Report([row], "", "", (row,), "cells", fingerprint, 0, len(right))
+    """Return the evaluation of an accuracy with ``right`` [n], or of a mean IoU with such pseudo-values."""
+    one = Result.of_images("run", "knn", {"k": 20}, right)
+    if right.dtype != bool:
+        one = replace(Result.exact("mIoU", "run", "segment", {}, right.mean() - 0.01), outcomes=Outcomes(right, True))
+    return Evaluation([one], "", "", (one,), "cells", fingerprint, 0, len(right))
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def answers(monkeypatch, tmp_path):
     monkeypatch.setattr(adapt, "evaluate", lambda *_, **__: waiting.pop(0))
 
     def scored(arm, results, **about):
-        waiting.extend(report(torch.from_numpy(one), **about) for one in results)
+        waiting.extend(report(one, **about) for one in results)
         for seed in range(len(results)):
             (tmp_path / f"{arm}-{seed}").mkdir(exist_ok=True)
         return [adapt.scored(tmp_path / f"{arm}-{seed}", tmp_path, "knn", seed=seed) for seed in range(len(results))]
@@ -60,7 +60,7 @@ def test_results_are_stored_with_those_of_single_images(answers, tmp_path):
     right = np.random.default_rng(0).random((2, 50)) < 0.5
     before = answers("mae", right)
     again = [adapt.scored(tmp_path / f"mae-{seed}", tmp_path, "knn", seed=seed) for seed in range(2)]  # evaluates none
-    assert again == before and [one.row.right.tolist() for one in again] == right.tolist()
+    assert again == before and [one.outcomes.values.tolist() for one in again] == right.tolist()
     with pytest.raises(SystemExit, match="different images"):
         adapt.gain_over(before, answers("other", right, fingerprint="0" * 16))
 

@@ -4,8 +4,8 @@ import effects
 import numpy as np
 import pytest
 
-from patchloom.results.claims import effect_of
 from patchloom.results.intervals import accuracy_interval
+from patchloom.results.shares import share_of_way
 
 
 def wrong(two, *given, times: int) -> np.ndarray:
@@ -37,6 +37,6 @@ def test_over_images_in_groups(groups, each, correlation):
     rng, names, covered, moved = np.random.default_rng(1), np.repeat(np.arange(groups), each), 0, 0
     for right in effects.grouped_answers(groups, each, correlation, 400, rng):
         low, high = accuracy_interval(right, names)
-        effect = effect_of(right.tolist(), [0.6] * len(right), 1.0, names)
-        covered, moved = covered + (low <= 0.6 <= high), moved + (effect.low > 0 or effect.high < 0)
+        share = share_of_way(right.tolist(), [0.6] * len(right), 1.0, names)
+        covered, moved = covered + (low <= 0.6 <= high), moved + (share.low > 0 or share.high < 0)
     assert covered >= 0.91 * 400 and moved <= 0.09 * 400

@@ -14,8 +14,9 @@ from resolved import VALUES
 from running import csv_rows
 
 from patchloom.cli import main
-from patchloom.evaluate.results import Report, Row, append_rows
-from patchloom.look.run_curves import draw_run_curves, lines_of, points_of, read_runs, setting_of
+from patchloom.look.run_curves import draw_run_curves, lines_of, panel_of, read_runs, setting_of
+from patchloom.results import store
+from patchloom.results.result import Result
 from patchloom.runs.settings import Settings
 
 ASKED = Settings("photos", task={"name": "mp3", "context_mask_ratio": 0.75}, model={"name": "auto"})
@@ -24,17 +25,16 @@ AUTO |= {"epochs": 100, "batch_size": 64}
 Make = Callable[..., Path]
 
 
-def add_result(run: Path, protocol: str, value: float, control: float = 0.2, data: str = "labelled", **how) -> None:
-    """Write rows like an evaluation, dated after all others."""
+def add_result(
+    run: Path, protocol: str, value: float, control: float = 0.2, seed: int = 0, encoder: str = "", **how
+) -> None:
+    """Append the results of an evaluation, dated after all others; the encoder's and its control's are quoted."""
     name = "from scratch" if protocol == "finetune" else "untrained"
-    seed = how.pop("seed", 0)
-    pooling = how.pop("pooling", "mean")
-    mine = Row.of(how.pop("encoder", run.name), pooling, protocol, how, value, 50)
-    constant = Row.of("best constant", "-", protocol, {}, 0.1, 50)
-    rows = [mine, Row.of(name, pooling, protocol, how, control, 50), constant]
-    before = (run / "results.csv").read_text().count("\n") if (run / "results.csv").exists() else 0
-    day = f"2026-01-01T00:{before // 60:02}:{before % 60:02}"
-    append_rows(run / "results.csv", Report(rows, "", "", tuple(rows[:2]), data, "f" * 16, seed, 50, date=day))
+    settings = {"pooling": "mean"} | how
+    about = {"data": "labelled", "seed": seed, "date": f"2026-01-01T00:00:{len(store.load(run)):02}"}
+    values = ((encoder or run.name, value), (name, control), ("best constant", 0.1))
+    results = [Result.of_share(of, protocol, settings, one, 50) for of, one in values]
+    store.append(run, [replace(one, **about, quoted=one.encoder != "best constant") for one in results])
 
 
 @pytest.fixture
@@ -101,21 +101,19 @@ def test_points_are_means_over_seeds_of_what_the_runs_hold(make: Make, drawn: li
         runs.append(run)
     picture, points = draw_run_curves(runs, against="context_mask_ratio")
     assert picture.name == "against-task.context_mask_ratio.png" and Image.open(picture).width
-    rows = [{**row, "runs": row["runs"].split()} for row in csv_rows(points)]
-    assert [row["result"] for row in rows] == ["position-accuracy"] * 2 + ["finetune"] * 2
-    numbers = [[float(row[name]) for name in ("task.context_mask_ratio", "value", "low", "high")] for row in rows]
-    expected = [[0.3, 0.45, 0.4, 0.5], [0.75, 0.65, 0.6, 0.7], [0.3, 0.225, 0.2, 0.25], [0.75, 0.325, 0.3, 0.35]]
-    for mine, theirs in zip(numbers, expected, strict=True):
-        assert mine == pytest.approx(theirs)
-    controls = [("chance", 0.015625)] * 2 + [("from scratch", 0.1)] * 2
-    assert [(row["control"], float(row["control_value"])) for row in rows] == controls
-    assert rows[0]["runs"] == ["r0.3-0", "r0.3-1"]
-    assert rows[2]["measured"] == "labelled, recipe mae, epochs 5, pooling mean"
-    solid = [(x, y) for style, x, y in drawn if style == "-"]
-    assert [x for x, _ in solid] == [[0.3, 0.75]] * 2
-    for (_, y), one, two in zip(solid, expected[::2], expected[1::2], strict=True):
-        assert y == pytest.approx([one[1], two[1]])
-    assert [y for style, _, y in drawn if style != "-"] == [[0.015625] * 2, [0.1] * 2]
+    rows = csv_rows(points)
+    found: dict[tuple, list] = {}
+    for row in rows:
+        numbers = [float(row[name]) for name in ("task.context_mask_ratio", "value", "low", "high")]
+        found.setdefault((row["result"], row["control"], float(row["control_value"])), []).extend(numbers)
+    assert found == {
+        ("position-accuracy", "chance", 0.015625): pytest.approx([0.3, 0.45, 0.4, 0.5, 0.75, 0.65, 0.6, 0.7]),
+        ("finetune", "from scratch", 0.1): pytest.approx([0.3, 0.225, 0.2, 0.25, 0.75, 0.325, 0.3, 0.35]),
+    }
+    assert rows[0]["runs"] == "r0.3-0 r0.3-1" and rows[2]["measured"] == "labelled, recipe mae, epochs 5, pooling mean"
+    ys = [(style == "-", y) for style, _, y in drawn]
+    expected_ys = [(True, [0.45, 0.65]), (False, [0.015625] * 2), (True, [0.225, 0.325]), (False, [0.1] * 2)]
+    assert ys == [(solid, pytest.approx(y)) for solid, y in expected_ys]
 
 
 def test_other_settings_that_differ_give_a_line_each_and_what_auto_became_does_not(make: Make) -> None:
@@ -128,22 +126,33 @@ def test_other_settings_that_differ_give_a_line_each_and_what_auto_became_does_n
     assert {run.became["warmup_epochs"] for run in runs} == {10, 5}  # which were auto in all
     assert setting_of(runs, "epochs") == ("epochs", [100, 50, 100, 50])
     assert lines_of(runs, "epochs") == ["patch_size 8", "patch_size 8", "patch_size 4", "patch_size 4"]
-    lines, how, control = points_of(runs, "epochs", [100, 50, 100, 50], "position-accuracy")
-    assert {line: [(p.place, p.value) for p in points] for line, points in lines.items()} == {
-        "patch_size 8": [(50, pytest.approx(0.13)), (100, pytest.approx(0.18))],
-        "patch_size 4": [(50, pytest.approx(0.09)), (100, pytest.approx(0.14))],
-    }
-    assert (how, control) == ("held-out images", "chance")
+    rows = csv_rows(draw_run_curves(places, against="epochs")[1])
+    assert [(row["line"], row["epochs"], float(row["value"])) for row in rows] == [
+        *(("patch_size 8", "50", pytest.approx(0.13)), ("patch_size 8", "100", pytest.approx(0.18))),
+        *(("patch_size 4", "50", pytest.approx(0.09)), ("patch_size 4", "100", pytest.approx(0.14))),
+    ]
+    assert {(row["measured"], row["control"]) for row in rows} == {("held-out images", "chance")}
     # a setting that has no numbers has places side by side, in the order of the runs
     others = [make("fixed", positions="sincos"), make("learnt", positions="learned")]
     rows = csv_rows(draw_run_curves(others, against="positions", of="position-accuracy")[1])
     assert [row["positions"] for row in rows] == ["sincos", "learned"]
 
 
-def test_the_options_of_another_task_are_no_lines(make: Make) -> None:
+def test_the_options_of_another_task_are_no_lines_and_a_compound_setting_is_one_value(make: Make) -> None:
     other = make("c", epochs=10, task={"name": "droppos", "mask_ratio": 0.5}, patch_size=8)
     runs = read_runs([make("a", epochs=10), make("b", epochs=20), other])
     assert lines_of(runs, "epochs") == [*["task mp3, patch_size 4"] * 2, "task droppos, patch_size 8"]
+    runs = read_runs([make(f"{share}", task={"ask": {"pixels": share}}) for share in (1, 2)])
+    assert setting_of(runs, "ask")[1] == [json.dumps({"pixels": 1}), json.dumps({"pixels": 2})]
+
+
+def test_results_have_their_own_unit(make: Make) -> None:
+    places = [make("a", epochs=10), make("b", epochs=20)]
+    for place, rank in zip(places, (12.5, 13.5), strict=True):
+        rank = Result.exact("RankMe", place.name, "label-free", {}, rank, unit="")
+        store.append(place, [replace(rank, quoted=True)])
+    panel, rows = panel_of(read_runs(places), "label-free", ["", ""], [10, 20])
+    assert (panel.show(13.5), panel.percent, [row[4] for row in rows]) == ("13.50", False, [12.5, 13.5])
 
 
 def test_results_are_compared_that_were_measured_alike(make: Make) -> None:
@@ -190,19 +199,15 @@ def test_results_against_a_setting_of_the_evaluation(make: Make, drawn: list) ->
 def test_rows_of_one_evaluation_are_a_curve(make: Make) -> None:
     """MP3 Fig. 3: position accuracy against η; of DropPos the mean over the other ratio."""
     a = make("a")
-    rows = []
+    results = []
     for name, base in (("a", 0.3), ("chance", 0.1)):
-        for measure in ("top-1", "top-5"):
-            for ratio in (0.0, 0.5, "average"):
-                for other in (0.25, 0.75, "average"):
-                    if (ratio == "average") == (other == "average"):
-                        value = base + (0.0 if ratio == "average" else ratio * other) + 0.2 * (measure == "top-5")
-                        settings = {"mask_ratio": ratio, "position_mask_ratio": other, "measure": measure}
-                        rows.append(Row.of(name, "-", "positions", settings, value, 50))
-    quoted = tuple(
-        row for row in rows if row.settings["mask_ratio"] == "average" and row.settings["measure"] == "top-1"
-    )
-    append_rows(a / "results.csv", Report(rows, "", "", quoted, "photos", "f" * 16, 0, 50, date="2026-01-01T00:00:00"))
+        for measure, more in (("top-1", 0.0), ("top-5", 0.2)):
+            for ratio, other in ((0.0, 0.25), (0.0, 0.75), (0.5, 0.25), (0.5, 0.75), ("average", "average")):
+                value = base + more + (0.0 if ratio == "average" else ratio * other)
+                settings = {"mask_ratio": ratio, "position_mask_ratio": other}
+                one = Result.exact(measure, name, "positions", settings, value)
+                results.append(replace(one, data="photos", quoted=(measure, ratio) == ("top-1", "average")))
+    store.append(a, results)
     found = csv_rows(draw_run_curves(a, against="positions.mask_ratio")[1])
     assert [float(row["positions.mask_ratio"]) for row in found] == [0, 0.5]
     assert [float(row["value"]) for row in found] == pytest.approx([0.3, 0.55])
@@ -230,7 +235,7 @@ def test_knn_over_the_epochs_of_training(make: Make, drawn: list) -> None:
 def test_what_cannot_be_compared_is_refused(make: Make, tmp_path: Path) -> None:
     a, b, bare = make("a", epochs=10), make("b", epochs=20), make("bare", epochs=30, found=None, losses=())
     broken, mae = make("broken", epochs=40), make("mae", task={"name": "mae"})
-    (broken / "results.csv").write_text("protocol,quoted\nknn,True\n")
+    (broken / "results.jsonl").write_text('{"protocol": "knn"}\n')
     settings = yaml.safe_load((mae / "config.yaml").read_text())
     (mae / "config.yaml").write_text(yaml.safe_dump({**settings, "task": {"name": "mae"}}))
     cases = [
@@ -242,11 +247,11 @@ def test_what_cannot_be_compared_is_refused(make: Make, tmp_path: Path) -> None:
         ([a, b], {"against": "task"}, "task.name mp3"),  # as --task is typed
         ([a, b], {"against": "epoch"}, "did you mean epochs?"),
         ([a, b], {"of": "finetune"}, "--against SETTING"),
-        ([a, b], {"against": "epochs", "of": "finetune"}, "have position-accuracy"),
+        ([a, b], {"against": "epochs", "of": "finetune"}, "no finetune results. They have position-accuracy"),
         ([a, bare], {"against": "epochs", "of": "position-accuracy"}, "no position accuracy"),
         ([b, bare], {"against": "epochs"}, "no result in common"),
         ([a, mae], {"against": "context_mask_ratio"}, "no setting task.context_mask_ratio"),
-        ([a, broken], {"against": "epochs"}, "results.csv could not be read"),
+        ([a, broken], {"against": "epochs"}, "could not be read"),
         (a, {"against": "finetune.epochs"}, "no finetune results"),
     ]
     for runs, options, said in cases:
@@ -255,7 +260,7 @@ def test_what_cannot_be_compared_is_refused(make: Make, tmp_path: Path) -> None:
     cases = [
         ([a, b], {"against": "epochs", "of": "finetune"}, f"patchloom evaluate finetune {b}"),
         ([a, b], {"against": "finetune.epochs"}, f"patchloom evaluate finetune {b}"),
-        (a, {"against": "knn.k"}, "no knn results; they have finetune"),
+        (a, {"against": "knn.k"}, "They have finetune"),
         (a, {"against": "finetune.epochs"}, "have epochs 5"),
         (a, {"against": "finetune.epoch"}, "did you mean epochs?"),
         (a, {"against": "finetune.epochs", "of": "knn"}, "leave out --of knn"),
@@ -277,9 +282,3 @@ def test_the_command_line_takes_any_number_of_runs(make: Make, capsys: pytest.Ca
     assert "did you mean --against?" in capsys.readouterr().err
     assert main(["look", str(runs[0])]) == 2  # which is still the verb for one run; this one has no more files
     assert "data.yaml" in capsys.readouterr().err
-
-
-def test_compound_settings_are_json(make: Make) -> None:
-    """A compound setting, such as the questions of a mixture, is one value."""
-    runs = read_runs([make("a", task={"ask": {"pixels": 1}}), make("b", task={"ask": {"pixels": 2}})])
-    assert setting_of(runs, "ask")[1] == [json.dumps({"pixels": 1}), json.dumps({"pixels": 2})]

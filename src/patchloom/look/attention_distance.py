@@ -22,7 +22,7 @@ from patchloom.look.attention import each_block
 from patchloom.look.charts import INK, QUIET, STYLE, Panel, frame_panel, write_beside, write_figure, write_table
 from patchloom.look.context import UNTRAINED, LookRequest, check_finite, chosen_layers, refuse_swin
 from patchloom.look.position_map import cell_height
-from patchloom.look.run_curves import line_colours, short_name
+from patchloom.look.run_lines import line_colours, short_name
 from patchloom.nets.encode import grid_size, layer_names, patch_count, prefix_count
 from patchloom.nets.swin import Encoder, is_hierarchical
 from patchloom.sizes import Sides, in_pixels

@@ -20,7 +20,7 @@ from patchloom.display import StatusMessage
 from patchloom.look.charts import INK, QUIET, STYLE, Panel, frame_panel, write_beside, write_figure, write_table
 from patchloom.look.context import LookRequest, NamedEncoder, check_finite
 from patchloom.look.image_grid import wrap_caption
-from patchloom.look.run_curves import line_colours, short_name
+from patchloom.look.run_lines import line_colours, short_name
 from patchloom.nets.encode import grid_size, layer_names, patch_count, patch_layers
 from patchloom.nets.swin import is_hierarchical
 from patchloom.questions.collapse import effective_rank
