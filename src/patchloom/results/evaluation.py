@@ -29,6 +29,11 @@ from patchloom.results.result import Result
 # The table of an evaluation, in several forms to fit the terminal.
 
 
+def choose_fitting_table(forms: Sequence[TextTable], width: int) -> TextTable:
+    """Return the first form that fits into ``width`` characters; else the last one, with names above their rows."""
+    return next((form for form in forms if form.least() <= width), _names_above(forms[-1]))
+
+
 def _by_row(rows: Sequence[Result]) -> TextTable:
     """Return a table with a line per result, and a column for every setting that differs between results."""
     names, first = _varying(rows), _names(rows)
@@ -351,14 +356,11 @@ class Evaluation(Displayable):
         return whole.with_differences(self.against[0].trained, *self.controls) if self.controls else whole
 
     def table(self, width: int) -> TextTable:
-        """Return all results as a table that fits into ``width`` characters.
-
-        If none of its forms does, each name is on a separate line above its results.
-        """
+        """Return all results as a table that fits into ``width`` characters."""
         forms = [_by_row(self.results)]
         if any(self.across in _settings(row) for row in self.results):
             forms = [*((_down if self.down else _across)(self, gap) for gap in (" ", "\n")), *forms]
-        return next((form for form in forms if form.least() <= width), _names_above(forms[-1]))
+        return choose_fitting_table(forms, width)
 
     def spread(self) -> str:
         """Return a sentence with mean and range of the quoted numbers over seeds."""
