@@ -60,9 +60,12 @@ def test_the_mean_distance_of_all_pairs():
 def figures(monkeypatch):
     """Record the written figures by file name."""
     kept, write = {}, charts.write_figure
-    monkeypatch.setattr(
-        attention_distance, "write_figure", lambda figure, out: kept.update({out.name: figure}) or write(figure, out)
-    )
+
+    def keep(figure, out, page_caption):
+        kept[out.name] = figure
+        return write(figure, out, page_caption)
+
+    monkeypatch.setattr(attention_distance, "write_figure", keep)
     return kept
 
 

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 
 import matplotlib
 import numpy as np
@@ -35,6 +34,7 @@ from patchloom.look.image_grid import (
     wrap,
     wrap_keys,
 )
+from patchloom.questions.question import Sheet
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 
@@ -45,7 +45,7 @@ def normalised(images: Tensor) -> Tensor:
 
 def draw(folder: Path, columns: dict[str, Tensor], caption: str = "", mean=None, std=None) -> np.ndarray:
     """Draw ``columns`` in normalised pixels, by default with ImageNet's statistics; return the page [h w 3]."""
-    sheet = SimpleNamespace(name="sheet", caption=caption, columns=columns, empty="masked")
+    sheet = Sheet("sheet", caption, columns, "masked")
     path = draw_sheet(sheet, mean or MEAN, std or STD, folder)
     assert path == folder / "sheet.png" and path.stat().st_size < MOST_BYTES
     return np.asarray(Image.open(path))
@@ -96,7 +96,7 @@ def test_the_legend_names_what_is_hatched_and_nothing_else(tmp_path, laid):
 def test_text_is_never_cut(tmp_path):
     caption = "Positions were withheld from 95% of the visible patches. " * 6 + "x" * 90
     columns = {"heading of-an-unbreakable-and-long-sort": torch.zeros(1, 3, 8, 8)}
-    sheet = SimpleNamespace(name="sheet", caption=caption, columns=columns, empty="")
+    sheet = Sheet("sheet", caption, columns)
     bare, short, long = (
         np.asarray(Image.open(draw_sheet(sheet, MEAN, STD, tmp_path / str(i), title)))
         for i, title in enumerate([None, Title("photos: mae", "Epoch 1 of 2"), Title("photos " * 20, "x" * 90)])
@@ -170,7 +170,7 @@ def test_large_images_are_averaged_whichever_side_is_longer(size):
 
 def test_there_are_as_many_rows_as_requested_and_at_most_eight(tmp_path):
     columns = {"a": torch.zeros(11, 3, 8, 8), "b": torch.ones(11, 3, 8, 8), "c": torch.ones(11, 3, 8, 8)}
-    sheet = SimpleNamespace(name="sheet", caption="", columns=columns, empty="")
+    sheet = Sheet("sheet", "", columns)
     for rows, shown in ((4, 4), (11, 8)):
         page = np.asarray(Image.open(draw_sheet(sheet, MEAN, STD, tmp_path, rows=rows)))
         assert [len(row) for row in tiles(page)] == [3] * shown
@@ -213,7 +213,7 @@ def test_what_cannot_be_drawn_is_refused(tmp_path):
 def figures(monkeypatch):
     """Record the drawn figures."""
     seen = []
-    monkeypatch.setattr(image_grid, "write_figure", lambda figure, out: seen.append(figure) or out)
+    monkeypatch.setattr(image_grid, "write_figure", lambda figure, out, page_caption: seen.append(figure) or out)
     return seen
 
 

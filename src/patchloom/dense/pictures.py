@@ -21,6 +21,7 @@ from torch import Tensor
 from patchloom.data.augment import resize_part
 from patchloom.dense.annotations.base import IGNORED, Objects
 from patchloom.display import truncate_middle
+from patchloom.look.captions import Caption, write_picture
 from patchloom.look.image_grid import (
     CAPTION_LINE,
     CAPTION_SIZE,
@@ -263,9 +264,16 @@ def segmentation_picture(rows: Sequence[MapRow], classes: Sequence[str], out: Pa
         return [_resized_pixels(row.image, h, w), *(_painted(one, len(classes)) for one in drawn)]
 
     for side in _MAP_SIDES:
-        page = _page(headings, [(row.title, tiles(row, side)) for row in rows], keys, classes, "")
-        if _written(page, out, side == _MAP_SIDES[-1]):
+        png = to_png(_page(headings, [(row.title, tiles(row, side)) for row in rows], keys, classes, ""))
+        if len(png) <= MOST_BYTES:
             break
+    page_caption = Caption(
+        "Segmentation: the best and the worst test images",
+        "The image, its true label map and the predicted one. Look which classes are confused, and whether borders are "
+        "sharp.",
+        203,
+    )
+    write_picture(out, png, page_caption)
     save_pairs([_maps_apart(row, len(classes)) for row in rows if row.truth is not None], out.with_suffix(""))
     return out
 
@@ -294,9 +302,15 @@ def detection_picture(rows: Sequence[BoxRow], classes: Sequence[str], out: Path,
 
     headings = ["truth", "answer"] if known else ["answer"]
     for side in _BOX_SIDES:
-        page = _page(headings, [(row.title, tiles(row, side)) for row in rows], {}, classes, caption)
-        if _written(page, out, side == _BOX_SIDES[-1]):
+        png = to_png(_page(headings, [(row.title, tiles(row, side)) for row in rows], {}, classes, caption))
+        if len(png) <= MOST_BYTES:
             break
+    page_caption = Caption(
+        "Detection: the best and the worst test images",
+        "True and predicted objects. Look for objects that are missed, and for boxes without an object.",
+        204,
+    )
+    write_picture(out, png, page_caption)
     save_pairs([_boxes_apart(row, classes) for row in rows if row.truth is not None], out.with_suffix(""))
     return out
 
@@ -305,16 +319,14 @@ def draw_label_map(image: Tensor, answer: Tensor, classes: Sequence[str], out: P
     """Draw an image [c h w] in the colours of the classes of its pixels, answer [h w], with their names beneath."""
     mixed = _overlaid(_resized_pixels(image, *_single_size(image)), answer, len(classes))
     page = _page([], [("", [mixed])], _keys([answer], classes), classes, "")
-    write_whole(out, to_png(page))
-    return out
+    return write_picture(out, to_png(page), None)
 
 
 def draw_objects(image: Tensor, answer: Objects, scores: Tensor, classes: Sequence[str], out: Path) -> Path:
     """Draw an image [c h w] with the objects that were found in it, and their scores [m]."""
     h, w = _single_size(image)
     drawn = draw_boxes(_resized_pixels(image, h, w), answer, classes, scores, w / image.shape[2])
-    write_whole(out, to_png(drawn))
-    return out
+    return write_picture(out, to_png(drawn), None)
 
 
 def _overlaid(shown: np.ndarray, labels: Tensor, classes: int) -> np.ndarray:
@@ -452,12 +464,3 @@ def _page(
     square = (SWATCH_SIZE, SWATCH_SIZE)
     write_beneath(page, y - 4, key_lines, lambda i: _painted(np.full(square, i), len(classes)), lines, caption_font)
     return page
-
-
-def _written(page: Image.Image, out: Path, last: bool) -> bool:
-    """Write a page unless its file would be too large and a smaller one may be tried."""
-    png = to_png(page)
-    if len(png) > MOST_BYTES and not last:
-        return False
-    write_whole(out, png)
-    return True

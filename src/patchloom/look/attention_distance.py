@@ -19,6 +19,7 @@ from patchloom.data.modality import Modality
 from patchloom.display import StatusMessage
 from patchloom.errors import listing
 from patchloom.look.attention import each_block
+from patchloom.look.captions import Caption
 from patchloom.look.charts import INK, QUIET, STYLE, Panel, frame_panel, write_beside, write_figure, write_table
 from patchloom.look.context import UNTRAINED, LookRequest, check_finite, chosen_layers, refuse_swin
 from patchloom.look.position_map import cell_height
@@ -164,7 +165,13 @@ def _draw_maps(asked: LookRequest, numbers: list[int], measured: _Measured) -> P
         title = asked.title("attention by offset").name
         figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold", color=INK)
         figure.supxlabel(caption, fontsize=8, color=QUIET, x=0.01, ha="left", wrap=True)
-        return write_figure(figure, asked.folder / "relative.png")
+        page_caption = Caption(
+            "Attention by relative position",
+            "One map per head of the attention that patches pay to others at each offset. A red dot near the middle is "
+            "a local head; a uniform map is a global one.",
+            120,
+        )
+        return write_figure(figure, asked.folder / "relative.png", page_caption)
 
 
 def _said_of_maps(measured: _Measured, modality: Modality) -> str:
@@ -214,7 +221,13 @@ def _draw_distances(asked: LookRequest, found: list[_Measured], left: list[str])
         figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold", color=INK)
         caption = _said_of_distances(found, left, len(grids) > 1, asked.encoder.modality.noun)
         figure.supxlabel(caption, fontsize=8, color=QUIET, x=0.01, ha="left", wrap=True)
-        return write_figure(figure, asked.folder / "distances.png")
+        page_caption = Caption(
+            "Mean attention distance",
+            "The mean distance between a patch and the patches it attends to, for each block, compared with the "
+            "untrained encoder.",
+            121,
+        )
+        return write_figure(figure, asked.folder / "distances.png", page_caption)
 
 
 def _said_of_distances(found: list[_Measured], left: list[str], differ: bool, noun: str) -> str:

@@ -6,7 +6,7 @@ import io
 import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,11 +14,13 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from patchloom.errors import PatchloomError
+from patchloom.look.captions import Caption, write_picture
 from patchloom.look.charts import DPI, INK, QUIET, styled_figure, write_figure
-from patchloom.system.files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+    from patchloom.questions.question import Sheet
 
 # Hatching for areas without a picture, because any plain colour may occur in an image.
 
@@ -85,19 +87,6 @@ CAPTION_SIZE, CAPTION_LINE = 15, 21
 PAGE, SHEET_INK, _QUIET_INK, FRAME_GREY = (255, 255, 255), (20, 20, 20), (85, 85, 85), (150, 150, 150)
 
 
-class Stages(Protocol):
-    """Interface of a sheet: a task's `Sheet`, or another class with these four attributes."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def caption(self) -> str: ...
-    @property
-    def columns(self) -> dict[str, Tensor]: ...
-    @property
-    def empty(self) -> str: ...
-
-
 class Column(NamedTuple):
     """Column of a sheet: its heading in lines, tiles of the same size, and its width."""
 
@@ -114,12 +103,13 @@ class Title(NamedTuple):
 
 
 def draw_sheet(
-    sheet: Stages,
+    sheet: Sheet,
     mean: Sequence[float] | Tensor,
     std: Sequence[float] | Tensor,
     folder: Path,
     title: Title | None = None,
     rows: int = SHEET_ROWS,
+    order: int = 0,
 ) -> Path:
     """Write ``sheet`` as ``folder``/NAME.png: rows are images, columns are stages, with the caption below.
 
@@ -128,14 +118,14 @@ def draw_sheet(
     first column are dark, all columns are brightened, and the caption gives the factor.
 
     Args:
-        sheet: name, caption, meaning of empty areas, and normalised images [b c h w] by heading; NaN is hatched as
-            empty, inf is crossed as wrong. One channel is drawn in grey, two in magenta and green, three in red, green
-            and blue; of more, the first three, and the caption says so. Sizes may differ between columns.
+        sheet: the sheet. One channel is drawn in grey, two in magenta and green, three in red, green and blue; of
+            more, the first three, and the caption says so. Sizes may differ between columns.
         mean: mean [c] of the channels, as subtracted from pixels in [0, 1].
         std: standard deviation [c] of the channels.
         folder: folder for the file; it is created.
         title: text above.
         rows: number of rows, at most 8.
+        order: order on a report page, as in `Caption`.
     """
     channels = len(mean)
     shapes = {heading: tuple(images.shape) for heading, images in sheet.columns.items()}
@@ -157,9 +147,8 @@ def draw_sheet(
         png = to_png(lay_out(pixels, marks, caption, side, title, legend))
         if len(png) <= MOST_BYTES:
             break
-    path = folder / f"{sheet.name}.png"
-    write_whole(path, png)
-    return path
+    page_caption = Caption(sheet.page_title or sheet.name, " ".join(sheet.page_text.split()), order)
+    return write_picture(folder / f"{sheet.name}.png", png, page_caption)
 
 
 def channels_shown(channels: int) -> str:
@@ -422,6 +411,7 @@ def draw_tiles(
     scales: Sequence[Scale] = (),
     groups: Sequence[tuple[str, int]] = (),
     side: float = TILE_SIDE,
+    page_caption: Caption | None = None,
 ) -> Path:
     """Draw rows of tiles as a PNG file."""
     small, bold = (font(round(SMALL_TEXT * DPI / 72), heavy) for heavy in (False, True))
@@ -474,7 +464,7 @@ def draw_tiles(
             _draw_scale(place(x, y + _LINE, _BAR, _BAR_HEIGHT), scale)
         for i, line in enumerate(beneath):
             write(TILE_MARGIN, height - TILE_MARGIN - _LINE * (len(beneath) - i), line, color=QUIET)
-        return write_figure(figure, out)
+        return write_figure(figure, out, page_caption)
 
 
 def empty_tile(h: int, w: int) -> np.ndarray:

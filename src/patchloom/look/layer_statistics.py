@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from patchloom.display import StatusMessage
+from patchloom.look.captions import Caption
 from patchloom.look.charts import INK, QUIET, STYLE, Panel, frame_panel, write_beside, write_figure, write_table
 from patchloom.look.context import LookRequest, NamedEncoder, check_finite
 from patchloom.look.image_grid import wrap_caption
@@ -130,7 +131,13 @@ def draw_depth(asked: LookRequest) -> list[Path]:
         figure.suptitle(heading, x=0.01, ha="left", fontsize=11, fontweight="bold", color=INK)
         caption = _caption(asked, found, counts)
         figure.supxlabel(wrap_caption(caption, _WIDTH), fontsize=8, color=QUIET, x=0.01, ha="left")
-        write_figure(figure, out)
+        page_caption = Caption(
+            "Features by block",
+            "Frequency content, effective rank and similarity of the features after each block, compared with the "
+            "untrained encoder. A rank that falls towards 1 is a collapse.",
+            140,
+        )
+        write_figure(figure, out, page_caption)
     table = [
         (name, number, measure, value)
         for name, depth in found

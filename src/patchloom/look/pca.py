@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from patchloom.data.modality import Modality
+from patchloom.look.captions import Caption
 from patchloom.look.charts import DPI
 from patchloom.look.context import (
     LookRequest,
@@ -132,7 +133,14 @@ def draw_features(asked: LookRequest) -> list[Path]:
     rows = [[Tile(column[i]) for column in columns.values()] for i in range(len(images))]
     title = asked.title("principal components of its patch features").name
     caption = full_caption(one, _caption(found, len(images), bool(between), one.modality), images)
-    return [draw_tiles(rows, list(columns), shown.shape[1:3], title, caption, asked.folder / "components.png", [scale])]
+    page_caption = Caption(
+        "Three principal components of the patch features",
+        "Patches of the same colour have similar features. It is a good sign if the same kind of object has the same "
+        f"colour in different {one.modality.noun}, and a bad one if the colours depend mainly on position.",
+        100,
+    )
+    size, out = shown.shape[1:3], asked.folder / "components.png"
+    return [draw_tiles(rows, list(columns), size, title, caption, out, [scale], page_caption=page_caption)]
 
 
 def _bytes(colours: np.ndarray) -> np.ndarray:

@@ -15,6 +15,7 @@ from matplotlib.gridspec import GridSpec
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Rectangle
 
+from patchloom.look.captions import Caption
 from patchloom.look.charts import INK, QUIET, STYLE, write_figure
 
 _EMPTY_COLOUR = "#d9d9d9"
@@ -78,7 +79,13 @@ def draw_position_map(
                         at.set_ylabel(name, fontsize=9, color=INK)
         figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold", color=INK)
         figure.supxlabel(caption, fontsize=8, color=QUIET, x=0.01, ha="left", wrap=True)
-        return write_figure(figure, out)
+        page_caption = Caption(
+            "Accuracy of predicted positions",
+            "How often the position of a patch is predicted correctly at each place, and how far wrong predictions are "
+            "off. If only the borders are bright, the model has learnt mainly what edges look like.",
+            200,
+        )
+        return write_figure(figure, out, page_caption)
 
 
 def times_as_often(offsets: np.ndarray, grid: tuple[int, int]) -> np.ndarray:

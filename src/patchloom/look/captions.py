@@ -1,0 +1,56 @@
+"""Captions of pictures for report pages, in a file beside each: ``recovered.caption.json`` beside ``recovered.png``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+from patchloom.system.files import read_text, write_whole
+
+_LONGEST_TITLE, _LONGEST_TEXT = 200, 2000  # letters
+_MOST_BYTES = 2**15
+_LAST = 1000  # order of pictures without a caption
+
+
+class Caption(NamedTuple):
+    """Caption of a picture.
+
+    Attributes:
+        title: a few words.
+        text: one or two sentences on what the picture shows and what to look for.
+        order: pictures of a run are sorted by it. The pictures of a task begin at 0, those of its encoder at 100, and
+            those of evaluations at 200.
+    """
+
+    title: str
+    text: str
+    order: int
+
+
+def write_picture(out: Path, png: bytes, caption: Caption | None) -> Path:
+    """Write a PNG file ``out``, and its caption beside it; None for pictures that no report page shows."""
+    write_whole(out, png)
+    if caption is not None:
+        write_whole(_beside(out), json.dumps(caption._asdict(), indent=1) + "\n")
+    return out
+
+
+def read_caption(picture: Path) -> Caption:
+    """Return the caption of a picture, whose title is the file's name if there is no valid one.
+
+    A stranger may have written the file.
+    """
+    try:
+        found = json.loads(read_text(_beside(picture), most=_MOST_BYTES))
+        caption = Caption(**found)
+    except (OSError, ValueError, TypeError, RecursionError):
+        return Caption(picture.stem, "", _LAST)
+    # isprintable refuses line breaks, control characters and halves of surrogate pairs
+    lengths = ((caption.title, 1, _LONGEST_TITLE), (caption.text, 0, _LONGEST_TEXT))
+    plain = all(isinstance(s, str) and least <= len(s) <= most and s.isprintable() for s, least, most in lengths)
+    return caption if plain and type(caption.order) is int else Caption(picture.stem, "", _LAST)
+
+
+def _beside(picture: Path) -> Path:
+    return picture.with_suffix(".caption.json")
