@@ -9,33 +9,28 @@ from patchloom.look.captions import Caption, read_caption, write_picture
 
 def test_a_caption_comes_back_and_is_replaced_with_its_picture(tmp_path):
     picture = tmp_path / "new" / "position_map-birds.v2.png"
-    for caption in (Caption("First", "Look here.", 3), Caption("Second é", "", 0)):
+    for caption in (Caption("First", "Look here.", 3), Caption("Second é", "", 0, ("a", "b"))):
         assert write_picture(picture, b"png", caption) == picture
         assert read_caption(picture) == caption
     assert sorted(file.suffix for file in picture.parent.iterdir()) == [".json", ".png"]
 
 
+@pytest.mark.parametrize("text", [None, "", "{", "[" * 10_000, "null", '["a", "b", 3]', '{"title": "a"}', " " * 40_000])
+def test_without_a_valid_caption_the_title_is_the_files_name(text, tmp_path):
+    if text is not None:
+        (tmp_path / "a.b.caption.json").write_text(text)
+    assert read_caption(tmp_path / "a.b.png").title == "a.b"
+
+
 @pytest.mark.parametrize(
-    "text",
+    ("name", "value"),
     [
-        *("", "{", "[" * 10_000, "3", "null", '["a", "b", 3]', '{"title": "a", "text": "b"}', "\x00", " " * 40_000),
-        *(
-            json.dumps({"title": "a", "text": "b", "order": 3} | wrong)
-            for wrong in (
-                *({"title": 3}, {"title": ""}, {"title": "a" * 201}, {"title": "a\nb"}, {"title": "\ud800"}),
-                *({"text": None}, {"text": "b" * 2001}, {"text": "\u202eb"}, {"order": True}, {"order": 0.5}),
-                *({"order": "3"}, {"more": 1}),
-            )
-        ),
+        *(("title", ""), ("title", 3), ("title", "a\nb"), ("title", "\ud800"), ("text", None), ("text", "b" * 2001)),
+        *(("text", "\u202eb"), ("order", True), ("order", 0.5), ("pairs", 3), ("pairs", ["\n"]), ("more", 1)),
     ],
 )
-def test_without_a_valid_caption_the_title_is_the_files_name(text, tmp_path):
-    (tmp_path / "a.b.caption.json").write_text(text)
-    found = read_caption(tmp_path / "a.b.png")
-    assert found[:2] == ("a.b", "") and found.order > 300  # after all others
-
-
-def test_links_and_missing_captions_are_no_captions(tmp_path):
-    write_picture(tmp_path / "a.png", b"", Caption("secret", "", 0))
-    (tmp_path / "b.caption.json").symlink_to(tmp_path / "a.caption.json")
-    assert [read_caption(tmp_path / f"{name}.png").title for name in "bc"] == ["b", "c"]
+def test_values_of_a_strangers_caption_are_checked(name, value, tmp_path):
+    caption = Caption("theirs", "Look.", 3)._asdict()
+    for given, title in ((caption, "theirs"), (caption | {name: value}, "a")):
+        (tmp_path / "a.caption.json").write_text(json.dumps(given))
+        assert read_caption(tmp_path / "a.png").title == title

@@ -56,7 +56,7 @@ def test_every_picture_of_every_kind_of_encoder(kind, pages, tmp_path, capsys):
             assert len(row) == len(page.headings) and all(tile.picture.dtype == np.uint8 for tile in row)
     for path in files:
         if path.suffix == ".png":
-            title, text, order = read_caption(path)
+            title, text, order, _ = read_caption(path)
             assert text and 100 <= order < 200 and not (kind == "sound" and "image" in f"{title} {text}".lower())
         if path.suffix == ".csv":
             names = {row["encoder"] for row in csv_rows(path)}

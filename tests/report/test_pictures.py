@@ -14,7 +14,7 @@ from PIL import Image
 
 from patchloom.data.sources.open import open_data
 from patchloom.dense.annotations.base import Objects
-from patchloom.dense.pictures import BoxRow, MapRow, detection_picture, load_pairs, segmentation_picture
+from patchloom.dense.pictures import BoxRow, MapRow, detection_picture, pair_files, segmentation_picture
 from patchloom.look.captions import Caption, write_picture
 from patchloom.report import pictures
 from patchloom.report.load_run import load_run
@@ -151,7 +151,7 @@ def drawn(run):
 
 def test_truth_and_answer_lie_over_one_another(run):
     drawn(run)
-    detected, segmented = sliders_of(load_run(run))
+    segmented, detected = sliders_of(load_run(run))
     assert (detected.name, segmented.name) == ("worst: <b>", "best: a.png")
     for one in (detected, segmented):
         assert (one.truth.width, one.truth.height) == (one.answer.width, one.answer.height)
@@ -162,8 +162,8 @@ def test_truth_and_answer_lie_over_one_another(run):
 
 def test_they_have_the_colours_of_the_classes_and_stay_small(run):
     drawn(run)
-    (pair,) = load_pairs(run / "pictures" / "segment-small")
-    truth, answer = (Image.open(path).resize((1, 1), Image.Resampling.BOX).getpixel((0, 0)) for path in pair[1:])
+    pair = pair_files(run / "pictures" / "segment-small.png", 1)
+    truth, answer = (Image.open(path).resize((1, 1), Image.Resampling.BOX).getpixel((0, 0)) for path in pair)
     assert truth[0] > truth[2] + 60 and answer[2] > answer[0] + 60  # orange, and blue
     found = sliders_of(load_run(run))
     whole = sum(len(one.truth.uri) + len(one.answer.uri) for one in found)
@@ -172,21 +172,21 @@ def test_they_have_the_colours_of_the_classes_and_stay_small(run):
     assert sliders_of(load_run(run), 10) == []
 
 
-def test_nothing_outside_of_the_folder_is_shown(run):
+def test_damaged_pairs_are_left_out(run):
     drawn(run)
-    index = run / "pictures" / "segment-small" / "apart.json"
-    for place in ("../positions.png", str(run / "pictures" / "positions.png"), 3):
-        index.write_text(json.dumps([{"title": "x", "truth": place, "answer": place}]))
-        assert len(sliders_of(load_run(run))) == 1
-    index.write_text("{")
-    (run / "pictures" / "detect-small" / "1-truth.jpg").write_bytes(b"")
+    caption = run / "pictures" / "segment-small.caption.json"
+    caption.write_text(json.dumps(json.loads(caption.read_text()) | {"pairs": ["missing", "best: a.png", "more"]}))
+    pair_files(run / "pictures" / "detect-small.png", 1)[0].write_bytes(b"")
+    assert [one.name for one in sliders_of(load_run(run))] == ["missing"]
+    caption.write_text("{")
     assert sliders_of(load_run(run)) == []
 
 
 def test_sliders_of_several_evaluations_say_of_which_they_are(run):
     drawn(run)
     shutil.copytree(run / "pictures" / "segment-small", run / "pictures" / "segment-large")
-    shutil.copy(run / "pictures" / "segment-small.caption.json", run / "pictures" / "segment-large.caption.json")
-    detected, large, small = sliders_of(load_run(run))
+    for suffix in (".png", ".caption.json"):
+        shutil.copy(run / f"pictures/segment-small{suffix}", run / f"pictures/segment-large{suffix}")
+    large, small, detected = sliders_of(load_run(run))
     assert [one.name for one in (large, small)] == ["segment-large: best: a.png", "segment-small: best: a.png"]
     assert detected.name == "worst: <b>"

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from patchloom.system.files import read_text, write_whole
 
-_LONGEST_TITLE, _LONGEST_TEXT = 200, 2000  # letters
+_LONGEST = 2000  # letters of a text
 _MOST_BYTES = 2**15
 _LAST = 1000  # order of pictures without a caption
 
@@ -21,11 +21,13 @@ class Caption(NamedTuple):
         text: one or two sentences on what the picture shows and what to look for.
         order: pictures of a run are sorted by it. The pictures of a task begin at 0, those of its encoder at 100, and
             those of evaluations at 200.
+        pairs: titles of images whose truth and answer are also in files of their own.
     """
 
     title: str
     text: str
     order: int
+    pairs: tuple[str, ...] = ()
 
 
 def write_picture(out: Path, png: bytes, caption: Caption | None) -> Path:
@@ -42,14 +44,15 @@ def read_caption(picture: Path) -> Caption:
     A stranger may have written the file.
     """
     try:
-        found = json.loads(read_text(_beside(picture), most=_MOST_BYTES))
-        caption = Caption(**found)
+        caption = Caption(**json.loads(read_text(_beside(picture), most=_MOST_BYTES)))
+        texts = [caption.title, caption.text, *caption.pairs]
+        # isprintable refuses line breaks, control characters and halves of surrogate pairs
+        plain = all(isinstance(text, str) and len(text) <= _LONGEST and text.isprintable() for text in texts)
+        if plain and caption.title and type(caption.order) is int:
+            return caption._replace(pairs=tuple(caption.pairs))
     except (OSError, ValueError, TypeError, RecursionError):
-        return Caption(picture.stem, "", _LAST)
-    # isprintable refuses line breaks, control characters and halves of surrogate pairs
-    lengths = ((caption.title, 1, _LONGEST_TITLE), (caption.text, 0, _LONGEST_TEXT))
-    plain = all(isinstance(s, str) and least <= len(s) <= most and s.isprintable() for s, least, most in lengths)
-    return caption if plain and type(caption.order) is int else Caption(picture.stem, "", _LAST)
+        pass
+    return Caption(picture.stem, "", _LAST)
 
 
 def _beside(picture: Path) -> Path:

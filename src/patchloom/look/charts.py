@@ -96,10 +96,13 @@ def draw_curves(
 
 
 @contextmanager
-def styled_figure(size: tuple[float, float], layout: Mapping[str, Any] | None = None) -> Iterator[Figure]:
+def styled_figure(
+    size: tuple[float, float], layout: Mapping[str, Any] | None = None, title: str = "", caption: str = ""
+) -> Iterator[Figure]:
     """Open a figure of ``size`` (width, height) in inches, in our style while this block lasts.
 
     ``layout`` has pads of matplotlib's constrained layout, where others than its own are wanted; None turns it off.
+    ``title`` is written above, ``caption`` below.
     """
     # Imported only by what draws: it takes 0.3 s, and the first step of a training need not wait for it.
     import matplotlib
@@ -107,7 +110,12 @@ def styled_figure(size: tuple[float, float], layout: Mapping[str, Any] | None = 
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     with matplotlib.rc_context(STYLE):
-        yield Figure(size, layout=None if layout is None else ConstrainedLayoutEngine(**layout))
+        figure = Figure(size, layout=None if layout is None else ConstrainedLayoutEngine(**layout))
+        if title:
+            figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold", color=INK, wrap=True)
+        if caption:
+            figure.supxlabel(caption, fontsize=8, color=QUIET, x=0.01, ha="left", wrap=True)
+        yield figure
 
 
 def write_figure(figure: Figure, out: Path, page_caption: Caption | None = None) -> Path:
@@ -363,7 +371,7 @@ def draw_confusion(counts: np.ndarray, classes: Sequence[str], title: str, capti
     shares = counts / np.maximum(sums, 1)[:, None]
     size = max(6.2, 8.5 * side / _CELL)
     names = LABEL * max(len(name) for name in classes)
-    with styled_figure((c * side + names + 1.6, c * side + names + 1.5), {}) as figure:
+    with styled_figure((c * side + names + 1.6, c * side + names + 1.5), {}, title, caption) as figure:
         from matplotlib.colors import LinearSegmentedColormap
 
         right, wrong = (LinearSegmentedColormap.from_list("", colours) for colours in (_RIGHT, _WRONG))
@@ -391,8 +399,6 @@ def draw_confusion(counts: np.ndarray, classes: Sequence[str], title: str, capti
         axes.grid(which="minor", color="#e4e4e4", linewidth=0.6)
         axes.tick_params(which="both", length=0)
         axes.spines[:].set_visible(False)
-        figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold", color=INK, wrap=True)
-        figure.supxlabel(caption, fontsize=8, color=QUIET, x=0.01, ha="left", wrap=True)
         text = (
             "Rows are the true classes, columns the predictions. Red cells off the diagonal are classes that are "
             "confused."

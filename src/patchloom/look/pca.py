@@ -22,7 +22,7 @@ from patchloom.look.context import (
     output_of,
     to_pictures,
 )
-from patchloom.look.image_grid import TILE_SIDE, Scale, Tile, draw_tiles, empty_tile, tile_size
+from patchloom.look.image_grid import EMPTY_MARK, TILE_SIDE, Scale, Tile, draw_tiles, hatch, tile_size
 from patchloom.nets.encode import layer_names, patch_layers
 from patchloom.patches.pictures import principal
 
@@ -155,7 +155,7 @@ def _hatched(colours: np.ndarray, size: tuple[int, int]) -> list[np.ndarray]:
     for picture in colours:
         large = picture.repeat(down, 0).repeat(along, 1)
         nothing = np.isnan(large).any(-1, keepdims=True)
-        shown.append(np.where(nothing, empty_tile(*large.shape[:2]), _bytes(np.nan_to_num(large))))
+        shown.append(np.where(nothing, hatch(EMPTY_MARK, *large.shape[:2]), _bytes(np.nan_to_num(large))))
     return shown
 
 

@@ -19,7 +19,7 @@ from patchloom.data.loader import plain_batches
 from patchloom.data.source import Data, Source
 from patchloom.data.sources.in_memory import DataLike, is_object_name
 from patchloom.data.sources.open import absolute_name, open_data, open_stored
-from patchloom.dense.pictures import INDEX, PairFiles, load_pairs
+from patchloom.dense.pictures import pair_files
 from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError
 from patchloom.look.captions import Caption, read_caption
@@ -75,14 +75,6 @@ _STEPS = ((1600, 85), (1400, 78), (1200, 72), (1000, 68), (800, 62), (640, 55), 
 _MOST_PIXELS = 10**8  # of a file
 
 
-class Encoded(NamedTuple):
-    """Picture as a data URI, with its size in pixels."""
-
-    uri: str
-    width: int
-    height: int
-
-
 def collect_pictures(runs: Sequence[RunData], budget: int = PICTURE_BUDGET) -> tuple[list[list[Picture]], list[str]]:
     """Return the pictures of each run, compressed to a budget of bytes, and sentences on those that are left out."""
     captions = [captions_of(run) for run in runs]
@@ -90,7 +82,7 @@ def collect_pictures(runs: Sequence[RunData], budget: int = PICTURE_BUDGET) -> t
     pictures = [
         [
             Picture(title, text, f"{title}: {run.name}, {path.name}", *encoded[path])
-            for path, (title, text, _) in its.items()
+            for path, (title, text, *_) in its.items()
             if path in encoded
         ]
         for run, its in zip(runs, captions, strict=True)
@@ -115,8 +107,8 @@ def captions_of(run: RunData) -> dict[Path, Caption]:
     return found
 
 
-def _compress(files: Sequence[Path], budget: int) -> tuple[dict[Path, Encoded], list[str]]:
-    """Compress pictures to the budget; return them by file, with sentences on those that are left out."""
+def _compress(files: Sequence[Path], budget: int) -> tuple[dict[Path, tuple[str, int, int]], list[str]]:
+    """Compress pictures to the budget; return data URIs and sizes by file, and sentences on those left out."""
     opened: dict[Path, Image.Image] = {}
     notes = []
     for path in files:
@@ -127,23 +119,23 @@ def _compress(files: Sequence[Path], budget: int) -> tuple[dict[Path, Encoded], 
                 opened[path] = _reduced(image.convert("RGB"), _STEPS[0][0])
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as problem:
             notes.append(f"{path.name} could not be shown ({problem}).")
-    made: dict[Path, Encoded] = {}
+    made: dict[Path, tuple[str, int, int]] = {}
     for width, quality in _STEPS:
         made = {path: webp(image, width, quality) for path, image in opened.items()}
-        if sum(len(one.uri) for one in made.values()) <= budget:
+        if sum(len(uri) for uri, *_ in made.values()) <= budget:
             return made, notes
-    while sum(len(one.uri) for one in made.values()) > budget:
+    while sum(len(uri) for uri, *_ in made.values()) > budget:
         made.popitem()
     notes.append(f"{len(opened) - len(made)} of {len(opened)} pictures are left out to keep the page small.")
     return made, notes
 
 
-def webp(image: Image.Image, width: int, quality: int) -> Encoded:
-    """Encode an image as WebP, at most ``width`` wide and twice as high."""
+def webp(image: Image.Image, width: int, quality: int) -> tuple[str, int, int]:
+    """Encode an image as WebP, at most ``width`` wide and twice as high; return data URI, width and height."""
     image = _reduced(image, width)
     buffer = io.BytesIO()
     image.save(buffer, "WEBP", quality=quality, method=4)
-    return Encoded(data_uri("image/webp", buffer.getvalue()), image.width, image.height)
+    return data_uri("image/webp", buffer.getvalue()), image.width, image.height
 
 
 def _reduced(image: Image.Image, width: int) -> Image.Image:
@@ -168,20 +160,19 @@ _SLIDER_STEPS = ((640, 75), (480, 65), (360, 55), (240, 50))  # width in pixels 
 
 
 def sliders_of(run: RunData, budget: int = SLIDER_BUDGET) -> list[Slider]:
-    """Return the pictures that `patchloom evaluate segment` and ``detect`` drew; unreadable ones are left out.
+    """Return the pairs that `patchloom evaluate segment` and ``detect`` drew; unreadable ones are left out.
 
     If there are several evaluations of one kind, the name of each slider includes the evaluation.
     """
-    folders = [place.parent for place in sorted(run.folder.pictures.glob(f"*/{INDEX}"))]
-    captions = {folder: read_caption(folder.parent / f"{folder.name}.png") for folder in folders}
-    times = Counter(caption.title for caption in captions.values())
+    captions = {path: caption for path, caption in captions_of(run).items() if caption.pairs}
+    times = Counter(caption.text for caption in captions.values())
     found = list[Slider]()
     for width, quality in _SLIDER_STEPS:
         found = []
-        for folder, (title, text, _) in captions.items():
-            of = f"{folder.name}: " if times[title] > 1 else ""
-            sliders = (_slider(pair, text, width, quality) for pair in load_pairs(folder))
-            found += [one._replace(name=f"{of}{one.name}") for one in sliders if one is not None]
+        for path, caption in captions.items():
+            of = f"{path.stem}: " if times[caption.text] > 1 else ""
+            for number, title in enumerate(caption.pairs, start=1):
+                found += _slider(f"{of}{title}", caption.text, pair_files(path, number), width, quality)
         if _bytes(found) <= budget:
             return found
     while _bytes(found) > budget:
@@ -193,20 +184,19 @@ def _bytes(sliders: Sequence[Slider]) -> int:
     return sum(len(one.truth.uri) + len(one.answer.uri) for one in sliders)
 
 
-def _slider(pair: PairFiles, caption: str, width: int, quality: int) -> Slider | None:
+def _slider(name: str, caption: str, files: tuple[Path, Path], width: int, quality: int) -> list[Slider]:
+    """Return a slider between two files; none if one is unreadable or their sizes differ."""
     made = []
-    for kind, path in (("truth", pair.truth), ("answer", pair.answer)):
+    for title, path in zip(("ground truth", "prediction"), files, strict=True):
         try:
             with open_pillow(io.BytesIO(read_bytes(path))) as image:
                 encoded = webp(image.convert("RGB"), width, quality)
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
-            return None
-        title = {"truth": "ground truth", "answer": "prediction"}[kind]
-        made.append(Picture(title, "", f"{pair.title}: {title}", *encoded))
+            return []
+        made.append(Picture(title, "", f"{name}: {title}", *encoded))
     truth, answer = made
-    if (truth.width, truth.height) != (answer.width, answer.height):
-        return None
-    return Slider(pair.title, caption, truth, answer)
+    equal = (truth.width, truth.height) == (answer.width, answer.height)
+    return [Slider(name, caption, truth, answer)] if equal else []
 
 
 # Recordings of a run on sound: spectrograms and the sound to play.
