@@ -25,8 +25,8 @@ def test_without_a_valid_caption_the_title_is_the_files_name(text, tmp_path):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *(("title", ""), ("title", 3), ("title", "a\nb"), ("title", "\ud800"), ("text", None), ("text", "b" * 2001)),
-        *(("text", "\u202eb"), ("order", True), ("order", 0.5), ("pairs", 3), ("pairs", ["\n"]), ("more", 1)),
+        *(("title", ""), ("title", 3), ("title", "\ud800"), ("text", None), ("text", "b" * 2001), ("order", True)),
+        *(("order", 0.5), ("pairs", 3), ("pairs", ["\ud800"]), ("more", 1)),
     ],
 )
 def test_values_of_a_strangers_caption_are_checked(name, value, tmp_path):

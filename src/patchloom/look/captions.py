@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from patchloom.system.files import read_text, write_whole
 
-_LONGEST = 2000  # letters of a text
+_LONGEST = 2000  # bytes of a text
 _MOST_BYTES = 2**15
 _LAST = 1000  # order of pictures without a caption
 
@@ -21,7 +21,7 @@ class Caption(NamedTuple):
         text: one or two sentences on what the picture shows and what to look for.
         order: pictures of a run are sorted by it. The pictures of a task begin at 0, those of its encoder at 100, and
             those of evaluations at 200.
-        pairs: titles of images whose truth and answer are also in files of their own.
+        pairs: titles of the images whose truth and answer are in separate files, too.
     """
 
     title: str
@@ -46,8 +46,8 @@ def read_caption(picture: Path) -> Caption:
     try:
         caption = Caption(**json.loads(read_text(_beside(picture), most=_MOST_BYTES)))
         texts = [caption.title, caption.text, *caption.pairs]
-        # isprintable refuses line breaks, control characters and halves of surrogate pairs
-        plain = all(isinstance(text, str) and len(text) <= _LONGEST and text.isprintable() for text in texts)
+        # encode refuses halves of surrogate pairs, which no page can hold
+        plain = all(isinstance(text, str) and len(text.encode()) <= _LONGEST for text in texts)
         if plain and caption.title and type(caption.order) is int:
             return caption._replace(pairs=tuple(caption.pairs))
     except (OSError, ValueError, TypeError, RecursionError):

@@ -239,7 +239,7 @@ def lay_out(
 
     top = _MARGIN + _TITLE_LINE * len(above) + _SWATCH_GAP * bool(above)
     top += _HEADING_LINE * max(map(len, headings)) + _SWATCH_GAP
-    height = top + sum(heights) + _CAPTION_LINE * sum(map(len, [*said, lines, keys]))
+    height = top + sum(heights) + _CAPTION_LINE * (sum(map(len, said)) + len(lines) + len(keys))
     height += _SWATCH_GAP * (len(rows) - 1 + bool(lines or keys)) + _MARGIN
     page = Image.new("RGB", (inner + 2 * _MARGIN, height), _PAGE)
     pen = ImageDraw.Draw(page)
