@@ -45,7 +45,8 @@ def failed(capsys, *words) -> str:
 def test_a_run_is_one_folder(run):
     for name in ("config.yaml", "metrics.csv", "log.txt", "encoder.safetensors", "checkpoints/last.safetensors"):
         assert (run / name).stat().st_size > 0
-    assert {path.name for path in (run / "pictures").iterdir()} == {"curves.png", "recovered.png"}
+    drawn = {"curves.png", "recovered.png", "recovered.caption.json"}
+    assert {path.name for path in (run / "pictures").iterdir()} == drawn
     log = (run / "log.txt").read_text()
     assert "patch_size" in log and "reconstruction error" in log and "by kNN" in log
     assert "broken.jpg" in (run / "unreadable.txt").read_text() and "1 file could not be read" in log

@@ -26,11 +26,7 @@ def test_sound_determines_the_modality():
     assert Shapes(2).modality is IMAGES and Tones(1).modality == HEARD and Tones(1).subset([0]).modality == HEARD
 
 
-def test_words_fill_a_template():
-    template = "{Noun} of {values}: {an_item}, another {item}"
-    assert IMAGES.words(template) == "Images of pixels: an image, another image"
-    assert HEARD.words(template) == "Recordings of values: a recording, another recording"
-    assert HEARD.words("{Item}{An_item}") == "RecordingA recording"
+def test_items_are_counted_in_words():
     assert HEARD.counted(1) == "1 recording" and IMAGES.counted(1000) == "1,000 images"
 
 

@@ -61,7 +61,7 @@ def figures(monkeypatch):
     """Record the written figures by file name."""
     kept, write = {}, charts.write_figure
     monkeypatch.setattr(
-        attention_distance, "write_figure", lambda figure, out: kept.update({out.name: figure}) or write(figure, out)
+        attention_distance, "write_figure", lambda one, out, _: kept.update({out.name: one}) or write(one, out)
     )
     return kept
 

@@ -124,7 +124,7 @@ def test_smoothing_is_scipys_gaussian_with_renormalised_ends(n, share):
 def confusion(tmp_path, monkeypatch):
     """Return a function that draws a matrix and returns its axes."""
     kept, write = [], charts.write_figure
-    monkeypatch.setattr(charts, "write_figure", lambda figure, out: kept.append(figure) or write(figure, out))
+    monkeypatch.setattr(charts, "write_figure", lambda figure, out, _: kept.append(figure) or write(figure, out))
 
     def drawn(counts, names):
         out = tmp_path / "new" / "c.png"

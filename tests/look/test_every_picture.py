@@ -13,6 +13,7 @@ from swins import swin
 from patchloom.data.sources.synthetic import Shapes
 from patchloom.errors import PatchloomError
 from patchloom.look import charts, image_grid
+from patchloom.look.captions import read_caption
 from patchloom.look.context import UNTRAINED
 from patchloom.look.look import PICTURES, draw_pictures
 from patchloom.nets.heads import InstanceHead
@@ -54,6 +55,9 @@ def test_every_picture_of_every_kind_of_encoder(kind, pages, tmp_path, capsys):
         for row in page.rows:
             assert len(row) == len(page.headings) and all(tile.picture.dtype == np.uint8 for tile in row)
     for path in files:
+        if path.suffix == ".png":
+            title, text, order, _ = read_caption(path)
+            assert text and 100 <= order < 200 and not (kind == "sound" and "image" in f"{title} {text}".lower())
         if path.suffix == ".csv":
             names = {row["encoder"] for row in csv_rows(path)}
             assert ("ear" if kind == "sound" else "mine") in names and names <= {"ear", "mine", UNTRAINED}

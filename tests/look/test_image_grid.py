@@ -2,7 +2,6 @@
 
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 
 import matplotlib
 import numpy as np
@@ -29,12 +28,13 @@ from patchloom.look.image_grid import (
     draw_tiles,
     font,
     hatch,
-    set_column,
     tile_size,
+    to_tiles,
     widest_word,
     wrap,
     wrap_keys,
 )
+from patchloom.questions.question import Sheet
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 
@@ -45,7 +45,7 @@ def normalised(images: Tensor) -> Tensor:
 
 def draw(folder: Path, columns: dict[str, Tensor], caption: str = "", mean=None, std=None) -> np.ndarray:
     """Draw ``columns`` in normalised pixels, by default with ImageNet's statistics; return the page [h w 3]."""
-    sheet = SimpleNamespace(name="sheet", caption=caption, columns=columns, empty="masked")
+    sheet = Sheet("sheet", caption, columns, "masked")
     path = draw_sheet(sheet, mean or MEAN, std or STD, folder)
     assert path == folder / "sheet.png" and path.stat().st_size < MOST_BYTES
     return np.asarray(Image.open(path))
@@ -74,7 +74,7 @@ def test_colours_come_back_and_what_is_empty_or_wrong_is_hatched(tmp_path):
 def laid(monkeypatch):
     """Record the caption and the legend of each drawn sheet."""
     found, real = [], image_grid.lay_out
-    monkeypatch.setattr(image_grid, "lay_out", lambda *given: found.append((given[2], given[-1])) or real(*given))
+    monkeypatch.setattr(image_grid, "lay_out", lambda *given: found.append(given[1::2]) or real(*given))
     return found
 
 
@@ -85,18 +85,18 @@ def test_the_legend_names_what_is_hatched_and_nothing_else(tmp_path, laid):
     keyed = draw(tmp_path, {"a": images})
     images[:, :, 4:] = torch.inf
     draw(tmp_path, {"a": images})
-    one = {EMPTY_MARK: "masked"}
-    assert [legend for _, legend in laid] == [{}, one, one | {WRONG_MARK: "placed wrongly"}]
+    meanings = [[meaning for _, meaning in legend] for _, legend in laid]
+    assert meanings == [[], ["masked"], ["masked", "placed wrongly"]]
     assert len(keyed) > len(bare)  # a line for it
     face = font(15)
-    assert [len(line) for line in wrap_keys({EMPTY_MARK: "x" * 20, WRONG_MARK: "y" * 20}, face, 300)] == [1, 1]
-    assert [len(line) for line in wrap_keys({EMPTY_MARK: "x", WRONG_MARK: "y"}, face, 300)] == [2]
+    assert [len(line) for line in wrap_keys([(RED, "x" * 20), (RED, "y" * 20)], face, 300)] == [1, 1]
+    assert [len(line) for line in wrap_keys([(RED, "x"), (RED, "y")], face, 300)] == [2]
 
 
 def test_text_is_never_cut(tmp_path):
     caption = "Positions were withheld from 95% of the visible patches. " * 6 + "x" * 90
     columns = {"heading of-an-unbreakable-and-long-sort": torch.zeros(1, 3, 8, 8)}
-    sheet = SimpleNamespace(name="sheet", caption=caption, columns=columns, empty="")
+    sheet = Sheet("sheet", caption, columns)
     bare, short, long = (
         np.asarray(Image.open(draw_sheet(sheet, MEAN, STD, tmp_path / str(i), title)))
         for i, title in enumerate([None, Title("photos: mae", "Epoch 1 of 2"), Title("photos " * 20, "x" * 90)])
@@ -137,7 +137,7 @@ def test_what_has_bright_pixels_is_drawn_as_it_is(tmp_path, laid):
         abs(tile.mean() / 255 - part) < 0.01
         for tile, part in zip(row, (images[0].mean(), images[0].mean() / 10), strict=True)
     )
-    assert laid == [("", {})]
+    assert laid == [("", [])]
 
 
 def test_a_few_broken_pixels_keep_no_image_dark_and_black_images_are_black(tmp_path, laid):
@@ -163,14 +163,14 @@ def test_every_pixel_of_a_small_image_is_a_sharp_square_of_a_clamped_colour(tmp_
 def test_large_images_are_averaged_whichever_side_is_longer(size):
     h, w = size
     board = (np.indices(size).sum(0) % 2 * 255).astype(np.uint8)  # squares of one pixel
-    column = set_column("", np.stack([board] * 3, -1)[None], np.zeros((1, *size), np.uint8), font(15), 224)
-    inside = np.asarray(column.tiles[0])[2:-2, 2:-2]
+    (tile,) = to_tiles(np.stack([board] * 3, -1)[None], np.zeros((1, *size), np.uint8), 224)
+    inside = tile[1:-1, 1:-1]
     assert inside.shape[0] < h and inside.shape[1] < w and 100 < inside.min() <= inside.max() < 155
 
 
 def test_there_are_as_many_rows_as_requested_and_at_most_eight(tmp_path):
     columns = {"a": torch.zeros(11, 3, 8, 8), "b": torch.ones(11, 3, 8, 8), "c": torch.ones(11, 3, 8, 8)}
-    sheet = SimpleNamespace(name="sheet", caption="", columns=columns, empty="")
+    sheet = Sheet("sheet", "", columns)
     for rows, shown in ((4, 4), (11, 8)):
         page = np.asarray(Image.open(draw_sheet(sheet, MEAN, STD, tmp_path, rows=rows)))
         assert [len(row) for row in tiles(page)] == [3] * shown
@@ -213,7 +213,7 @@ def test_what_cannot_be_drawn_is_refused(tmp_path):
 def figures(monkeypatch):
     """Record the drawn figures."""
     seen = []
-    monkeypatch.setattr(image_grid, "write_figure", lambda figure, out: seen.append(figure) or out)
+    monkeypatch.setattr(image_grid, "write_figure", lambda figure, out, page_caption: seen.append(figure) or out)
     return seen
 
 

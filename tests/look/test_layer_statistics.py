@@ -77,7 +77,7 @@ def test_of_many_patches_some_are_drawn_by_lot(monkeypatch):
 def test_the_caption_says_what_few_patches_do(monkeypatch, tmp_path):
     said, module = [], "patchloom.look.layer_statistics"
     monkeypatch.setattr(f"{module}.wrap_caption", lambda text, width: said.append(text) or "")
-    monkeypatch.setattr(f"{module}.write_figure", lambda figure, out: out)
+    monkeypatch.setattr(f"{module}.write_figure", lambda figure, out, page_caption: out)
     for patches in (20, 2048):  # of the 36 that three images have
         monkeypatch.setattr(f"{module}._PATCHES", patches)
         draw_depth(asked_of(named(random_vit()), tmp_path))
@@ -91,7 +91,7 @@ def test_swin_is_measured_by_its_stages():
 
 def test_picture_and_table_of_several_encoders(tmp_path, monkeypatch):
     drawn, module = [], "patchloom.look.layer_statistics"
-    monkeypatch.setattr(f"{module}.write_figure", lambda figure, out: drawn.append(figure) or out)
+    monkeypatch.setattr(f"{module}.write_figure", lambda figure, out, page_caption: drawn.append(figure) or out)
     others = (named(random_vit(depth=2, class_token=False), "untrained"), named(swin(), "swin"))
     picture, table = draw_depth(asked_of(named(random_vit(reg_tokens=2)), tmp_path, beside=others))
     assert (picture.name, table.name) == ("depth.png", "depth.csv")

@@ -39,7 +39,8 @@ def test_all_draws_the_task_and_every_picture_of_the_encoder(run, images, tmp_pa
     names = {Path(file).name for file in printed.out.split()}
     assert {"recovered.png", "attention-1.png", "attention-2.png", "relative.png", "distances.png"} <= names
     assert {"components.png", "correlation.png", "depth.png", "nearest.png", "retrieval.png", "inversion.png"} <= names
-    assert {path.name for path in tmp_path.iterdir()} == names and "left out" not in printed.err
+    captions = {name.replace(".png", ".caption.json") for name in names if name.endswith(".png")}
+    assert {path.name for path in tmp_path.iterdir()} == names | captions and "left out" not in printed.err
     assert all(min(Image.open(path).size) > 100 for path in tmp_path.glob("*.png"))
 
 

@@ -12,22 +12,13 @@ import pytest
 import torch
 from PIL import Image
 
-from patchloom.audio.config import Sound
-from patchloom.audio.recordings import modality_of
 from patchloom.data.sources.open import open_data
 from patchloom.dense.annotations.base import Objects
-from patchloom.dense.pictures import BoxRow, MapRow, detection_picture, load_pairs, segmentation_picture
+from patchloom.dense.pictures import BoxRow, MapRow, detection_picture, pair_files, segmentation_picture
+from patchloom.look.captions import Caption, write_picture
 from patchloom.report import pictures
 from patchloom.report.load_run import load_run
-from patchloom.report.pictures import (
-    collect_pictures,
-    find_caption,
-    images_of,
-    recordings_of,
-    sheets_of,
-    sliders_of,
-    webp,
-)
+from patchloom.report.pictures import captions_of, collect_pictures, images_of, recordings_of, sliders_of, webp
 
 
 def opened(picture):
@@ -36,22 +27,26 @@ def opened(picture):
     return Image.open(io.BytesIO(base64.b64decode(content)))
 
 
-def noise(path, width=600, height=500):
-    path.parent.mkdir(parents=True, exist_ok=True)
+def noise(path, width=600, height=500, caption=None):
     pixels = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(path)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG")
+    write_picture(path, buffer.getvalue(), caption)
 
 
-def test_sheets_are_shown_with_captions(run):
+def test_pictures_have_the_captions_and_the_order_of_their_writers(run):
     noise(run / "pictures" / "<script>.png")
-    noise(run / "pictures" / "deep" / "depth.png")
-    noise(run / "pictures-birds" / "recovered.png")
+    for name in ("a", "b"):
+        noise(run / "pictures" / "deep" / f"{name}.png", caption=Caption("Same title", "Look.", 50))
+    noise(run / "pictures" / "z.png", caption=Caption("Second", "Look.", 0))
+    noise(run / "pictures-birds" / "recovered.png", caption=Caption("Other images", "Look.", 0))
     ((*found,),), said = collect_pictures([load_run(run)])
     assert not said
-    titles = [one.title for one in found]
-    assert "<script>" in titles and "curves" not in " ".join(titles)
-    assert titles[-1] == "Withheld patches and their reconstruction, of birds"
-    assert {"Patches whose position was found", "Images reassembled from patches"} <= set(titles)
+    assert [one.title for one in found] == [
+        *("Images reassembled from patches", "Second", "Patches whose position was found"),
+        *("Reassembled with more and less withheld", "Same title (a)", "Same title (b)", "<script>"),
+        "Other images, of birds",
+    ]
     for one in found:
         assert opened(one).size == (one.width, one.height) and one.alt
         assert one.caption or one.title == "<script>"
@@ -80,15 +75,6 @@ def test_what_is_no_picture_is_named(run):
 @pytest.mark.parametrize(("size", "shown"), [((400, 100), (200, 50)), ((100, 1600), (25, 400)), ((30, 20), (30, 20))])
 def test_pictures_keep_their_shape(size, shown):
     assert webp(Image.new("RGB", size), 200, 80)[1:] == shown
-
-
-def test_captions_are_of_the_kind_of_picture():
-    assert find_caption("attention-3").title == "Attention of single patches (3)"
-    assert find_caption("position_map-birds").title.startswith("Accuracy of predicted positions")
-    assert find_caption("positions").title != find_caption("position_map").title
-    assert find_caption("whatever") == ("whatever", "")
-    heard = find_caption("nearest", modality_of(Sound()))
-    assert "recording" in heard.text and "image" not in heard.text
 
 
 # Images of a page.
@@ -165,18 +151,19 @@ def drawn(run):
 
 def test_truth_and_answer_lie_over_one_another(run):
     drawn(run)
-    detected, segmented = sliders_of(load_run(run))
+    segmented, detected = sliders_of(load_run(run))
     assert (detected.name, segmented.name) == ("worst: <b>", "best: a.png")
     for one in (detected, segmented):
         assert (one.truth.width, one.truth.height) == (one.answer.width, one.answer.height)
         assert one.truth.uri != one.answer.uri and one.caption
-    assert len(sheets_of(load_run(run))) == 5  # three of the task, and the two sheets with legends
+    # three of the task, and the two sheets with legends
+    assert [path.stem for path in captions_of(load_run(run))][3:] == ["segment-small", "detect-small"]
 
 
 def test_they_have_the_colours_of_the_classes_and_stay_small(run):
     drawn(run)
-    (pair,) = load_pairs(run / "pictures" / "segment-small")
-    truth, answer = (Image.open(path).resize((1, 1), Image.Resampling.BOX).getpixel((0, 0)) for path in pair[1:])
+    pair = pair_files(run / "pictures" / "segment-small.png", 1)
+    truth, answer = (Image.open(path).resize((1, 1), Image.Resampling.BOX).getpixel((0, 0)) for path in pair)
     assert truth[0] > truth[2] + 60 and answer[2] > answer[0] + 60  # orange, and blue
     found = sliders_of(load_run(run))
     whole = sum(len(one.truth.uri) + len(one.answer.uri) for one in found)
@@ -185,20 +172,21 @@ def test_they_have_the_colours_of_the_classes_and_stay_small(run):
     assert sliders_of(load_run(run), 10) == []
 
 
-def test_nothing_outside_of_the_folder_is_shown(run):
+def test_damaged_pairs_are_left_out(run):
     drawn(run)
-    index = run / "pictures" / "segment-small" / "apart.json"
-    for place in ("../positions.png", str(run / "pictures" / "positions.png"), 3):
-        index.write_text(json.dumps([{"title": "x", "truth": place, "answer": place}]))
-        assert len(sliders_of(load_run(run))) == 1
-    index.write_text("{")
-    (run / "pictures" / "detect-small" / "1-truth.jpg").write_bytes(b"")
+    caption = run / "pictures" / "segment-small.caption.json"
+    caption.write_text(json.dumps(json.loads(caption.read_text()) | {"pairs": ["missing", "best: a.png", "more"]}))
+    pair_files(run / "pictures" / "detect-small.png", 1)[0].write_bytes(b"")
+    assert [one.name for one in sliders_of(load_run(run))] == ["missing"]
+    caption.write_text("{")
     assert sliders_of(load_run(run)) == []
 
 
 def test_sliders_of_several_evaluations_say_of_which_they_are(run):
     drawn(run)
     shutil.copytree(run / "pictures" / "segment-small", run / "pictures" / "segment-large")
-    detected, large, small = sliders_of(load_run(run))
+    for suffix in (".png", ".caption.json"):
+        shutil.copy(run / f"pictures/segment-small{suffix}", run / f"pictures/segment-large{suffix}")
+    large, small, detected = sliders_of(load_run(run))
     assert [one.name for one in (large, small)] == ["segment-large: best: a.png", "segment-small: best: a.png"]
     assert detected.name == "worst: <b>"

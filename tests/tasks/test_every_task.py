@@ -78,6 +78,7 @@ def test_every_encoder_is_trained_measured_drawn_and_loads_in_timm(case, options
     measure, sheets = task.eval().measure(views_of(task)[0], seeded()), task.draw(views_of(task)[0], seeded())
     for values in (measure.values, *measure.baselines.values()):
         assert values.shape == (8,) and values.isfinite().all()
+    assert all(sheet.page_title and sheet.page_text for sheet in sheets)
     columns = [column for sheet in sheets for column in sheet.columns.values()]
     assert columns and all(column.shape[1] == task.geometry.channels for column in columns)
 

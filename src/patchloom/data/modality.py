@@ -58,11 +58,6 @@ class Modality:
     def own_size(self) -> tuple[tuple[int, int], str] | None:
         return None
 
-    def words(self, template: str) -> str:
-        """Fill in {item}, {an_item}, {noun} and {values} in a text; {Noun} and the like are capitalised."""
-        words = {"item": self.item, "an_item": self.an_item, "noun": self.noun, "values": self.values}
-        return template.format(**words, **{name.capitalize(): word.capitalize() for name, word in words.items()})
-
     def counted(self, n: int) -> str:
         """Return a number of items in words, such as "1 image" or "1,000 images"."""
         return f"{n:,} {self.item if n == 1 else self.noun}"

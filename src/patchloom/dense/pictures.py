@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import colorsys
 import io
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,32 +20,21 @@ from torch import Tensor
 from patchloom.data.augment import resize_part
 from patchloom.dense.annotations.base import IGNORED, Objects
 from patchloom.display import truncate_middle
+from patchloom.look.captions import Caption, write_picture
 from patchloom.look.image_grid import (
-    CAPTION_LINE,
-    CAPTION_SIZE,
     EMPTY_MARK,
-    HEADING_LINE,
-    HEADING_SIZE,
-    MARGIN,
     MOST_BYTES,
-    PAGE,
-    SHEET_INK,
     SHEET_ROWS,
-    SWATCH_GAP,
     SWATCH_SIZE,
-    add_frame,
     brightness,
     font,
     hatch,
+    lay_out,
     tile_size,
     to_pixels,
     to_png,
-    widest_word,
-    wrap,
-    wrap_keys,
-    write_beneath,
 )
-from patchloom.system.files import read_text, write_whole
+from patchloom.system.files import write_whole
 
 # A colour for each class, the same in every picture of the same classes.
 
@@ -77,7 +65,6 @@ def ink_on(colour: np.ndarray) -> tuple[int, int, int]:
 # Truth and answer of an image as files of one size, so that a page can lay one over the other.
 
 
-INDEX = "apart.json"
 _QUALITY = 90
 
 
@@ -89,39 +76,20 @@ class OverlayPair(NamedTuple):
     answer: Image.Image
 
 
-class PairFiles(NamedTuple):
-    """Words on an image; and the files of its truth and of the answer."""
-
-    title: str
-    truth: Path
-    answer: Path
+def pair_files(picture: Path, number: int) -> tuple[Path, Path]:
+    """Return the files of truth and answer of an image of a picture, by its number from 1."""
+    folder = picture.with_suffix("")
+    return folder / f"{number}-truth.jpg", folder / f"{number}-answer.jpg"
 
 
-def save_pairs(pairs: Sequence[OverlayPair], folder: Path) -> None:
-    """Write pairs as JPEG files, and then, in ``apart.json``, which they are; nothing, if there are none."""
-    index = []
+def _save_pairs(pairs: Sequence[OverlayPair], picture: Path) -> tuple[str, ...]:
+    """Write pairs as JPEG files; return their titles for the caption of the picture, which is written after them."""
     for number, pair in enumerate(pairs, start=1):
-        names = {kind: f"{number}-{kind}.jpg" for kind in ("truth", "answer")}
-        for image, name in zip((pair.truth, pair.answer), names.values(), strict=True):
+        for image, path in zip((pair.truth, pair.answer), pair_files(picture, number), strict=True):
             buffer = io.BytesIO()
             image.convert("RGB").save(buffer, "JPEG", quality=_QUALITY)
-            write_whole(folder / name, buffer.getvalue())
-        index.append({"title": pair.title, **names})
-    if index:
-        write_whole(folder / INDEX, json.dumps(index, indent=1) + "\n")
-
-
-def load_pairs(folder: Path) -> list[PairFiles]:
-    """The pairs that `save_pairs` wrote into a folder; [] where there are none, or what says which is damaged.
-
-    What is named there outside of the folder is left out: a run may come from a stranger.
-    """
-    try:
-        found = json.loads(read_text(folder / INDEX))
-        each = [PairFiles(str(one["title"]), folder / one["truth"], folder / one["answer"]) for one in found]
-    except (OSError, ValueError, TypeError, KeyError):
-        return []
-    return [one for one in each if one.truth.parent == folder == one.answer.parent]
+            write_whole(path, buffer.getvalue())
+    return tuple(pair.title for pair in pairs)
 
 
 # Boxes with names and scores, drawn on an image so that they can be read on any ground.
@@ -253,21 +221,26 @@ def segmentation_picture(rows: Sequence[MapRow], classes: Sequence[str], out: Pa
     Truth and answer of each are written apart, too, into a folder of the file's name (see `patchloom.dense.pictures`).
     """
     rows = [MapRow(*row) for row in rows[:SHEET_ROWS]]
-    maps = [one for row in rows for one in (row.truth, row.answer) if one is not None]
-    headings = ["image", *["truth"] * any(row.truth is not None for row in rows), "answer"]
-    keys = _keys(maps, classes)
+    keys = _keys([one for row in rows for one in (row.truth, row.answer) if one is not None], classes)
 
-    def tiles(row: MapRow, side: int) -> list[np.ndarray]:
+    def tiles(row: MapRow, side: int) -> dict[str, np.ndarray]:
         h, w = _tile_size(row.image, side)
-        drawn = [_resized(one, h, w) for one in (row.truth, row.answer) if one is not None]
-        return [_resized_pixels(row.image, h, w), *(_painted(one, len(classes)) for one in drawn)]
+        maps = {"truth": row.truth, "answer": row.answer}
+        painted = {name: _painted(_resized(one, h, w), len(classes)) for name, one in maps.items() if one is not None}
+        return {"image": _resized_pixels(row.image, h, w)} | painted
 
     for side in _MAP_SIDES:
-        page = _page(headings, [(row.title, tiles(row, side)) for row in rows], keys, classes, "")
-        if _written(page, out, side == _MAP_SIDES[-1]):
+        png = _page(("image", "truth", "answer"), [(row.title, tiles(row, side)) for row in rows], keys, classes)
+        if len(png) <= MOST_BYTES:
             break
-    save_pairs([_maps_apart(row, len(classes)) for row in rows if row.truth is not None], out.with_suffix(""))
-    return out
+    page_caption = Caption(
+        "Segmentation: the best and the worst test images",
+        "The image, its true label map and the predicted one. Look which classes are confused, and whether borders are "
+        "sharp.",
+        203,
+        _save_pairs([_maps_apart(row, len(classes)) for row in rows if row.truth is not None], out),
+    )
+    return write_picture(out, png, page_caption)
 
 
 def detection_picture(rows: Sequence[BoxRow], classes: Sequence[str], out: Path, score: float = _SURE) -> Path:
@@ -282,39 +255,41 @@ def detection_picture(rows: Sequence[BoxRow], classes: Sequence[str], out: Path,
         caption = f"No answer has a score of {score:g}: the surest one of each image is drawn."
         rows = [_chosen(row, row.scores >= row.scores.max()) if len(row.scores) else row for row in rows]
     rows = [_chosen(row, row.scores >= score) for row in rows] if reached else rows
-    known = any(row.truth is not None for row in rows)
     if any(row.truth is not None and bool(row.truth.crowd.any()) for row in rows):
         caption += " Dashed: groups, in which answers are neither right nor wrong."
 
-    def tiles(row: BoxRow, side: int) -> list[np.ndarray]:
+    def tiles(row: BoxRow, side: int) -> dict[str, np.ndarray]:
         h, w = _tile_size(row.image, side)
         shown, scale = _resized_pixels(row.image, h, w), w / row.image.shape[2]
-        there = [] if row.truth is None else [draw_boxes(shown, row.truth, classes, None, scale)]
-        return [np.asarray(one) for one in (*there, draw_boxes(shown, row.answer, classes, row.scores, scale))]
+        drawn = {"answer": np.asarray(draw_boxes(shown, row.answer, classes, row.scores, scale))}
+        if row.truth is not None:
+            drawn["truth"] = np.asarray(draw_boxes(shown, row.truth, classes, None, scale))
+        return drawn
 
-    headings = ["truth", "answer"] if known else ["answer"]
     for side in _BOX_SIDES:
-        page = _page(headings, [(row.title, tiles(row, side)) for row in rows], {}, classes, caption)
-        if _written(page, out, side == _BOX_SIDES[-1]):
+        png = _page(("truth", "answer"), [(row.title, tiles(row, side)) for row in rows], {}, classes, caption)
+        if len(png) <= MOST_BYTES:
             break
-    save_pairs([_boxes_apart(row, classes) for row in rows if row.truth is not None], out.with_suffix(""))
-    return out
+    page_caption = Caption(
+        "Detection: the best and the worst test images",
+        "True and predicted objects. Look for objects that are missed, and for boxes without an object.",
+        204,
+        _save_pairs([_boxes_apart(row, classes) for row in rows if row.truth is not None], out),
+    )
+    return write_picture(out, png, page_caption)
 
 
 def draw_label_map(image: Tensor, answer: Tensor, classes: Sequence[str], out: Path) -> Path:
     """Draw an image [c h w] in the colours of the classes of its pixels, answer [h w], with their names beneath."""
     mixed = _overlaid(_resized_pixels(image, *_single_size(image)), answer, len(classes))
-    page = _page([], [("", [mixed])], _keys([answer], classes), classes, "")
-    write_whole(out, to_png(page))
-    return out
+    return write_picture(out, _page([""], [("", {"": mixed})], _keys([answer], classes), classes), None)
 
 
 def draw_objects(image: Tensor, answer: Objects, scores: Tensor, classes: Sequence[str], out: Path) -> Path:
     """Draw an image [c h w] with the objects that were found in it, and their scores [m]."""
     h, w = _single_size(image)
     drawn = draw_boxes(_resized_pixels(image, h, w), answer, classes, scores, w / image.shape[2])
-    write_whole(out, to_png(drawn))
-    return out
+    return write_picture(out, to_png(drawn), None)
 
 
 def _overlaid(shown: np.ndarray, labels: Tensor, classes: int) -> np.ndarray:
@@ -399,65 +374,22 @@ def _keys(maps: Iterable[Tensor], classes: Sequence[str]) -> dict[int, str]:
 
 def _page(
     headings: Sequence[str],
-    rows: Sequence[tuple[str, Sequence[np.ndarray]]],
+    rows: Sequence[tuple[str, dict[str, np.ndarray]]],
     keys: dict[int, str],
     classes: Sequence[str],
-    caption: str,
-) -> Image.Image:
-    """The page: headings above columns of tiles, words above each row, a legend, and a caption.
+    caption: str = "",
+) -> bytes:
+    """Draw rows of tiles uint8 [h w 3] by heading, with words above each, as a PNG file.
 
     Args:
-        headings: of the columns; empty for none.
-        rows: words, and a tile uint8 [h w 3] for each column.
-        keys: names by number of class, or of what does not count.
-        classes: names of all.
-        caption: beneath all.
+        headings: those of all columns; columns without a tile are left out.
+        rows: words and tiles of each row.
+        keys: meaning of colours by number of the class, or of what does not count.
+        classes: names of all classes.
+        caption: text below.
     """
-    heading_font, caption_font = font(HEADING_SIZE), font(CAPTION_SIZE)
-    tiles = [[add_frame(tile) for tile in row] for _, row in rows]
-    columns = max(map(len, tiles))
-    widths = [
-        max(
-            [row[i].width for row in tiles if i < len(row)]
-            + [widest_word(head, heading_font) for head in headings[i : i + 1]]
-        )
-        for i in range(columns)
-    ]
-    inner = max(sum(widths) + SWATCH_GAP * (columns - 1), _NARROWEST, widest_word(caption, caption_font))
-    words = [wrap(title, caption_font, inner) for title, _ in rows]
-    lines, key_lines = wrap(caption, caption_font, inner), wrap_keys(keys, caption_font, inner)
-    heights = [
-        CAPTION_LINE * len(said) + max(tile.height for tile in row) for said, row in zip(words, tiles, strict=True)
-    ]
-    top = MARGIN + (HEADING_LINE + SWATCH_GAP) * bool(headings)
-    beneath = CAPTION_LINE * (len(lines) + len(key_lines)) + SWATCH_GAP * bool(lines or key_lines)
-    page = Image.new(
-        "RGB", (inner + 2 * MARGIN, top + sum(heights) + SWATCH_GAP * (len(rows) - 1) + beneath + MARGIN), PAGE
-    )
-    pen = ImageDraw.Draw(page)
-    x = MARGIN
-    for heading, width in zip(headings, widths, strict=False):
-        pen.text((x + width / 2, top - SWATCH_GAP), heading, SHEET_INK, heading_font, anchor="ms")
-        x += width + SWATCH_GAP
-    y = top
-    for said, row, height in zip(words, tiles, heights, strict=True):
-        x, base = MARGIN, y
-        for line in said:
-            base += CAPTION_LINE
-            pen.text((MARGIN, base - 6), line, SHEET_INK, caption_font, anchor="ls")
-        for tile, width in zip(row, widths, strict=False):
-            page.paste(tile, (x + (width - tile.width) // 2, base))
-            x += width + SWATCH_GAP
-        y += height + SWATCH_GAP
+    columns = {heading: [tiles.get(heading) for _, tiles in rows] for heading in headings}
+    columns = {heading: tiles for heading, tiles in columns.items() if any(tile is not None for tile in tiles)}
     square = (SWATCH_SIZE, SWATCH_SIZE)
-    write_beneath(page, y - 4, key_lines, lambda i: _painted(np.full(square, i), len(classes)), lines, caption_font)
-    return page
-
-
-def _written(page: Image.Image, out: Path, last: bool) -> bool:
-    """Write a page unless its file would be too large and a smaller one may be tried."""
-    png = to_png(page)
-    if len(png) > MOST_BYTES and not last:
-        return False
-    write_whole(out, png)
-    return True
+    legend = [(_painted(np.full(square, i), len(classes)), meaning) for i, meaning in keys.items()]
+    return to_png(lay_out(columns, caption, legend=legend, words=[words for words, _ in rows]))

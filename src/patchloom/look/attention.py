@@ -12,6 +12,7 @@ from torch import Tensor
 
 from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError
+from patchloom.look.captions import Caption
 from patchloom.look.context import (
     ImagePoint,
     LookRequest,
@@ -132,6 +133,12 @@ def draw_attention(asked: LookRequest) -> list[Path]:
             patch, drawn = _ask(asked, image, blocks)
             name = "attention" if len(images) == 1 else f"attention-{i + 1}"
             which = "" if len(images) == 1 else f", {one.card.modality.item} {i + 1} of {len(images)}"
+            page_caption = Caption(
+                f"Attention of single patches{which}",
+                "One map per block and head: the redder a patch, the more the marked patch attends to it. Look for "
+                "heads that follow an object or a part of it; a uniform map has no preference.",
+                110,
+            )
             sheet = draw_tiles(
                 _tiles(one, shown[i], patch, drawn),
                 [one.modality.item, *(block for part in drawn for block in part.names)],
@@ -141,6 +148,7 @@ def draw_attention(asked: LookRequest) -> list[Path]:
                 asked.folder / f"{name}.png",
                 [_SCALE],
                 [("", 1), *((part.asking, len(part.names)) for part in drawn)],
+                page_caption=page_caption,
             )
             files.append(sheet)
             waiting.advance()
@@ -185,7 +193,14 @@ def _draw_means(asked: LookRequest) -> Path:
         text += "The class token's map is that of the last class-attention block, after the encoder (CaiT). "
     text += "Look whether the attention stays on the object of the patch (ExtreMA, Wu et al. 2022, Figs. 1 and 9)."
     title, out = asked.title("attention, mean of heads").name, asked.folder / "attention-mean.png"
-    return draw_tiles(rows, headings, shown.shape[1:3], title, full_caption(one, text, images), out, [_SCALE])
+    page_caption = Caption(
+        "Attention of single patches, averaged over heads",
+        "One map per marked patch, framed in its colour. Look whether the attention stays on the object that the patch "
+        "belongs to.",
+        111,
+    )
+    caption, size = full_caption(one, text, images), shown.shape[1:3]
+    return draw_tiles(rows, headings, size, title, caption, out, [_SCALE], page_caption=page_caption)
 
 
 def _spread(size: tuple[int, int]) -> tuple[ImagePoint, ...]:

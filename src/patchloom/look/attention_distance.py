@@ -6,12 +6,9 @@ import math
 from pathlib import Path
 from typing import NamedTuple
 
-import matplotlib
 import numpy as np
 import torch
 from matplotlib.colors import LogNorm
-from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
@@ -19,7 +16,8 @@ from patchloom.data.modality import Modality
 from patchloom.display import StatusMessage
 from patchloom.errors import listing
 from patchloom.look.attention import each_block
-from patchloom.look.charts import INK, QUIET, STYLE, Panel, frame_panel, write_beside, write_figure, write_table
+from patchloom.look.captions import Caption
+from patchloom.look.charts import INK, QUIET, Panel, frame_panel, styled_figure, write_beside, write_figure, write_table
 from patchloom.look.context import UNTRAINED, LookRequest, check_finite, chosen_layers, refuse_swin
 from patchloom.look.position_map import cell_height
 from patchloom.look.run_lines import line_colours, short_name
@@ -135,11 +133,10 @@ def _draw_maps(asked: LookRequest, numbers: list[int], measured: _Measured) -> P
     tokens = prefix_count(one.vit) + patch_count(one.vit)
     heads = maps.shape[1]
     tall = cell_height(maps.shape[-2:]) * maps.shape[-2] / maps.shape[-1]
-    with matplotlib.rc_context(STYLE):
-        wide, caption = max(_NARROWEST, 0.8 + heads * (_MAP + 0.12)), _said_of_maps(measured, one.modality)
-        beneath = 1.0 + 0.16 * math.ceil(len(caption) / (14 * wide))  # colour bar and lines of the caption
-        size = wide, len(numbers) * (tall * _MAP + 0.3) + beneath
-        figure = Figure(size, layout=ConstrainedLayoutEngine(w_pad=0.03, h_pad=0.03))
+    wide, caption = max(_NARROWEST, 0.8 + heads * (_MAP + 0.12)), _said_of_maps(measured, one.modality)
+    beneath = 1.0 + 0.16 * math.ceil(len(caption) / (14 * wide))  # colour bar and lines of the caption
+    size, title = (wide, len(numbers) * (tall * _MAP + 0.3) + beneath), asked.title("attention by offset").name
+    with styled_figure(size, {"w_pad": 0.03, "h_pad": 0.03}, title, caption) as figure:
         places = figure.subplots(len(numbers), heads, squeeze=False)
         for number, row in zip(numbers, places, strict=True):
             for at, head in zip(row, distances[number - 1].argsort().tolist(), strict=True):
@@ -161,10 +158,13 @@ def _draw_maps(asked: LookRequest, numbers: list[int], measured: _Measured) -> P
         bar.ax.minorticks_off()
         bar.ax.tick_params(labelsize=8)
         bar.outline.set_visible(False)
-        title = asked.title("attention by offset").name
-        figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold", color=INK)
-        figure.supxlabel(caption, fontsize=8, color=QUIET, x=0.01, ha="left", wrap=True)
-        return write_figure(figure, asked.folder / "relative.png")
+        page_caption = Caption(
+            "Attention by relative position",
+            "One map per head of the attention that patches pay to others at each offset. A red dot near the middle is "
+            "a local head; a uniform map is a global one.",
+            120,
+        )
+        return write_figure(figure, asked.folder / "relative.png", page_caption)
 
 
 def _said_of_maps(measured: _Measured, modality: Modality) -> str:
@@ -185,8 +185,9 @@ def _draw_distances(asked: LookRequest, found: list[_Measured], left: list[str])
     """Draw mean distances by block: dots for heads, a line for their mean, and a dashed line for uniform attention."""
     grids = dict.fromkeys(measured.grid for measured in found)
     longest = max(len(measured.by_offset.distances) for measured in found)
-    with matplotlib.rc_context(STYLE):
-        figure = Figure((6.2, 4.6), layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08))
+    caption = _said_of_distances(found, left, len(grids) > 1, asked.encoder.modality.noun)
+    title = asked.title("attention distance").name
+    with styled_figure((6.2, 4.6), {"w_pad": 0.12, "h_pad": 0.08}, title, caption) as figure:
         axes = figure.subplots()
         uniform = {
             "uniform" if len(grids) == 1 else f"uniform, {in_pixels(grid)} patches": uniform_distance(grid)
@@ -210,11 +211,13 @@ def _draw_distances(asked: LookRequest, found: list[_Measured], left: list[str])
         axes.xaxis.set_major_locator(MaxNLocator(min(12, longest), integer=True))
         axes.set_xlabel("block")
         write_beside(axes, labels)
-        title = asked.title("attention distance").name
-        figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold", color=INK)
-        caption = _said_of_distances(found, left, len(grids) > 1, asked.encoder.modality.noun)
-        figure.supxlabel(caption, fontsize=8, color=QUIET, x=0.01, ha="left", wrap=True)
-        return write_figure(figure, asked.folder / "distances.png")
+        page_caption = Caption(
+            "Mean attention distance",
+            "The mean distance between a patch and the patches it attends to, for each block, compared with the "
+            "untrained encoder.",
+            121,
+        )
+        return write_figure(figure, asked.folder / "distances.png", page_caption)
 
 
 def _said_of_distances(found: list[_Measured], left: list[str], differ: bool, noun: str) -> str:

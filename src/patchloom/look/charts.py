@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from patchloom.errors import PatchloomError
+from patchloom.look.captions import Caption, write_picture
 from patchloom.runs.folder import read_metrics
 from patchloom.system.files import write_whole
 
@@ -95,10 +96,13 @@ def draw_curves(
 
 
 @contextmanager
-def styled_figure(size: tuple[float, float], layout: Mapping[str, Any] | None = None) -> Iterator[Figure]:
+def styled_figure(
+    size: tuple[float, float], layout: Mapping[str, Any] | None = None, title: str = "", caption: str = ""
+) -> Iterator[Figure]:
     """Open a figure of ``size`` (width, height) in inches, in our style while this block lasts.
 
     ``layout`` has pads of matplotlib's constrained layout, where others than its own are wanted; None turns it off.
+    ``title`` is written above, ``caption`` below.
     """
     # Imported only by what draws: it takes 0.3 s, and the first step of a training need not wait for it.
     import matplotlib
@@ -106,18 +110,22 @@ def styled_figure(size: tuple[float, float], layout: Mapping[str, Any] | None = 
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     with matplotlib.rc_context(STYLE):
-        yield Figure(size, layout=None if layout is None else ConstrainedLayoutEngine(**layout))
+        figure = Figure(size, layout=None if layout is None else ConstrainedLayoutEngine(**layout))
+        if title:
+            figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold", color=INK, wrap=True)
+        if caption:
+            figure.supxlabel(caption, fontsize=8, color=QUIET, x=0.01, ha="left", wrap=True)
+        yield figure
 
 
-def write_figure(figure: Figure, out: Path) -> Path:
-    """Write a figure as a PNG file ``out``; its folder is made if it is missing."""
+def write_figure(figure: Figure, out: Path, page_caption: Caption | None = None) -> Path:
+    """Write a figure as a PNG file ``out``, as `write_picture` does; its folder is made if it is missing."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     buffer = io.BytesIO()
     # without metadata, the bytes do not depend on the version of matplotlib
     FigureCanvasAgg(figure).print_figure(buffer, dpi=DPI, format="png", metadata={"Software": None})
-    write_whole(out, buffer.getvalue())
-    return out
+    return write_picture(out, buffer.getvalue(), page_caption)
 
 
 def write_table(heading: Sequence[str], rows: Iterable[Sequence[Any]], out: Path) -> Path:
@@ -254,15 +262,14 @@ def draw_layers(
     """Draw the accuracy of each layer of an encoder, with that of each control, as a PNG file."""
     places = np.arange(len(layers))
     panel = Panel(f"Layers of {name}", note, places, np.array(values)[:, 0], baselines, True, 0)
-    return _draw_choice(
-        panel,
-        values,
-        controls,
-        best,
-        ["0", *(layer.removeprefix("block ") for layer in layers[1:])],
-        "after block",
-        out,
+    ticks = ["0", *(layer.removeprefix("block ") for layer in layers[1:])]
+    page_caption = Caption(
+        "kNN accuracy by layer",
+        "kNN accuracy of the features of each layer, compared with the untrained encoder, and with the start of an "
+        "adapted one. A drop in the last blocks means that these are specialised in the pretext task.",
+        201,
     )
+    return _draw_choice(panel, values, controls, best, ticks, "after block", out, page_caption)
 
 
 def draw_blends(
@@ -286,9 +293,14 @@ def draw_blends(
         out: file to write.
     """
     panel = Panel(f"Blends of {name}", note, np.array(shares), np.array(values)[:, 0], baselines, True, 0)
-    return _draw_choice(
-        panel, values, {}, best, [f"{share:g}" for share in shares], "share of the adapted weights; 0: the start", out
+    ticks, axis = [f"{share:g}" for share in shares], "share of the adapted weights; 0: the start"
+    page_caption = Caption(
+        "Accuracy of blends with the start",
+        "Accuracy of weighted means of the adapted weights and those of the start. A maximum between both ends means "
+        "that a blend is better than either.",
+        202,
     )
+    return _draw_choice(panel, values, {}, best, ticks, axis, out, page_caption)
 
 
 def _draw_choice(
@@ -299,6 +311,7 @@ def _draw_choice(
     ticks: Sequence[str],
     axis: str,
     out: Path,
+    page_caption: Caption,
 ) -> Path:
     """Draw a curve with intervals and controls, and mark the point that was chosen."""
     places, shares = panel.epochs, panel.values
@@ -327,7 +340,7 @@ def _draw_choice(
         # labelled like the baselines
         dashed = {**{control: accuracies[-1] for control, accuracies in controls.items()}, **panel.baselines}
         name_lines(axes, panel._replace(baselines=dashed), float(shares[-1]), "this encoder")
-        return write_figure(figure, out)
+        return write_figure(figure, out, page_caption)
 
 
 # Confusion matrices.
@@ -358,7 +371,7 @@ def draw_confusion(counts: np.ndarray, classes: Sequence[str], title: str, capti
     shares = counts / np.maximum(sums, 1)[:, None]
     size = max(6.2, 8.5 * side / _CELL)
     names = LABEL * max(len(name) for name in classes)
-    with styled_figure((c * side + names + 1.6, c * side + names + 1.5), {}) as figure:
+    with styled_figure((c * side + names + 1.6, c * side + names + 1.5), {}, title, caption) as figure:
         from matplotlib.colors import LinearSegmentedColormap
 
         right, wrong = (LinearSegmentedColormap.from_list("", colours) for colours in (_RIGHT, _WRONG))
@@ -386,9 +399,11 @@ def draw_confusion(counts: np.ndarray, classes: Sequence[str], title: str, capti
         axes.grid(which="minor", color="#e4e4e4", linewidth=0.6)
         axes.tick_params(which="both", length=0)
         axes.spines[:].set_visible(False)
-        figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold", color=INK, wrap=True)
-        figure.supxlabel(caption, fontsize=8, color=QUIET, x=0.01, ha="left", wrap=True)
-        return write_figure(figure, out)
+        text = (
+            "Rows are the true classes, columns the predictions. Red cells off the diagonal are classes that are "
+            "confused."
+        )
+        return write_figure(figure, out, Caption("Confusion matrix", text, 205))
 
 
 def _percent(share: float) -> str:

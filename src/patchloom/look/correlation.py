@@ -15,6 +15,7 @@ from patchloom.data.source import Source
 from patchloom.data.stats import normalize
 from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError
+from patchloom.look.captions import Caption
 from patchloom.look.charts import write_table
 from patchloom.look.context import (
     UNTRAINED,
@@ -162,7 +163,14 @@ def _draw_positions(asked: LookRequest) -> list[Path]:
     size = (grid[0] ** 2, grid[1] ** 2) if _in_cells(grid) else (1, 1)
     title, out = asked.title("every pair of positions").name, asked.folder / "correlation-positions.png"
     caption = _caption_of_pairs(asked, found, several)
-    draw_tiles(rows, headings, size, title, caption, out, scales, side=_SIDE)
+    page_caption = Caption(
+        "Similarity between positions",
+        f"The mean similarity of the features at each pair of positions, within {one.modality.an_item} and between "
+        "two. Maps that are bright around their own position show that features encode position; higher values within "
+        f"than between {one.modality.noun} show that they encode content.",
+        131,
+    )
+    draw_tiles(rows, headings, size, title, caption, out, scales, side=_SIDE, page_caption=page_caption)
     table = [
         (each.name, name, which, f"{mean:.6g}", matrices.images)
         for each, matrices in found
@@ -262,8 +270,14 @@ def _draw_patches(asked: LookRequest) -> list[Path]:
             row += [Tile(scale.shade(across[i]))] if several else []
         rows.append(row)
     title, caption = asked.title("one patch and all others").name, full_caption(one, _caption(asked, several), images)
-    out = asked.folder / "correlation.png"
-    return [draw_tiles(rows, headings, shown.shape[1:3], title, caption, out, [scale], groups)]
+    page_caption = Caption(
+        "Similarity to one patch",
+        f"The similarity of the marked patch to all patches of its own {item} and of the next. Look whether similar "
+        "patches show the same kind of thing, or only the same brightness.",
+        130,
+    )
+    out, size = asked.folder / "correlation.png", shown.shape[1:3]
+    return [draw_tiles(rows, headings, size, title, caption, out, [scale], groups, page_caption=page_caption)]
 
 
 def _same_places(one: NamedEncoder, queries: Tensor, features: Tensor) -> Tensor:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,11 +14,13 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from patchloom.errors import PatchloomError
+from patchloom.look.captions import Caption, write_picture
 from patchloom.look.charts import DPI, INK, QUIET, styled_figure, write_figure
-from patchloom.system.files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+    from patchloom.questions.question import Sheet
 
 # Hatching for areas without a picture, because any plain colour may occur in an image.
 
@@ -30,7 +32,7 @@ HATCHES = {
 }  # ground, lines
 _STEP = {EMPTY_MARK: 6, WRONG_MARK: 8}  # pixels between lines
 SWATCH_SIZE = 14  # side of a hatched square in the legend
-SWATCH_GAP = 8  # pixels between a square and its text
+_SWATCH_GAP = 8  # pixels between a square and its text
 
 
 def to_marks(images: Tensor) -> np.ndarray:
@@ -52,17 +54,19 @@ def hatch(mark: int, h: int, w: int) -> np.ndarray:
 
 def key_width(text: str, type_face: ImageFont.FreeTypeFont) -> int:
     """Return the width of a legend entry and the gap after it."""
-    return SWATCH_SIZE + SWATCH_GAP + math.ceil(type_face.getlength(text)) + 3 * SWATCH_GAP
+    return SWATCH_SIZE + _SWATCH_GAP + math.ceil(type_face.getlength(text)) + 3 * _SWATCH_GAP
 
 
-def wrap_keys(legend: dict[int, str], type_face: ImageFont.FreeTypeFont, width: int) -> list[list[tuple[int, str]]]:
+def wrap_keys(
+    legend: Iterable[tuple[np.ndarray, str]], type_face: ImageFont.FreeTypeFont, width: int
+) -> list[list[tuple[np.ndarray, str]]]:
     """Break the entries of a legend into lines of at most ``width`` pixels, with at least one entry each."""
-    lines: list[list[tuple[int, str]]] = []
-    for mark, text in legend.items():
-        if lines and sum(key_width(words, type_face) for _, words in [*lines[-1], (mark, text)]) <= width:
-            lines[-1].append((mark, text))
+    lines: list[list[tuple[np.ndarray, str]]] = []
+    for entry in legend:
+        if lines and sum(key_width(meaning, type_face) for _, meaning in [*lines[-1], entry]) <= width:
+            lines[-1].append(entry)
         else:
-            lines.append([(mark, text)])
+            lines.append([entry])
     return lines
 
 
@@ -77,33 +81,12 @@ _MIN_SHEET_WIDTH = 420  # keeps the caption under one narrow column readable
 # 16 bits there is nothing to see.
 _DARK, _HARDLY, _LEAST = 0.25, 0.001, 1 / 65535
 
-SHEET_DPI = 130
-MARGIN, _FRAME = 20, 1
+_SHEET_DPI = 130
+_MARGIN, _FRAME = 20, 1
 _TITLE_SIZE, _TITLE_LINE = 20, 28
-HEADING_SIZE, HEADING_LINE = 17, 22
-CAPTION_SIZE, CAPTION_LINE = 15, 21
-PAGE, SHEET_INK, _QUIET_INK, FRAME_GREY = (255, 255, 255), (20, 20, 20), (85, 85, 85), (150, 150, 150)
-
-
-class Stages(Protocol):
-    """Interface of a sheet: a task's `Sheet`, or another class with these four attributes."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def caption(self) -> str: ...
-    @property
-    def columns(self) -> dict[str, Tensor]: ...
-    @property
-    def empty(self) -> str: ...
-
-
-class Column(NamedTuple):
-    """Column of a sheet: its heading in lines, tiles of the same size, and its width."""
-
-    heading: list[str]
-    tiles: list[Image.Image]
-    width: int
+_HEADING_SIZE, _HEADING_LINE = 17, 22
+_CAPTION_SIZE, _CAPTION_LINE = 15, 21
+_PAGE, _SHEET_INK, _QUIET_INK, FRAME_GREY = (255, 255, 255), (20, 20, 20), (85, 85, 85), (150, 150, 150)
 
 
 class Title(NamedTuple):
@@ -114,12 +97,13 @@ class Title(NamedTuple):
 
 
 def draw_sheet(
-    sheet: Stages,
+    sheet: Sheet,
     mean: Sequence[float] | Tensor,
     std: Sequence[float] | Tensor,
     folder: Path,
     title: Title | None = None,
     rows: int = SHEET_ROWS,
+    order: int = 0,
 ) -> Path:
     """Write ``sheet`` as ``folder``/NAME.png: rows are images, columns are stages, with the caption below.
 
@@ -128,14 +112,14 @@ def draw_sheet(
     first column are dark, all columns are brightened, and the caption gives the factor.
 
     Args:
-        sheet: name, caption, meaning of empty areas, and normalised images [b c h w] by heading; NaN is hatched as
-            empty, inf is crossed as wrong. One channel is drawn in grey, two in magenta and green, three in red, green
-            and blue; of more, the first three, and the caption says so. Sizes may differ between columns.
+        sheet: the sheet. One channel is drawn in grey, two in magenta and green, three in red, green and blue; of
+            more, the first three, and the caption says so. Sizes may differ between columns.
         mean: mean [c] of the channels, as subtracted from pixels in [0, 1].
         std: standard deviation [c] of the channels.
         folder: folder for the file; it is created.
         title: text above.
         rows: number of rows, at most 8.
+        order: order on a report page, as in `Caption`.
     """
     channels = len(mean)
     shapes = {heading: tuple(images.shape) for heading, images in sheet.columns.items()}
@@ -149,17 +133,21 @@ def draw_sheet(
     gain = brightness(next(iter(columns.values())), mean, std)
     pixels = {heading: to_pixels(images, mean, std, gain) for heading, images in columns.items()}
     marks = {heading: to_marks(images) for heading, images in columns.items()}
-    words = {EMPTY_MARK: sheet.empty, WRONG_MARK: "placed wrongly"}
-    legend = {mark: text for mark, text in words.items() if any((one == mark).any() for one in marks.values())}
+    meanings = {EMPTY_MARK: sheet.empty, WRONG_MARK: "placed wrongly"}
+    legend = [
+        (hatch(mark, SWATCH_SIZE, SWATCH_SIZE), meaning)
+        for mark, meaning in meanings.items()
+        if any((one == mark).any() for one in marks.values())
+    ]
     brighter = "" if gain == 1 else f"The images are dark and are drawn {gain:,.3g} times brighter."
     caption = " ".join(filter(None, [sheet.caption, channels_shown(channels), brighter]))
     for side in SIDES:
-        png = to_png(lay_out(pixels, marks, caption, side, title, legend))
+        tiles = {heading: to_tiles(pixels[heading], marks[heading], side) for heading in columns}
+        png = to_png(lay_out(tiles, caption, title, legend))
         if len(png) <= MOST_BYTES:
             break
-    path = folder / f"{sheet.name}.png"
-    write_whole(path, png)
-    return path
+    page_caption = Caption(sheet.page_title or sheet.name, " ".join(sheet.page_text.split()), order)
+    return write_picture(folder / f"{sheet.name}.png", png, page_caption)
 
 
 def channels_shown(channels: int) -> str:
@@ -213,102 +201,96 @@ def tile_size(h: int, w: int, side: int, enlarged: int = _ENLARGED) -> tuple[int
 
 
 def lay_out(
-    pixels: dict[str, np.ndarray],
-    marks: dict[str, np.ndarray],
-    caption: str,
-    side: int,
+    columns: Mapping[str, Sequence[np.ndarray | None]],
+    caption: str = "",
     title: Title | None = None,
-    legend: dict[int, str] | None = None,
+    legend: Sequence[tuple[np.ndarray, str]] = (),
+    words: Sequence[str] = (),
 ) -> Image.Image:
     """Draw a page with title, headings, columns of framed tiles, legend and caption.
 
     Args:
-        pixels, marks: colours [b h w 3] and marks [b h w] by heading.
+        columns: colours uint8 [h w 3] of the tile of each row, by heading; None where a row has none.
         caption: text below.
-        side: largest side of a square tile.
         title: text above.
-        legend: meaning of each mark.
+        legend: squares uint8 [h w 3] and their meaning.
+        words: text above each row.
     """
-    heading_font, caption_font, title_font = font(HEADING_SIZE), font(CAPTION_SIZE), font(_TITLE_SIZE, bold=True)
-    columns = [set_column(heading, images, marks[heading], heading_font, side) for heading, images in pixels.items()]
-    row_height = max(column.tiles[0].height for column in columns)
-    rows = len(columns[0].tiles)
-    grid_width = sum(column.width for column in columns) + SWATCH_GAP * (len(columns) - 1)
-    words = "" if title is None else f"{title.name} {title.result}"
-    inner = max(grid_width, _MIN_SHEET_WIDTH, widest_word(caption, caption_font), widest_word(words, title_font))
-    lines = wrap(caption, caption_font, inner)
-    above = [] if title is None else [(line, SHEET_INK, title_font) for line in wrap(title.name, title_font, inner)]
-    above += (
-        [] if title is None else [(line, SHEET_INK, heading_font) for line in wrap(title.result, heading_font, inner)]
+    heading_font, caption_font, title_font = font(_HEADING_SIZE), font(_CAPTION_SIZE), font(_TITLE_SIZE, bold=True)
+    name, result = title or Title("")
+    framed = [[None if tile is None else add_frame(tile) for tile in tiles] for tiles in columns.values()]
+    widths = [
+        max(widest_word(heading, heading_font), *(tile.width for tile in tiles if tile))
+        for heading, tiles in zip(columns, framed, strict=True)
+    ]
+    headings = [wrap(heading, heading_font, width) for heading, width in zip(columns, widths, strict=True)]
+    inner = max(
+        sum(widths) + _SWATCH_GAP * (len(widths) - 1),
+        _MIN_SHEET_WIDTH,
+        widest_word(caption, caption_font),
+        widest_word(f"{name} {result}", title_font),
     )
-    keys = wrap_keys(legend or {}, caption_font, inner)
+    above = [(line, title_font) for line in wrap(name, title_font, inner)]
+    above += [(line, heading_font) for line in wrap(result, heading_font, inner)]
+    lines, keys = wrap(caption, caption_font, inner), wrap_keys(legend, caption_font, inner)
+    rows = [*zip(*framed, strict=True)]
+    said = [wrap(text, caption_font, inner) for text in words] or [[]] * len(rows)
+    heights = [max(tile.height for tile in row if tile) for row in rows]
 
-    top = MARGIN + _TITLE_LINE * len(above) + SWATCH_GAP * bool(above)
-    top += HEADING_LINE * max(len(column.heading) for column in columns) + SWATCH_GAP
-    bottom = top + rows * (row_height + SWATCH_GAP) - SWATCH_GAP
-    height = bottom + (SWATCH_GAP if lines or keys else 0) + CAPTION_LINE * (len(lines) + len(keys)) + MARGIN
-    page = Image.new("RGB", (inner + 2 * MARGIN, height), PAGE)
+    top = _MARGIN + _TITLE_LINE * len(above) + _SWATCH_GAP * bool(above)
+    top += _HEADING_LINE * max(map(len, headings)) + _SWATCH_GAP
+    height = top + sum(heights) + _CAPTION_LINE * (sum(map(len, said)) + len(lines) + len(keys))
+    height += _SWATCH_GAP * (len(rows) - 1 + bool(lines or keys)) + _MARGIN
+    page = Image.new("RGB", (inner + 2 * _MARGIN, height), _PAGE)
     pen = ImageDraw.Draw(page)
-
-    for i, (line, ink, type_face) in enumerate(above):
-        pen.text((MARGIN, MARGIN + _TITLE_LINE * (i + 1) - 8), line, ink, type_face, anchor="ls")
-    x = MARGIN
-    for column in columns:
-        for i, line in enumerate(reversed(column.heading)):
+    for i, (line, type_face) in enumerate(above):
+        pen.text((_MARGIN, _MARGIN + _TITLE_LINE * (i + 1) - 8), line, _SHEET_INK, type_face, anchor="ls")
+    x, lefts = _MARGIN, []
+    for heading, width in zip(headings, widths, strict=True):
+        for i, line in enumerate(reversed(heading)):
             # "s" aligns baselines: letters with descenders must not shift a heading
-            base = top - SWATCH_GAP - HEADING_LINE * i
-            pen.text((x + column.width / 2, base), line, SHEET_INK, heading_font, anchor="ms")
-        for row, tile in enumerate(column.tiles):
-            room = row_height - tile.height
-            page.paste(tile, (x + (column.width - tile.width) // 2, top + row * (row_height + SWATCH_GAP) + room // 2))
-        x += column.width + SWATCH_GAP
-    write_beneath(
-        page, bottom + SWATCH_GAP - 4, keys, lambda mark: hatch(mark, SWATCH_SIZE, SWATCH_SIZE), lines, caption_font
-    )
+            base = top - _SWATCH_GAP - _HEADING_LINE * i
+            pen.text((x + width / 2, base), line, _SHEET_INK, heading_font, anchor="ms")
+        lefts.append(x)
+        x += width + _SWATCH_GAP
+    y = top
+    for text, row, tall in zip(said, rows, heights, strict=True):
+        for line in text:
+            y += _CAPTION_LINE
+            pen.text((_MARGIN, y - 6), line, _SHEET_INK, caption_font, anchor="ls")
+        for tile, left, width in zip(row, lefts, widths, strict=True):
+            if tile:
+                page.paste(tile, (left + (width - tile.width) // 2, y + (tall - tile.height) // 2))
+        y += tall + _SWATCH_GAP
+    y -= 4
+    for key_line in keys:
+        x, y = _MARGIN, y + _CAPTION_LINE
+        for swatch, meaning in key_line:
+            page.paste(add_frame(swatch), (x, y - SWATCH_SIZE))
+            pen.text((x + SWATCH_SIZE + _SWATCH_GAP, y), meaning, _QUIET_INK, caption_font, anchor="ls")
+            x += key_width(meaning, caption_font)
+    for line in lines:
+        y += _CAPTION_LINE
+        pen.text((_MARGIN, y), line, _QUIET_INK, caption_font, anchor="ls")
     return page
 
 
-def write_beneath(
-    page: Image.Image,
-    base: int,
-    keys: Iterable[Sequence[tuple[int, str]]],
-    swatch: Callable[[int], np.ndarray],
-    lines: Iterable[str],
-    type_face: ImageFont.FreeTypeFont,
-) -> None:
-    """Write a legend and a caption below height ``base`` of a page; ``swatch`` draws the square [h w 3] of a key."""
-    pen = ImageDraw.Draw(page)
-    for key_line in keys:
-        base, x = base + CAPTION_LINE, MARGIN
-        for key, text in key_line:
-            page.paste(add_frame(swatch(key)), (x, base - SWATCH_SIZE))
-            pen.text((x + SWATCH_SIZE + SWATCH_GAP, base), text, _QUIET_INK, type_face, anchor="ls")
-            x += key_width(text, type_face)
-    for line in lines:
-        base += CAPTION_LINE
-        pen.text((MARGIN, base), line, _QUIET_INK, type_face, anchor="ls")
-
-
-def set_column(
-    heading: str, images: np.ndarray, marks: np.ndarray, type_face: ImageFont.FreeTypeFont, side: int
-) -> Column:
-    """Resize ``images`` [b h w 3] and ``marks`` [b h w] to tiles, frame them, and wrap the heading.
+def to_tiles(images: np.ndarray, marks: np.ndarray, side: int) -> list[np.ndarray]:
+    """Resize ``images`` [b h w 3] to tiles, whose squares have at most ``side``, and hatch ``marks`` [b h w].
 
     Marks are hatched in pixels of the tile, so that the lines have the same width in every sheet.
     """
     h, w = tile_size(images.shape[1], images.shape[2], side)
     # Hamming is sharp without the halos of Lanczos around black patches
     resampling = Image.Resampling.NEAREST if h >= images.shape[1] else Image.Resampling.HAMMING
-    hatches = {mark: hatch(mark, h, w) for mark in HATCHES}
     tiles = []
     for image, marked in zip(images, marks, strict=True):
         shown = np.array(Image.fromarray(image).resize((w, h), resampling))
         where = np.array(Image.fromarray(marked).resize((w, h), Image.Resampling.NEAREST))
-        for mark, hatched in hatches.items():
-            shown[where == mark] = hatched[where == mark]
-        tiles.append(add_frame(shown))
-    width = max(tiles[0].width, widest_word(heading, type_face))
-    return Column(wrap(heading, type_face, width), tiles, width)
+        for mark in HATCHES:
+            shown[where == mark] = hatch(mark, h, w)[where == mark]
+        tiles.append(shown)
+    return tiles
 
 
 def add_frame(image: np.ndarray) -> Image.Image:
@@ -346,7 +328,7 @@ def wrap(text: str, type_face: ImageFont.FreeTypeFont, width: int) -> list[str]:
 def to_png(page: Image.Image) -> bytes:
     """Encode a page as PNG, deterministically."""
     buffer = io.BytesIO()
-    page.save(buffer, "PNG", dpi=(SHEET_DPI, SHEET_DPI))
+    page.save(buffer, "PNG", dpi=(_SHEET_DPI, _SHEET_DPI))
     return buffer.getvalue()
 
 
@@ -422,6 +404,7 @@ def draw_tiles(
     scales: Sequence[Scale] = (),
     groups: Sequence[tuple[str, int]] = (),
     side: float = TILE_SIDE,
+    page_caption: Caption | None = None,
 ) -> Path:
     """Draw rows of tiles as a PNG file."""
     small, bold = (font(round(SMALL_TEXT * DPI / 72), heavy) for heavy in (False, True))
@@ -474,12 +457,7 @@ def draw_tiles(
             _draw_scale(place(x, y + _LINE, _BAR, _BAR_HEIGHT), scale)
         for i, line in enumerate(beneath):
             write(TILE_MARGIN, height - TILE_MARGIN - _LINE * (len(beneath) - i), line, color=QUIET)
-        return write_figure(figure, out)
-
-
-def empty_tile(h: int, w: int) -> np.ndarray:
-    """Draw a hatched tile, uint8 [h w 3], in place of a missing picture."""
-    return hatch(EMPTY_MARK, h, w)
+        return write_figure(figure, out, page_caption)
 
 
 def wrap_caption(text: str, width: float) -> str:

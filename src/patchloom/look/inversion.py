@@ -347,7 +347,7 @@ def draw_inversion(asked: LookRequest) -> list[Path]:
         )
     )
     blocks = asked.blocks or (None,)
-    item = card.modality.item
+    item, noun = card.modality.item, card.modality.noun.capitalize()
     what = f"inverting {card.modality.counted(len(images))}, {len(fits) * len(blocks)} times {steps:,} steps"
     if steps < _STEPS:
         what += f" (the paper: {_STEPS:,})"
@@ -365,14 +365,23 @@ def draw_inversion(asked: LookRequest) -> list[Path]:
                 at = "norm" if block is None else block
                 rows += [(name, at, fit.of, fit.ratio, i + 1, steps, *both) for i, both in enumerate(distances)]
             place = "inversion" if block is None else f"inversion-block-{block}"
-            files.append(_draw(asked, Sheet(place, _caption(asked, found, block, steps), columns)))
+            sheet = Sheet(
+                place,
+                _caption(asked, found, block, steps),
+                columns,
+                page_title=f"{noun} with the same features{'' if block is None else f', block {block}'}",
+                page_text=f"{noun} generated so that the encoder computes the same features from a part of their "
+                "patches. They show what the features retain.",
+            )
+            files.append(_draw(asked, sheet))
     heading = ("encoder", "block", "of", "ratio", item, "steps", "distance_before", "distance_after")
     return [*files, write_table(heading, rows, asked.folder / "inversion.csv")]
 
 
 def _draw(asked: LookRequest, sheet: Sheet) -> Path:
     card, title = asked.encoder.card, asked.title("inversion of its features")
-    return draw_sheet(*sheet_as_drawn(sheet, card.modality, card.mean, card.std), asked.folder, title)
+    drawn = sheet_as_drawn(sheet, card.modality, card.mean, card.std)
+    return draw_sheet(*drawn, asked.folder, title, order=170)
 
 
 def _caption(asked: LookRequest, found: dict[InversionFit, Inversion], block: int | None, steps: int) -> str:

@@ -7,17 +7,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import matplotlib
 import numpy as np
 import torch
-from matplotlib.figure import Figure, SubFigure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.figure import SubFigure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 from torch.nn import functional as F
 
 from patchloom.display import StatusMessage
-from patchloom.look.charts import INK, QUIET, STYLE, Panel, frame_panel, write_beside, write_figure, write_table
+from patchloom.look.captions import Caption
+from patchloom.look.charts import INK, Panel, frame_panel, styled_figure, write_beside, write_figure, write_table
 from patchloom.look.context import LookRequest, NamedEncoder, check_finite
 from patchloom.look.image_grid import wrap_caption
 from patchloom.look.run_lines import line_colours, short_name
@@ -120,17 +119,19 @@ def draw_depth(asked: LookRequest) -> list[Path]:
         counts.append(len(images))
         found.append((one.name, measure_depth(one, images, asked.seed)))
     out = asked.folder / "depth.png"
-    with matplotlib.rc_context(STYLE):
-        lines = -(-len(found) // _MAPS)
-        figure = Figure((_WIDTH, 4.2 + 3.3 * lines), layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.08))
+    lines, title = -(-len(found) // _MAPS), asked.title("its features from block to block").name
+    size, caption = (_WIDTH, 4.2 + 3.3 * lines), wrap_caption(_caption(asked, found, counts), _WIDTH)
+    with styled_figure(size, {"w_pad": 0.1, "h_pad": 0.08}, title, caption) as figure:
         above, beneath = figure.subfigures(2, 1, squeeze=False, height_ratios=[3.2, 3.3 * lines])[:, 0]
         _draw_curves(above, found)
         _draw_maps(beneath, found)
-        heading = asked.title("its features from block to block").name
-        figure.suptitle(heading, x=0.01, ha="left", fontsize=11, fontweight="bold", color=INK)
-        caption = _caption(asked, found, counts)
-        figure.supxlabel(wrap_caption(caption, _WIDTH), fontsize=8, color=QUIET, x=0.01, ha="left")
-        write_figure(figure, out)
+        page_caption = Caption(
+            "Features by block",
+            "Frequency content, effective rank and similarity of the features after each block, compared with the "
+            "untrained encoder. A rank that falls towards 1 is a collapse.",
+            140,
+        )
+        write_figure(figure, out, page_caption)
     table = [
         (name, number, measure, value)
         for name, depth in found

@@ -16,6 +16,7 @@ from patchloom.data.source import Source
 from patchloom.data.stats import normalize
 from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError
+from patchloom.look.captions import Caption
 from patchloom.look.charts import write_table
 from patchloom.look.context import (
     UNTRAINED,
@@ -109,8 +110,17 @@ def draw_neighbours(asked: LookRequest) -> list[Path]:
     groups = [("", 1), *((name, count) for name, *_ in columns)]
     caption = full_caption(asked.encoder, _caption(asked, source, unreadable, queries, columns), images)
     size = next(iter(shown.values())).shape[:2]
-    title, out = asked.title(f"the nearest {asked.encoder.modality.noun}").name, asked.folder / "nearest.png"
-    picture = draw_tiles(rows, headings, size, title, caption, out, groups=groups, side=_SIDE)
+    item, noun = asked.encoder.modality.item, asked.encoder.modality.noun
+    title, out = asked.title(f"the nearest {noun}").name, asked.folder / "nearest.png"
+    page_caption = Caption(
+        f"Nearest {noun}",
+        f"Each {item} with its nearest neighbours. Look whether they show the same kind of thing, or share only colour "
+        "and brightness, which the untrained encoder finds as well.",
+        150,
+    )
+    picture = draw_tiles(
+        rows, headings, size, title, caption, out, groups=groups, side=_SIDE, page_caption=page_caption
+    )
     return [picture, _write(source, queries, columns, out.with_suffix(".csv"))]
 
 

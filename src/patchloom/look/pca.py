@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from patchloom.data.modality import Modality
+from patchloom.look.captions import Caption
 from patchloom.look.charts import DPI
 from patchloom.look.context import (
     LookRequest,
@@ -21,7 +22,7 @@ from patchloom.look.context import (
     output_of,
     to_pictures,
 )
-from patchloom.look.image_grid import TILE_SIDE, Scale, Tile, draw_tiles, empty_tile, tile_size
+from patchloom.look.image_grid import EMPTY_MARK, TILE_SIDE, Scale, Tile, draw_tiles, hatch, tile_size
 from patchloom.nets.encode import layer_names, patch_layers
 from patchloom.patches.pictures import principal
 
@@ -132,7 +133,14 @@ def draw_features(asked: LookRequest) -> list[Path]:
     rows = [[Tile(column[i]) for column in columns.values()] for i in range(len(images))]
     title = asked.title("principal components of its patch features").name
     caption = full_caption(one, _caption(found, len(images), bool(between), one.modality), images)
-    return [draw_tiles(rows, list(columns), shown.shape[1:3], title, caption, asked.folder / "components.png", [scale])]
+    page_caption = Caption(
+        "Three principal components of the patch features",
+        "Patches of the same colour have similar features. It is a good sign if the same kind of object has the same "
+        f"colour in different {one.modality.noun}, and a bad one if the colours depend mainly on position.",
+        100,
+    )
+    size, out = shown.shape[1:3], asked.folder / "components.png"
+    return [draw_tiles(rows, list(columns), size, title, caption, out, [scale], page_caption=page_caption)]
 
 
 def _bytes(colours: np.ndarray) -> np.ndarray:
@@ -147,7 +155,7 @@ def _hatched(colours: np.ndarray, size: tuple[int, int]) -> list[np.ndarray]:
     for picture in colours:
         large = picture.repeat(down, 0).repeat(along, 1)
         nothing = np.isnan(large).any(-1, keepdims=True)
-        shown.append(np.where(nothing, empty_tile(*large.shape[:2]), _bytes(np.nan_to_num(large))))
+        shown.append(np.where(nothing, hatch(EMPTY_MARK, *large.shape[:2]), _bytes(np.nan_to_num(large))))
     return shown
 
 

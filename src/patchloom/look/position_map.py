@@ -12,10 +12,10 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, LogNorm
 from matplotlib.figure import Figure
 from matplotlib.gridspec import GridSpec
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Rectangle
 
-from patchloom.look.charts import INK, QUIET, STYLE, write_figure
+from patchloom.look.captions import Caption
+from patchloom.look.charts import INK, styled_figure, write_figure
 
 _EMPTY_COLOUR = "#d9d9d9"
 _TRUE, _GUESSED = "#00a0e0", "#d55e00"
@@ -59,9 +59,8 @@ def draw_position_map(
     grid = shares.shape
     tall = min(1.6, max(0.6, grid[0] / grid[1]))
     height = max(len(examples) * (_EXAMPLE_SIDE * tall + 0.45), 2 * (_MAP_SIDE * tall + 0.75))
-    with matplotlib.rc_context(STYLE):
-        layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08)
-        figure = Figure((_MAP_SIDE + 1.3 + (_EXAMPLE_SIDE + 0.15) * columns, height + 1.3), layout=layout)
+    size = _MAP_SIDE + 1.3 + (_EXAMPLE_SIDE + 0.15) * columns, height + 1.3
+    with styled_figure(size, {"w_pad": 0.08, "h_pad": 0.08}, title, caption) as figure:
         whole = GridSpec(
             1, 2 if columns else 1, figure, width_ratios=[_MAP_SIDE + 0.9, _EXAMPLE_SIDE * columns][: 1 + bool(columns)]
         )
@@ -76,9 +75,13 @@ def draw_position_map(
                     _draw_example(at, one)
                     if j == 0:
                         at.set_ylabel(name, fontsize=9, color=INK)
-        figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold", color=INK)
-        figure.supxlabel(caption, fontsize=8, color=QUIET, x=0.01, ha="left", wrap=True)
-        return write_figure(figure, out)
+        page_caption = Caption(
+            "Accuracy of predicted positions",
+            "How often the position of a patch is predicted correctly at each place, and how far wrong predictions are "
+            "off. If only the borders are bright, the model has learnt mainly what edges look like.",
+            200,
+        )
+        return write_figure(figure, out, page_caption)
 
 
 def times_as_often(offsets: np.ndarray, grid: tuple[int, int]) -> np.ndarray:

@@ -15,6 +15,7 @@ from patchloom.data.augment import CentreCrop
 from patchloom.data.decode import read_image, to_channels
 from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError
+from patchloom.look.captions import Caption
 from patchloom.look.charts import write_table
 from patchloom.look.context import UNTRAINED, LookRequest, NamedEncoder, check_finite, full_caption, to_pictures
 from patchloom.look.image_grid import Tile, draw_tiles
@@ -192,6 +193,12 @@ def draw_retrieval(asked: LookRequest) -> list[Path]:
         for (picture, crop), apart in zip(nearest, (1, 0) * len(shown), strict=True):
             row.append(Tile(crops[picture, crop], crop_kind(crop).words(), frame=_frame(query, crop, apart)))
         tiles.append(row)
+    page_caption = Caption(
+        "Nearest crops",
+        "The crops of several images that are nearest to one crop. Look whether those from other images have the same "
+        "place and scale.",
+        160,
+    )
     out = asked.folder / "retrieval.png"
     draw_tiles(
         tiles,
@@ -202,6 +209,7 @@ def draw_retrieval(asked: LookRequest) -> list[Path]:
         out,
         groups=[("", 2), *((_CALLED[name], 2) for name in shown)],
         side=_SIDE,
+        page_caption=page_caption,
     )
     heading = ("encoder", "representation", "within", "alike", "share", "low", "high", "chance", "images", "crops")
     return [out, write_table(heading, rows, out.with_suffix(".csv"))]
@@ -241,11 +249,16 @@ def _draw_exemplar(asked: LookRequest, file: Path) -> list[Path]:
         "scales. The cosine similarity is written above. Look whether the crop shows the same thing and has the right "
         "size (ExtreMA, Wu et al. 2022, Fig. 3). All cosines are in exemplar.csv."
     )
+    page_caption = Caption(
+        "Nearest crops to your image",
+        "The crop of each image that is most similar to yours. Look whether it shows the same thing, and whether the "
+        "frame fits.",
+        161,
+    )
     out = asked.folder / "exemplar.png"
     headings = ["exemplar", *(f"by {_CALLED[name]}" for name in called)]
-    draw_tiles(
-        rows, headings, size, asked.title(f"nearest crops to {file.name}").name, full_caption(one, text, images), out
-    )
+    title, caption = asked.title(f"nearest crops to {file.name}").name, full_caption(one, text, images)
+    draw_tiles(rows, headings, size, title, caption, out, page_caption=page_caption)
     table = [
         (i + 1, name, [*PLACES][crop_kind(crop).place], SCALES[crop_kind(crop).scale], f"{cosine:.6f}")
         for name, each in cosines.items()

@@ -52,7 +52,7 @@ def draw_task(
         above = None if title is None else title(task.measure(given, torch.Generator().manual_seed(seed)))
     task.train(was_training)
     drawn = (sheet_as_drawn(sheet, card.modality, card.mean, card.std) for sheet in sheets)
-    return [draw_sheet(*sheet, folder, above, images) for sheet in drawn]
+    return [draw_sheet(*sheet, folder, above, images, order) for order, sheet in enumerate(drawn)]
 
 
 def title_of(
@@ -70,8 +70,6 @@ def title_of(
     epoch = settings.epochs * done / whole if whole else float((rows or [{}])[-1].get("epoch") or 0)
     said = f"epoch {epoch:.4g} of {settings.epochs:,}"
     values = {name.removeprefix("baseline:"): value for name, value in measured.items() if name.startswith("baseline:")}
-    if "on other images" in values:  # older versions used this name for recordings, too
-        values[f"on other {noun}"] = values.pop("on other images")
     beaten = replace(measure, baselines={name: torch.tensor([float(value)]) for name, value in values.items() if value})
     if measured:
         before = float(measured["epoch"])

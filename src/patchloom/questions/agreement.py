@@ -395,4 +395,11 @@ def neighbours_sheet(
         indices = nearest_by_cosine(queries[:shown], gallery, own, SHEET_NEIGHBOURS)[0]
         for place, which in enumerate(indices.unbind(1), start=1):
             columns[f"{heading}, {place}."] = images[which]
-    return Sheet("neighbours", caption, columns)
+    return Sheet(
+        "neighbours",
+        caption,
+        columns,
+        page_title="Nearest neighbours during training",
+        page_text=f"Each {item} with those whose features are most similar. If all rows show the same neighbours, the "
+        "features have collapsed; if neighbours share only their colours, the encoder has learnt little else.",
+    )

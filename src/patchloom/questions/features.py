@@ -116,4 +116,12 @@ def features_sheet(geometry: Geometry, encoded: Encoded, given: Tensor, targets:
     caption = (
         f"{first} of the teacher's features over these {encoded.modality.noun}; the predictions are shown by the same."
     )
-    return Sheet("features", caption, columns, "not given, or not predicted")
+    return Sheet(
+        "features",
+        caption,
+        columns,
+        "not given, or not predicted",
+        "The teacher's features and their prediction",
+        "Patches of the same colour have similar features. If the predictions look the same in all rows, the model has "
+        "learnt only the mean feature.",
+    )

@@ -253,7 +253,17 @@ class Pixels(PatchQuestion):
                 "statistics: each patch's mean and deviation "
                 "come from the original. Guessed: from what was given, so nothing withheld is shown."
             )
-        return [Sheet("recovered", caption, columns)]
+        return [
+            Sheet(
+                "recovered",
+                caption,
+                columns,
+                page_title="Withheld patches and their reconstruction",
+                page_text="Hatched patches were hidden from the encoder; the columns beside them show the model's "
+                "prediction. Edges and objects that continue across the holes are a good sign; a hole filled with the "
+                "texture around it is not.",
+            )
+        ]
 
     def picture(self, encoded: Encoded, asked: Tensor, pixels: Tensor) -> Tensor:
         """Return the normalised picture [b c h w] with ``pixels`` [b j f] at the patches ``asked``."""

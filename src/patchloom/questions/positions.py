@@ -227,8 +227,18 @@ class Positions(Question):
             f"puts {right:.1%} at their true place. Each by itself: of the withheld positions, {top:.1%} are predicted "
             f"correctly (top-1), and {five:.1%} are among the five likeliest (top-5); the mean distance is {far}."
         )
+        modality = encoded.modality
         return [
-            Sheet("rebuilt", f"{caption}{shift_note(whole_shifts(placed, visible, asked, g.grid))}", columns, _NOTHING)
+            Sheet(
+                "rebuilt",
+                f"{caption}{shift_note(whole_shifts(placed, visible, asked, g.grid))}",
+                columns,
+                _NOTHING,
+                f"{modality.noun.capitalize()} reassembled from patches",
+                "With as much withheld as in training, every patch is drawn at a place of its own where the model put "
+                f"it. {modality.an_item.capitalize()} that is right except for a shift or a reflection means that the "
+                "model knows the relative but not the absolute positions of its parts.",
+            )
         ]
 
 
@@ -340,7 +350,16 @@ def figure_3(
         f"{asked} Visible patches were placed correctly, or their place was given. Right, of the places "
         f"withheld here: {', '.join(right)}."
     )
-    return [Sheet("positions", caption, marked, "masked"), ratios_sheet(geometry, images, placed, generator, asked)]
+    positions = Sheet(
+        "positions",
+        caption,
+        marked,
+        "masked",
+        "Patches whose position was found",
+        "Patches whose position was hidden are shown at their true place if the model found it, and are hatched "
+        "otherwise. The more patches are shown, the better the model knows how they fit together.",
+    )
+    return [positions, ratios_sheet(geometry, images, placed, generator, asked)]
 
 
 def ratios_sheet(
@@ -368,7 +387,15 @@ def ratios_sheet(
         f"{withheld} Given: the input of the first of these columns, patches without a place in random order. Then: "
         f"each patch at a place of its own, by the likeliest assignment.{shifts}"
     )
-    return Sheet("ratios", caption, columns, _NOTHING)
+    return Sheet(
+        "ratios",
+        caption,
+        columns,
+        _NOTHING,
+        "Reassembled with more and less withheld",
+        "Every patch is drawn at a place of its own where the model put it. The columns differ in how much was "
+        "withheld, so that they need not be what was trained.",
+    )
 
 
 def mixed_sheet(
@@ -390,4 +417,12 @@ def mixed_sheet(
         "were one image, without places; its keys and values come from its own context only. Rebuilt: each patch at "
         "a place of its own, by the likeliest assignment."
     )
-    return Sheet("mixed", caption, columns, _NOTHING)
+    return Sheet(
+        "mixed",
+        caption,
+        columns,
+        _NOTHING,
+        "Two inputs, shuffled together",
+        "Patches of two inputs were divided into two sets and placed by the model. The model separates the two well if "
+        "each result shows the patches of only one input.",
+    )

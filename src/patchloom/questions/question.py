@@ -176,12 +176,16 @@ class Sheet(NamedTuple):
         columns: by heading, images [b c h w] in normalised pixels; nan is hatched as empty, inf crossed as wrong.
             Recordings are drawn as spectrograms, flipped vertically and coloured.
         empty: meaning of an empty place, for the legend.
+        page_title: a few words for a report page; "": the name.
+        page_text: one or two sentences there on what the sheet shows and what to look for.
     """
 
     name: str
     caption: str
     columns: dict[str, Tensor]
     empty: str = "withheld"
+    page_title: str = ""
+    page_text: str = ""
 
 
 @dataclass(frozen=True)

@@ -136,7 +136,16 @@ class Location(Question):
             "The query's patches enter without positions. Then: each patch that lies in the reference, at its true "
             "place there and at the predicted one; the mean where several share a place."
         )
-        return [Sheet("located", caption, columns, "not seen, or no patch placed here")]
+        return [
+            Sheet(
+                "located",
+                caption,
+                columns,
+                "not seen, or no patch placed here",
+                "Patches of the query in the reference",
+                "The query's patches at their true and at their predicted places. Compare both with the reference.",
+            )
+        ]
 
 
 class LOCA(Task):

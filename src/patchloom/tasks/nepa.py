@@ -102,7 +102,17 @@ class NextEmbedding(Question):
         if not b - 1:
             caption = f"Patches are taken from other {encoded.modality.noun}, and there are none."
         shown = {name: column[:ROWS] for name, column in columns.items()}
-        return [Sheet("next", caption, shown, f"not predicted, or no other {encoded.modality.item}")]
+        return [
+            Sheet(
+                "next",
+                caption,
+                shown,
+                f"not predicted, or no other {encoded.modality.item}",
+                "Patches nearest to the predicted embeddings",
+                f"Patches of other {encoded.modality.noun}, chosen by the predicted and by the true embedding of each "
+                "place. The closer the predicted ones come to the best possible, the better.",
+            )
+        ]
 
     def nearest(self, encoded: Encoded, wanted: Tensor, embeddings: Tensor) -> Tensor:
         """Paint, at the last m places of the first images, the patch of another image nearest to ``wanted`` [b m d]."""

@@ -166,7 +166,17 @@ class Translations(Question):
             f"mean where several overlap. The mean distance between both is {off:.2f} patch sides; with all patches at "
             f"the centre it would be {heap:.2f}."
         )
-        return [Sheet("arranged", caption, columns, "no patch there")]
+        return [
+            Sheet(
+                "arranged",
+                caption,
+                columns,
+                "no patch there",
+                "Patches at their predicted places",
+                "Patches were cut at random places and placed by the model. If all lie in the middle, nothing was "
+                "learnt.",
+            )
+        ]
 
 
 class PART(Task):

@@ -318,4 +318,11 @@ def views_sheet(geometry: Geometry, views: dict[str, tuple[Tensor, Tensor | None
         columns[heading] = images
         if visible is not None:
             columns[heading] = paint_patches(images, geometry.p, complement(visible, geometry.n), WITHHELD)
-    return Sheet("views", caption, columns)
+    return Sheet(
+        "views",
+        caption,
+        columns,
+        page_title="Views of a training step",
+        page_text="Each row shows views of the same origin as the network gets them, with masked patches hatched. If "
+        "you cannot recognise that they belong together, the augmentation or the masking is probably too strong.",
+    )
