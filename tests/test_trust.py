@@ -63,7 +63,7 @@ from patchloom.nets.heads import InstanceHead
 from patchloom.options import VERBS, parse_call, parse_evaluate, parse_pretrain
 from patchloom.report.load_run import load_run
 from patchloom.report.pictures import collect_pictures, images_of
-from patchloom.runs.checksummed import read_checksummed, write_checksummed
+from patchloom.system.checksummed import read_checksummed, write_checksummed
 from patchloom.runs.encoder import named_extra_module
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.task import load_task

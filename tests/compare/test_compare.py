@@ -43,7 +43,7 @@ from patchloom.evaluate import label_free
 from patchloom.evaluate.protocols.linear import LINEAR
 from patchloom.evaluate.results import Row
 from patchloom.evaluate.settings import EvalSettings, Parts
-from patchloom.runs.checksummed import read_checksummed, write_checksummed
+from patchloom.system.checksummed import read_checksummed, write_checksummed
 from patchloom.runs.encoder import load_encoder
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.training_set import read_record

@@ -16,9 +16,9 @@ from patchloom.loggers import queue
 from patchloom.loggers.base import SentRecord
 from patchloom.loggers.queue import TrackerSet, send_pending
 from patchloom.results.claims import Effect, MeasureResult
-from patchloom.runs.checksummed import write_checksummed
+from patchloom.results.verdict import Health, Rule, Verdict
 from patchloom.runs.folder import FolderLocked, RunFolder, write_metrics
-from patchloom.runs.verdict import Health, Rule, Verdict
+from patchloom.system.checksummed import write_checksummed
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from patchloom.errors import PatchloomError
 from patchloom.report.load_run import load_run
 from patchloom.report.metadata import run_metadata
 from patchloom.report.report import page_of, report
-from patchloom.runs.verdict import Health, Verdict, no_labels, write_health
+from patchloom.results.verdict import Health, Verdict, no_labels, write_health
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from patchloom.data.sources.open import open_data
 from patchloom.data.stats import channels_of, statistics_of
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.format import EncoderCard, checksum, save_encoder
-from patchloom.runs.checksummed import write_checksummed
+from patchloom.system.checksummed import write_checksummed
 from patchloom.runs.folder import RunFolder
 
 SMALL = {"embed_dim": 32, "depth": 2}

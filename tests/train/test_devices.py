@@ -16,7 +16,7 @@ from ranks import SAVING, Signal, free_port, run_together
 from running import column
 
 from patchloom.errors import PatchloomError
-from patchloom.runs.checksummed import read_checksummed, write_checksummed
+from patchloom.system.checksummed import read_checksummed, write_checksummed
 from patchloom.system import distributed
 from patchloom.train.loop import pretrain
 

@@ -18,7 +18,7 @@ from patchloom.evaluate.results import Report, Row, compare_rows
 from patchloom.questions.question import Measure
 from patchloom.results.claims import START, Claim
 from patchloom.results.shares import Level
-from patchloom.runs.checksummed import write_checksummed
+from patchloom.system.checksummed import write_checksummed
 from patchloom.runs.held_out import HeldOut
 from patchloom.runs.settings import Settings
 from patchloom.runs.verdict import Health, Rule, Verdict, no_labels, read_health, write_health
