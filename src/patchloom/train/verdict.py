@@ -57,8 +57,10 @@ class VerdictInputs(NamedTuple):
         option = "agreement_loss" if "agreement_loss" in settings.task else "loss"
         loss = settings.task.get(option)
         negatives: Actions = {f"task.{option}": "infonce"} if loss == "byol" else {}
+        noun = self.modality.noun
+        baselines = tuple(one._replace(share=replace(one.share, noun=noun)) for one in measure.result.baselines)
         return Signs(
-            replace(measure.result, noun=self.modality.noun),
+            replace(measure.result, noun=noun, baselines=baselines),
             self._level(),
             epoch=settings.epochs * self.step / self.steps,
             epochs=settings.epochs,
