@@ -22,10 +22,10 @@ from patchloom.report.load_run import (
     settings_of,
 )
 from patchloom.report.report import report
-from patchloom.system.checksummed import write_checksummed
+from patchloom.results.verdict import Health, Verdict, write_health
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.settings import request
-from patchloom.results.verdict import Health, Verdict, write_health
+from patchloom.system.checksummed import write_checksummed
 
 
 def test_a_finished_run_tells_all_of_itself(run):
