@@ -16,7 +16,6 @@ from patchloom.results.verdict import (
     Health,
     Signs,
     closing_sentence,
-    drop_no_labels,
     judge,
     no_labels,
     read_health,
@@ -27,6 +26,7 @@ from patchloom.system.checksummed import write_checksummed
 # shares of the way by their level: value and interval
 CLEAR, WEAK, UNSURE, HARDLY = (0.5, 0.45, 0.55), (0.05, 0.04, 0.06), (0.12, 0.02, 0.3), (0.01, 0.005, 0.015)
 NONE, WORSE, OPEN, SOLVED = (0.0, -0.01, 0.01), (-0.1, -0.2, -0.05), (0.05, -0.1, 0.3), (1.0, 0.98, 1.0)
+ALONE = (0.5, -math.inf, math.inf)
 LONGER, SLOWER = {"epochs": 40}, {"blr": 4e-4, "warmup_epochs": "higher"}
 OUTPUTS = {"spread": 0.01, "effective rank": 1.2}
 TEACHER = {"task.loss": "infonce", "task.momentum": "higher"}
@@ -115,10 +115,10 @@ CASES = {
     "still improving": (signs(knn=knn(), improves=True), "healthy", "still improving", LONGER),
 }
 VERDICTS = {
-    **{"same_images": "nothing can be told", "collapsed": "collapsed", "same_targets": "learning but weak"},
-    **{"few_images": "nothing can be told", "unstable": "not learning", "early": "too early to tell"},
-    **{"stands_still": "not learning", "weak": "learning but weak", "no_gain": "learning but weak"},
-    "healthy": "healthy",
+    **dict.fromkeys(("same_images", "few_images"), "nothing can be told"),
+    **dict.fromkeys(("same_targets", "weak", "no_gain"), "learning but weak"),
+    **dict.fromkeys(("unstable", "stands_still"), "not learning"),
+    **{"collapsed": "collapsed", "early": "too early to tell", "healthy": "healthy"},
 }
 
 
@@ -134,7 +134,7 @@ def test_each_rule(case, tmp_path):
 
 
 def test_every_rule_has_a_case():
-    assert [rule.name for rule in RULES] == list(VERDICTS) and {rule for _, rule, *_ in CASES.values()} == {*VERDICTS}
+    assert {rule.name for rule in RULES} == {rule for _, rule, *_ in CASES.values()} == {*VERDICTS}
 
 
 @pytest.mark.parametrize(
@@ -160,9 +160,8 @@ def test_advice_names_options_with_their_present_and_next_values():
     assert judge(signs(NONE, fell=(0.5, 0.6))).then == "lower --blr (from 0.004 to 0.0004) or raise --warmup_epochs"
     collapsed = judge(signs(also=OUTPUTS, same_targets=True, remedies=TEACHER)).then
     assert collapsed.startswith("use --task.loss infonce, raise --task.momentum, lower --blr")
-    assert (
-        judge(signs(UNSURE, groups=3)).then
-        == "hold out more groups of images (now 3) (--held_out) or train longer (--epochs 40)"
+    assert judge(signs(UNSURE, groups=3)).then.startswith(
+        "hold out more groups of images (now 3) (--held_out) or train"
     )
     assert "more --patience (now 3)" in judge(signs(WEAK, patience=3)).then
     assert "groups of images (now 4)" in judge(signs(knn=knn(OPEN, groups=4))).then
@@ -182,30 +181,24 @@ def test_recordings_are_not_called_images(case):
 # The file, which anybody may have written.
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"verdict": "splendid"},
-        {"verdict": ["healthy"]},
-        {"why": 3},
-        {"why": "two\nlines"},
-        {"then": "x" * 3000},
-        {"epoch": "ten"},
-        {"ended": 1},
-        {"rule": {"a": 1}},
-        {"measure": 5},
-        {"measure": measure(CLEAR, baselines=()).plain()},
-        {"actions": ["blr"]},
-        {"actions": {"blr": [1]}},
-        {"actions": {"blr": "\x1b[2J"}},
-    ],
-)
-def test_an_invalid_verdict_is_none(change, tmp_path):
+INVALID = {
+    "verdict": ["splendid", ["healthy"]],
+    "why": [3, "two\nlines"],
+    "then": ["x" * 6000],
+    "epoch": ["ten", -1],
+    "ended": [1],
+    "rule": [{"a": 1}],
+    "measure": [5, measure(CLEAR, baselines=()).plain()],
+    "actions": [["blr"], {"blr": [1]}, {"blr": "\x1b[2J"}],
+}
+
+
+@pytest.mark.parametrize("name", INVALID)
+def test_an_invalid_verdict_is_none(name, tmp_path):
     values = judge(signs(NONE, fell=(0.5, 0.6))).plain()
-    write_checksummed(tmp_path / "verdict.yaml", values)
-    assert read_health(tmp_path) is not None
-    write_checksummed(tmp_path / "verdict.yaml", values | change)
-    assert read_health(tmp_path) is None
+    for given, known in [(values[name], True), *((one, False) for one in INVALID[name])]:
+        write_checksummed(tmp_path / "verdict.yaml", values | {name: given})
+        assert (read_health(tmp_path) is not None) == known
 
 
 def test_a_missing_or_edited_verdict_is_none(tmp_path):
@@ -224,10 +217,7 @@ def test_a_missing_or_edited_verdict_is_none(tmp_path):
 @pytest.mark.parametrize(
     ("given", "head"),
     [
-        (
-            signs(CLEAR),
-            "The task is clearly being learnt: error 0.200 on 200 held-out images, 50 % [45, 55] of the way",
-        ),
+        (signs(CLEAR), "The task is clearly being learnt: error 0.200 on 200 held-out images, 50 % [45, 55] of the"),
         (signs(WEAK, level=level_of(share(CLEAR))), "The task is being learnt, but weakly so far"),
         (signs(HARDLY), "The task is hardly being learnt so far"),
         (signs(UNSURE), "The task is being learnt, but 200 held-out images leave open how well: error 0.352, 12 %"),
@@ -235,8 +225,8 @@ def test_a_missing_or_edited_verdict_is_none(tmp_path):
         (signs(WORSE), "The task is not learnt yet: error 0.440 on 200 held-out images, and 0.400 (blurred copy) has"),
         (signs(OPEN), "200 held-out images leave open whether the task is being learnt"),
         (
-            signs((0.5, -math.inf, math.inf), n=1),
-            "1 held-out image is too few to tell whether the task is being learnt: error 0.200, against 0.400 (blurred",
+            signs(ALONE, n=1),
+            "1 held-out image is too few to tell whether the task is being learnt: error 0.200, against",
         ),
         (signs(CLEAR, alike=True), "The outputs for whole images are so similar"),
         (signs(CLEAR, alike=True, same_targets=True), "The outputs for whole images have collapsed"),
@@ -244,9 +234,7 @@ def test_a_missing_or_edited_verdict_is_none(tmp_path):
 )
 def test_the_closing_sentence_follows_size_and_interval(given, head):
     said = closing_sentence(given)
-    assert (
-        said.startswith(head) and said.endswith(f". {no_labels()}") and drop_no_labels(said) + " " + no_labels() == said
-    )
+    assert said.startswith(head) and said.endswith(f". {no_labels()}")
 
 
 def test_known_images_may_be_memorised():

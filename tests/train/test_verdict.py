@@ -54,16 +54,12 @@ def test_columns_become_numbers_and_unknown_ones_nan():
     found = run(measured(0.2), columns=columns | {"features:deviation:untrained": "0.8"}, setbacks=2).signs()
     assert (found.apart, found.rank, found.deviation, found.finite) == (0.97, 9, pytest.approx(0.75), True)
     assert (found.epoch, found.updates, found.setbacks, found.blr) == (10, 1000, 2, 4e-3)
+    more = run(measured(0.2), step=999)._replace(settings=replace(SETTINGS, accumulate=2, patience=3))
+    assert (more.signs().updates, more.signs().patience, more._replace(stopped=True).signs().patience) == (500, 0, 3)
     bare = run(measured(0.2)).signs()
     assert bare.finite and np.isnan([bare.apart, bare.rank, bare.deviation]).all()
     assert not run(measured(0.2), columns={"features:spread": "nan"}).signs().finite
     assert not run(measured(float("nan"))).signs().finite
-
-
-def test_an_update_may_have_several_steps_and_a_run_may_stop_early():
-    inputs = run(measured(0.2), step=999, ended=True)._replace(settings=replace(SETTINGS, accumulate=2, patience=3))
-    assert inputs.signs().updates == 500 and inputs.signs().patience == 0
-    assert inputs._replace(stopped=True).signs().patience == 3
 
 
 @pytest.mark.parametrize(

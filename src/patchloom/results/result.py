@@ -283,8 +283,8 @@ def count_of(value: Any) -> int:
     return int(value)
 
 
-def text_of(value: Any, longest: int = _LONGEST) -> str:
-    """Read a name, or another text, from a file: one line of limited length."""
-    if not isinstance(value, str) or len(value) > longest or not value.isprintable():
+def text_of(value: Any) -> str:
+    """Read a name from a file: one line of limited length."""
+    if not isinstance(value, str) or len(value) > _LONGEST or not value.isprintable():
         raise ValueError(f"{str(value)[:40]!r} is not a name")
     return value

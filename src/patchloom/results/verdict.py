@@ -10,20 +10,21 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from patchloom.errors import PatchloomError, listing
+from patchloom.errors import PatchloomError, listing, typed_fields
 from patchloom.results.claims import MIN_VERDICT_IMAGES, START, UNTRAINED, control_name
-from patchloom.results.result import Result, number_of, text_of
+from patchloom.results.result import Result
 from patchloom.results.shares import Level, level_of
 from patchloom.system.checksummed import read_checksummed, write_checksummed
 
 _FILE = "verdict.yaml"
-_LONGEST = 2000  # characters of a sentence in the file
+_LONGEST = 5000  # characters of all words in the file
 
 HIGHER, LOWER, ANOTHER = "higher", "lower", "another"  # directions of an action that sets no value
-Actions = Mapping[str, float | str]
+Actions = dict[str, float | str]
 
 
 class Verdict(StrEnum):
@@ -67,34 +68,24 @@ class Health:
     def plain(self) -> dict[str, Any]:
         """Return values for JSON."""
         measure = None if self.measure is None else self.measure.plain()
-        return vars(self) | {"verdict": self.verdict.value, "measure": measure, "actions": dict(self.actions)}
+        return vars(self) | {"verdict": self.verdict.value, "measure": measure}
 
     @staticmethod
     def of(values: Mapping[str, Any]) -> Health:
         """Validate and read the result of `plain` from a file, which anybody may have written.
 
         Raises:
-            ValueError: a value is missing or of another type.
+            ValueError: a value is missing, or of another type or range.
         """
         try:
-            ended, measure, actions = values["ended"], values["measure"], values["actions"].items()
-            if not isinstance(ended, bool):
-                raise ValueError("ended is neither true nor false")
-            health = Health(
-                Verdict(values["verdict"]),
-                why=text_of(values["why"], _LONGEST),
-                then=text_of(values["then"], _LONGEST),
-                epoch=number_of(values["epoch"], 0.0),
-                ended=ended,
-                rule=text_of(values["rule"]),
-                measure=None if measure is None else Result.of(measure),
-                actions={
-                    text_of(name): text_of(to) if isinstance(to, str) else number_of(to, math.nan)
-                    for name, to in actions
-                },
-            )
-        except (KeyError, TypeError, AttributeError) as problem:
+            verdict, measure = Verdict(values["verdict"]), values["measure"]
+            read = {"verdict": verdict, "measure": None if measure is None else Result.of(measure)}
+            health = Health(**typed_fields(Health, {**values, **read}, {"epoch": (0, 2**53)}))
+        except (KeyError, TypeError) as problem:
             raise ValueError(f"invalid verdict: {problem}") from problem
+        texts = "".join((health.why, health.then, health.rule, *map(str, chain(*health.actions.items()))))
+        if not texts.isprintable() or len(texts) > _LONGEST:
+            raise ValueError("its words are too long, or have control characters")
         if health.measure is not None and not health.measure.baselines:
             raise ValueError("the measure has no baseline to beat")
         return health
