@@ -292,16 +292,16 @@ def early(s: Signs) -> tuple[str, Actions]:
     if not s.epoch:
         return "nothing is trained yet", {}
     if s.updates < _ENOUGH or s.first_half or s.gained is None:
-        return f"after {_updates(s)}", longer
+        return f"it has had {_updates(s)} so far", longer
     if level_of(s.gained) is Level.UNKNOWN:
         return _open(s.measure, "whether it improved in the second half of the run"), {"held_out": HIGHER, **longer}
-    return f"{s.gained.value:.0%} nearer to perfect than halfway through the run", longer
+    return f"it is {s.gained.value:.0%} nearer to perfect than halfway through the run", longer
 
 
 @_rule(Verdict.NOT_LEARNING, lambda s: not s.level.visible)
 def stands_still(s: Signs) -> tuple[str, Actions]:
     advice: Actions = {"data": ANOTHER, "patch_size": LOWER, "blr": s.blr / 10, "task": ANOTHER}
-    return f"after {_updates(s)}, and hardly nearer to perfect than halfway through the run", advice
+    return f"after {_updates(s)} it is hardly nearer to perfect than halfway through the run", advice
 
 
 @_rule(Verdict.WEAK, lambda s: s.alike or s.level is not Level.CLEAR)
@@ -438,16 +438,13 @@ def _others(measure: Result) -> str:
     """Return the other baselines, in words where they disagree with the one to beat."""
     level, said = level_of(measure.to_beat.share), ""
     for one in measure.baselines:
-        other = level_of(one.share)
-        if one.to_beat:
-            continue
+        other, remark = level_of(one.share), ""
         if level.better and other is Level.WORSE:
             # an optional baseline may know what the network does not, such as each patch's true colour
-            knows = "" if one.barred else ", which has information that the encoder lacks"
-            said += f"; but worse than {one.name} ({measure.compact(one.value)}){knows}"
-        else:
-            better = "but better than " if level.no_gain and other.better else ""
-            said += f"; {better}{one.name} {measure.compact(one.value)}"
+            remark = ", which is better" + ("" if one.barred else ", but has information that the encoder lacks")
+        elif level.no_gain and other.better:
+            remark = ", which it beats"
+        said += "" if one.to_beat else f"; {one.name} {measure.compact(one.value)}{remark}"
     return said
 
 
