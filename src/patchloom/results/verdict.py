@@ -203,6 +203,9 @@ class Signs:
         return any(level_of(one.share).better for one in controls if one.to_beat or one.name == UNTRAINED)
 
 
+Say = Callable[[Signs], tuple[str, Actions]]
+
+
 class Rule(NamedTuple):
     """Rule of a verdict.
 
@@ -216,7 +219,7 @@ class Rule(NamedTuple):
     name: str
     verdict: Verdict
     when: Callable[[Signs], bool]
-    say: Callable[[Signs], tuple[str, Actions]]
+    say: Say
 
 
 def judge(signs: Signs) -> Health:
@@ -235,8 +238,12 @@ def judge(signs: Signs) -> Health:
 RULES: list[Rule] = []
 
 
-def _rule(verdict: Verdict, when: Callable[[Signs], bool]) -> Callable[[Callable[[Signs], tuple[str, Actions]]], None]:
-    return lambda say: RULES.append(Rule(say.__name__, verdict, when, say))
+def _rule(verdict: Verdict, when: Callable[[Signs], bool]) -> Callable[[Say], Say]:
+    def add(say: Say) -> Say:
+        RULES.append(Rule(say.__name__, verdict, when, say))
+        return say
+
+    return add
 
 
 @_rule(Verdict.UNKNOWN, lambda s: s.apart < _APART and s.measure.n >= MIN_VERDICT_IMAGES)
@@ -371,7 +378,7 @@ def _in_words(s: Signs, option: str, to: float | str) -> str:
         "patience": f"train longer, in another --out with more --patience (now {s.patience})",
         "difficulty": "make the task harder by its options (patchloom pretrain --help all)",
         "export": "keep the start (patchloom export RUN --start)",
-        "evaluate": f"evaluate by another protocol (patchloom evaluate {value})",
+        "evaluate": f"fine-tune, which may tell more than kNN (patchloom evaluate {value})",
     }
     directions = {HIGHER: f"raise --{option}", LOWER: f"lower --{option}", ANOTHER: f"try another --{option}"}
     return words.get(option) or directions.get(value, f"use --{option} {value}")
