@@ -16,7 +16,7 @@ from claims_judge import CONTRADICTED, HOLDS, UNDECIDED, Decided, Noise, Scores,
 from claims_kept import Part, joined, kept_on
 from claims_runs import WHERE, Study
 
-from patchloom.runs.verdict import Verdict, read_health
+from patchloom.results.verdict import Verdict, read_health
 from patchloom.system.files import write_whole
 
 NOT_RUN = "not run yet"

@@ -23,7 +23,7 @@ import patchloom
 from patchloom.compare.outcome import rank_encoders
 from patchloom.compare.timing import TrainingSpeed
 from patchloom.results.intervals import wilson
-from patchloom.runs.checksummed import read_checksummed
+from patchloom.system.checksummed import read_checksummed
 
 IMAGES, CLASSES, SIDE = 240, 4, 16
 SMALL = {"img_size": SIDE, "patch_size": 8, "batch_size": 32, "threads": 1, "workers": 0}

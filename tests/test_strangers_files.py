@@ -26,7 +26,7 @@ from patchloom.embed.formats import read_rows
 from patchloom.errors import PatchloomError
 from patchloom.nets.checkpoints.format import checksum, read_weights
 from patchloom.runs.checkpoint import Checkpoints
-from patchloom.runs.checksummed import read_checksummed
+from patchloom.system.checksummed import read_checksummed
 from patchloom.system.documents import is_whole, parse_json, parse_number
 from patchloom.train.checkpointing import TrainState
 

@@ -64,11 +64,11 @@ from patchloom.options import VERBS, parse_call, parse_evaluate, parse_pretrain
 from patchloom.report.load_run import load_run
 from patchloom.report.pictures import collect_pictures, images_of
 from patchloom.results import store
-from patchloom.runs.checksummed import read_checksummed, write_checksummed
 from patchloom.runs.encoder import named_extra_module
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.task import load_task
 from patchloom.system import network
+from patchloom.system.checksummed import read_checksummed, write_checksummed
 from patchloom.system.files import append
 from patchloom.system.load import Load
 from patchloom.tasks import custom

@@ -17,6 +17,7 @@ from typing import IO
 import numpy as np
 import pytest
 import torch
+from patchloom.evaluate.results import Row
 from PIL import Image
 
 from patchloom import PatchloomError, compare
@@ -41,12 +42,11 @@ from patchloom.data.sources.open import open_data
 from patchloom.display import StatusMessage
 from patchloom.evaluate import label_free
 from patchloom.evaluate.protocols.linear import LINEAR
-from patchloom.evaluate.results import Row
 from patchloom.evaluate.settings import EvalSettings, Parts
-from patchloom.runs.checksummed import read_checksummed, write_checksummed
 from patchloom.runs.encoder import load_encoder
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.training_set import read_record
+from patchloom.system.checksummed import read_checksummed, write_checksummed
 from patchloom.system.load import Load
 from patchloom.tasks.mae import MAE
 

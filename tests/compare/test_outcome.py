@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from patchloom.evaluate.results import Row
 
 from patchloom.compare.outcome import HEADING, Comparison, describe_ranking, rank_encoders, sufficient_budget
 from patchloom.compare.unlabelled import _by_rankme, _csv, _table
-from patchloom.evaluate.results import Row
 from patchloom.results.claims import Claim, Difference, difference
 
 

@@ -30,8 +30,8 @@ from patchloom.export.without_positions import remove_positions, turned
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file, save_encoder, save_extra_module
 from patchloom.nets.heads import InstanceHead, pooled_tokens
-from patchloom.runs.checksummed import write_checksummed
 from patchloom.runs.folder import RunFolder
+from patchloom.system.checksummed import write_checksummed
 
 # Options of other formats, and missing libraries.
 

@@ -16,9 +16,9 @@ from patchloom.loggers import queue
 from patchloom.loggers.base import SentRecord
 from patchloom.loggers.queue import TrackerSet, send_pending
 from patchloom.results.result import SHARE, Baseline, Result
-from patchloom.runs.checksummed import write_checksummed
+from patchloom.results.verdict import Health, Verdict
 from patchloom.runs.folder import FolderLocked, RunFolder, write_metrics
-from patchloom.runs.verdict import Health, Rule, Verdict
+from patchloom.system.checksummed import write_checksummed
 
 
 @pytest.fixture
@@ -300,8 +300,8 @@ def test_quoted_results_verdict_and_measure_are_values():
     assert RESULT.scores() == {"results/knn/trained": 0.5, "results/knn/raw pixels": 0.25} and not RESULT.tags()
     chance = Baseline("chance", 0.2, Result(SHARE, 0.5, 0.4, 0.6, 50), True, True)
     measure = Result("accuracy", 0.6, 0.5, 0.7, 50, baselines=(chance,))
-    health = Health(Verdict.WEAK, 2.0, True, Rule.NOT_CLEAR, measure, {}, {"epochs": 40})
+    health = Health(Verdict.WEAK, "", "", 2.0, True, "weak", measure, {"epochs": 40})
     result = RESULT._replace(health=health.plain())
     shares = {"results/share": 0.5, "results/share/low": 0.4, "results/share/high": 0.6}
     assert result.scores() == RESULT.scores() | {"results/held_out": 0.6, **shares}
-    assert result.tags() == {"verdict_value": "learning but weak", "verdict_rule": "not_clear"}
+    assert result.tags() == {"verdict_value": "learning but weak", "verdict_rule": "weak"}

@@ -22,10 +22,10 @@ from patchloom.report.load_run import (
     settings_of,
 )
 from patchloom.report.report import report
-from patchloom.runs.checksummed import write_checksummed
+from patchloom.results.verdict import Health, Verdict, write_health
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.settings import request
-from patchloom.runs.verdict import Health, Verdict, write_health
+from patchloom.system.checksummed import write_checksummed
 
 
 def test_a_finished_run_tells_all_of_itself(run):
@@ -37,8 +37,8 @@ def test_a_finished_run_tells_all_of_itself(run):
     last = [row["held_out"] for row in csv_rows(run / "metrics.csv") if row["held_out"]][-1]
     assert f"{found.measured.value:.6g}" == last and found.measured.n == len(found.data["held_out"])
     assert not found.problems and found.health is not None and found.health.ended
-    write_health(run, Health(Verdict.HEALTHY, 2.0, True, words=("it learns", "")))
-    assert load_run(run).health == Health(Verdict.HEALTHY, 2.0, True, words=("it learns", ""))
+    write_health(run, Health(Verdict.HEALTHY, "it learns", "", 2.0, True))
+    assert load_run(run).health == Health(Verdict.HEALTHY, "it learns", "", 2.0, True)
 
 
 def test_reasons_are_read_from_their_own_file(run):

@@ -13,7 +13,7 @@ from patchloom.errors import PatchloomError
 from patchloom.report.load_run import load_run
 from patchloom.report.metadata import run_metadata
 from patchloom.report.report import page_of, report
-from patchloom.runs.verdict import Health, Verdict, no_labels, write_health
+from patchloom.results.verdict import Health, Verdict, no_labels, write_health
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def test_one_run_has_its_page_beside_it(run, pages, capsys, monkeypatch):
     def state():
         return {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.name != "report.html"}
 
-    write_health(run, Health(Verdict.HEALTHY, 2.0, True, words=("12 % of the way", "")))
+    write_health(run, Health(Verdict.HEALTHY, "12 % of the way", "", 2.0, True))
     before = state()
     assert main(["report", str(run)]) == 0
     assert capsys.readouterr().out.strip() == str(run / "report.html")
@@ -86,7 +86,7 @@ def test_an_evaluation_is_removed_by_its_date_or_number(run, pages, capsys):
 def test_several_runs_share_a_page(run, pages, tmp_path, monkeypatch, capsys):
     other = shutil.copytree(run, tmp_path / "other")
     (other / "verdict.yaml").unlink()
-    write_health(run, Health(Verdict.HEALTHY, 2.0, True, words=("12 % of the way", "")))
+    write_health(run, Health(Verdict.HEALTHY, "12 % of the way", "", 2.0, True))
     monkeypatch.chdir(tmp_path)
     assert main(["report", str(run), str(other)]) == 0
     assert capsys.readouterr().out.strip() == "report.html" and (tmp_path / "report.html").exists()
@@ -116,13 +116,13 @@ def test_runs_whose_folders_are_called_the_same_are_told_apart(run, tmp_path):
 def test_a_verdict_has_its_tone_and_holds_so_far_before_the_end(run):
     tones = {"healthy": "good", "learning but weak": "fair", "collapsed": "bad", "not learning": "bad"}
     for verdict, tone in (tones | {"too early to tell": "plain"}).items():
-        write_health(run, Health(Verdict(verdict), 1.0, False, words=("why", "then")))
+        write_health(run, Health(Verdict(verdict), "why", "then", 1.0, False))
         page = page_of([run])
         part = page.runs[0]
         assert (part.verdict, part.why, part.then, part.tone, page.tone) == (verdict, "why", "then", tone, tone)
     (run / "summary.txt").unlink()
     for verdict, said in [("healthy", "healthy so far"), ("too early to tell", "too early to tell")]:
-        write_health(run, Health(Verdict(verdict), 1.0, False, words=("why", "then")))
+        write_health(run, Health(Verdict(verdict), "why", "then", 1.0, False))
         assert page_of([run]).runs[0].verdict == said
 
 

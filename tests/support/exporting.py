@@ -18,8 +18,8 @@ from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.format import EncoderCard, checksum, save_encoder
 from patchloom.results import store
 from patchloom.results.result import Result
-from patchloom.runs.checksummed import write_checksummed
 from patchloom.runs.folder import RunFolder
+from patchloom.system.checksummed import write_checksummed
 
 SMALL = {"embed_dim": 32, "depth": 2}
 

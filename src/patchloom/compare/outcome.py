@@ -26,7 +26,7 @@ from patchloom.results.claims import (
     raw_remark,
 )
 from patchloom.results.intervals import accuracy_interval, student
-from patchloom.runs.verdict import read_health
+from patchloom.results.verdict import read_health
 from patchloom.system.files import write_whole
 
 # Ranking of encoders that were scored on the same images.

@@ -17,11 +17,11 @@ from patchloom.data.source import Data, Source
 from patchloom.data.stats import Stats
 from patchloom.display import StatusMessage, duration
 from patchloom.errors import PatchloomError, typed_fields
-from patchloom.runs.checksummed import read_checksummed, write_checksummed
 from patchloom.runs.held_out import choose_held_out
 from patchloom.runs.settings import ResolvedSettings, request
 from patchloom.runs.task import prepare_task
 from patchloom.sizes import compact, in_pixels
+from patchloom.system.checksummed import read_checksummed, write_checksummed
 from patchloom.system.files import make_folder
 from patchloom.system.hardware import cores
 from patchloom.system.load import BackgroundLoad, Load

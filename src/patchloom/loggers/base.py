@@ -15,8 +15,8 @@ from PIL.Image import Image
 
 from patchloom.errors import PatchloomError, typed_fields
 from patchloom.results.result import Result
+from patchloom.results.verdict import Health
 from patchloom.runs.folder import RunFolder
-from patchloom.runs.verdict import Health
 from patchloom.system.files import read_text, write_whole
 
 
@@ -29,7 +29,7 @@ class FinalResult(NamedTuple):
         summary: closing sentence of the run.
         results: quoted results, the run's encoder first in each protocol.
         images: file names of the last pictures, in the run's folder of pictures.
-        health: values of the verdict, as `Health.plain` has them; empty without one.
+        health: values of the verdict, as `Health.plain` has them; empty if nothing was measured.
     """
 
     step: int
@@ -83,9 +83,7 @@ class FinalResult(NamedTuple):
     def tags(self) -> dict[str, str]:
         """Return the verdict in a few words and its rule, for filtering runs."""
         health = Health.of(self.health) if self.health else None
-        if health is None or health.rule is None:
-            return {}
-        return {"verdict_value": health.verdict.value, "verdict_rule": health.rule.value}
+        return {} if health is None else {"verdict_value": health.verdict.value, "verdict_rule": health.rule}
 
 
 @dataclass

@@ -21,11 +21,11 @@ from patchloom.display import duration
 from patchloom.errors import PatchloomError
 from patchloom.report.page import Setting
 from patchloom.results.result import Result
-from patchloom.runs.checksummed import read_checksummed
+from patchloom.results.verdict import Health, read_health
 from patchloom.runs.folder import RunFolder, read_metrics
 from patchloom.runs.settings import ResolvedSettings, Settings, request
-from patchloom.runs.verdict import Health, read_health
 from patchloom.sizes import in_pixels
+from patchloom.system.checksummed import read_checksummed
 from patchloom.system.files import distinct_names
 from patchloom.tasks.custom import Code, is_code, is_loaded
 

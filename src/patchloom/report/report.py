@@ -34,8 +34,8 @@ from patchloom.report.pictures import COUNT, Images, collect_pictures, images_of
 from patchloom.report.pictures import RECORDING_BUDGET as SOUNDS
 from patchloom.report.pictures import SLIDER_BUDGET as SLIDERS
 from patchloom.results import store
+from patchloom.results.verdict import Verdict, drop_no_labels
 from patchloom.runs.folder import line_of
-from patchloom.runs.verdict import Verdict, drop_no_labels
 from patchloom.system.files import write_whole
 from patchloom.version import __version__
 

@@ -22,6 +22,7 @@ from patchloom.results.intervals import Z, over_groups, student
 
 MIN_VERDICT_IMAGES = 10  # with fewer images, nothing is called better or worse
 _SPLIT = 0.25  # ratio of test to training images of a split: a fifth is split off
+UNTRAINED = "untrained"  # the control with the encoder's architecture and random weights
 START = "start"  # the control of an adapted encoder: the weights that its run began with, unchanged
 BLEND = "blend"  # a control of an adapted encoder: weights between its start and its own
 OF_TEACHER = " (teacher)"  # end of the name of the moving average of a run
@@ -29,7 +30,7 @@ CONSTANT = "best constant"  # the control that answers with the most frequent cl
 RAW = ("raw pixels", "raw features")  # the controls without an encoder, `Modality.raw`
 _FAR = 0.10  # difference in accuracy from which raw pixels are far ahead
 _CALLED = {  # controls in a sentence
-    "untrained": "the untrained one",
+    UNTRAINED: "the untrained one",
     "teacher": "its teacher",
     "from scratch": "training from scratch",
     START: "its start",

@@ -78,16 +78,6 @@ def _share(value: float, low: float, high: float, n: int) -> Result:
     return Result(SHARE, value, low, high, n, digits=digits)
 
 
-def leave_open(n: int, images: str) -> str:
-    """Return the beginning of a sentence such as "64 held-out images leave open whether ...", for ``n`` ``images``.
-
-    Below `MIN_VERDICT_IMAGES` they are too few for any claim. More of them can decide only about larger effects.
-    """
-    if n < MIN_VERDICT_IMAGES:
-        return f"{images} {'is' if n == 1 else 'are'} too few to tell"
-    return f"{images} leave open"
-
-
 def share_of_way(
     values: Sequence[float], baseline: Sequence[float], perfect: float, groups: ArrayLike | None = None
 ) -> Result:

@@ -29,10 +29,10 @@ from patchloom.errors import PatchloomError, TemporaryError, conforms, typed_fie
 from patchloom.nets.build import check_model_options
 from patchloom.nets.build import is_model_name as plain_model
 from patchloom.runs.checkpoint import Checkpoints
-from patchloom.runs.checksummed import read_checksummed, write_checksummed
 from patchloom.runs.settings import ResolvedSettings, Settings, command, setting_differences
 from patchloom.runs.training_set import Record, write_record
 from patchloom.sizes import compact
+from patchloom.system.checksummed import read_checksummed, write_checksummed
 from patchloom.system.files import (
     UnsafeFile,
     append,

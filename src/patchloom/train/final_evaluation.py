@@ -30,17 +30,17 @@ from patchloom.questions.question import Measure
 from patchloom.results import store
 from patchloom.results.claims import OF_TEACHER
 from patchloom.results.evaluation import Evaluation
+from patchloom.results.verdict import Signs, closing_sentence, judge, write_health
 from patchloom.runs.encoder import load_start
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.held_out import HeldOut, note_test_overlap
 from patchloom.runs.settings import ResolvedSettings
 from patchloom.runs.training_set import digest_of_record
-from patchloom.runs.verdict import Health, write_health
 from patchloom.system.files import write_whole
 from patchloom.train.checkpointing import TrainState, describe_best
 from patchloom.train.metrics import Reporter, draw_run
 from patchloom.train.validation import Validation, instance_head
-from patchloom.train.verdict import VerdictInputs, closing_sentence, final_class_result, health_of
+from patchloom.train.verdict import VerdictInputs, final_knn
 
 _MAX_EVALUATED = 5000  # training images of the final evaluation; `patchloom evaluate` takes all
 
@@ -103,14 +103,17 @@ class FinalEvaluation(NamedTuple):
             self.reporter.say(f"{count} {files} could not be read: see {folder.unreadable}.")
         reports = self._evaluate() if validation.gallery is not None else ()
         knn = reports[0] if reports else None
-        health = None if measure is None else self._health(measure, state, knn)
+        health = None
         if measure is None:
             summary = f"Trained on all {len(self.training):,} {self.training.noun}, so nothing was measured on others."
         else:
+            signs = self._signs(measure, state, knn)
+            health = judge(signs)
             self.reporter.say(f"Verdict: {health}")
-            if health is not None and "epochs" in health.actions and (command := folder.command()):
+            if "epochs" in health.actions and (command := folder.command()):
                 self.reporter.say(f"  to train longer: {command} --epochs {health.actions['epochs']:g}")
-            summary = f"{closing_sentence(measure, knn, self.held_out, self.card.modality)} {weights}".strip()
+            named, doubt = self.held_out.named(signs.measure.noun), bool(self.held_out.doubt)
+            summary = f"{closing_sentence(signs, named, doubt)} {weights}".strip()
         self.reporter.say(summary)
         also = "".join(f", with {name}.safetensors beside it" for name in extra)
         also += f". Teacher: {folder.teacher}" if folder.teacher.is_file() else ""
@@ -127,13 +130,14 @@ class FinalEvaluation(NamedTuple):
         write_whole(folder.summary, summary + "\n")
         return summary
 
-    def _health(self, measure: Measure, state: TrainState, knn: Evaluation | None) -> Health:
-        """Return the verdict on the run."""
-        classes, done, best = None if knn is None else final_class_result(knn), state.step, state.best
+    def _signs(self, measure: Measure, state: TrainState, knn: Evaluation | None) -> Signs:
+        """Return the signs by which the run is judged, up to the weights that it ends with."""
+        done, best = state.step, state.best
         rows = [row for row in state.rows if not best.chosen or int(row["step"]) <= best.step]
+        so_far = VerdictInputs(measure, rows, state.results, self.settings, done, done, state.setbacks)
         stopped = best.chosen and done < state.steps
-        so_far = VerdictInputs(measure, rows, self.settings, done, done, state.setbacks, classes, results=state.results)
-        return health_of(so_far._replace(ended=True, stopped=stopped, modality=self.card.modality))
+        of_classes = None if knn is None else final_knn(knn)
+        return so_far._replace(knn=of_classes, ended=True, stopped=stopped, modality=self.card.modality).signs()
 
     def _evaluate(self) -> tuple[Evaluation, ...]:
         """Evaluate kNN and a linear probe, with their controls, on images that were not trained on."""

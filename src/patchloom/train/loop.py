@@ -33,12 +33,12 @@ from patchloom.loggers.queue import TrackerSet, send_pending
 from patchloom.loggers.trackers import check_installed, parse_trackers
 from patchloom.nets.performance import missing_kernels
 from patchloom.questions.question import Measure
+from patchloom.results.verdict import read_health
 from patchloom.runs.checkpoint import SaveTimer, all_finite, as_best, restore, tensors_of
 from patchloom.runs.encoder import load_start
 from patchloom.runs.folder import RunFolder, read_metrics, usual_folder
 from patchloom.runs.settings import ResolvedSettings, TaskLike, request, why_task
 from patchloom.runs.task import augment_of_readers, load_task, prepare_task, run_card
-from patchloom.runs.verdict import read_health
 from patchloom.schedules import cosine_rate, halving_rate, warmup_again
 from patchloom.system.distributed import (
     Shared,

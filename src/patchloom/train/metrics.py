@@ -25,10 +25,10 @@ from patchloom.nets.encode import patch_count
 from patchloom.pace import Pace
 from patchloom.questions.question import Measure
 from patchloom.results.result import Result
+from patchloom.results.verdict import Verdict, judge, read_health, write_health
 from patchloom.runs.checkpoint import restore, whole_weights
 from patchloom.runs.folder import RunFolder, metrics_row
 from patchloom.runs.settings import ResolvedSettings
-from patchloom.runs.verdict import Verdict, read_health, write_health
 from patchloom.system.distributed import gathered_weights, without_collectives
 from patchloom.system.files import append
 from patchloom.system.load import LoadWatch
@@ -40,7 +40,7 @@ from patchloom.train.clock import Clock
 from patchloom.train.estimate import sentences_on_time
 from patchloom.train.step import Stepper
 from patchloom.train.validation import Validation
-from patchloom.train.verdict import VerdictInputs, health_of, logged_class_result
+from patchloom.train.verdict import VerdictInputs, logged_knn
 
 # kept on one line: a number and its unit, and an interval
 _TOGETHER = re.compile(r"\[[^][]{1,30}\]|(?<=[\d%]) (?=[%[])")
@@ -490,14 +490,9 @@ class MetricsLog:
         if self.measure is None or not self.reporter.loud:
             return
         modality = self.validation.task.modality
-        classes = logged_class_result(state.rows, self.validation.labelled, modality)
-        measure, rows = self.measure, state.rows
-        signs = VerdictInputs(
-            *(measure, rows, self.settings, done, self.steps, state.setbacks, classes),
-            results=state.results,
-            modality=modality,
-        )
-        health = health_of(signs)
+        knn = logged_knn(state.rows, self.validation.labelled, modality)
+        so_far = self.measure, state.rows, state.results, self.settings, done, self.steps, state.setbacks, knn
+        health = judge(VerdictInputs(*so_far, modality=modality).signs())
         folder = self.reporter.folder
         before = read_health(folder.path)
         folder.write_metrics(state.rows)  # before the next checkpoint, since a report shows both
