@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import yaml
@@ -20,12 +19,11 @@ from patchloom.nets.checkpoints.format import UNKNOWN_LICENSE, split_licenses
 from patchloom.nets.heads import POOLED
 from patchloom.report.load_run import RunData, load_run
 from patchloom.report.metadata import run_metadata
-from patchloom.report.metrics import key_numbers
+from patchloom.report.metrics import key_numbers, newest_evaluations
 from patchloom.report.page import Number
 from patchloom.runs.folder import data_slug
 from patchloom.runs.training_set import read_record
 from patchloom.sizes import in_pixels
-from patchloom.system.files import read_text
 from patchloom.tasks import TASKS
 from patchloom.version import __version__
 
@@ -236,14 +234,7 @@ def _of_run(told: RunData, one: Exportable, hidden: Mapping[str, str]) -> list[s
     found = ["## Training\n\n" + _listed(facts)]
     if one.blend is not None:
         return found
-    try:
-        numbers = key_numbers(told)
-    except ValueError as problem:  # results.csv is damaged
-        numbers = []
-        found.append(
-            f"## Figures\n\nThe figures of the run could not be read: {escaped(_public(str(problem), hidden))}."
-        )
-    if numbers:
+    if numbers := key_numbers(told, newest_evaluations(told.results, told.name)):
         found.append("## Figures\n\n" + _table(numbers, hidden))
     if told.health is not None:
         why = f": {told.health.why}" if told.health.why else ""
@@ -266,8 +257,8 @@ def _table(numbers: Sequence[Number], hidden: Mapping[str, str]) -> str:
     rows: list[tuple[str, ...]] = [("measure", "of", "value", "95 % interval"), ("---", "---", "---", "---")]
     notes = []
     for number in numbers:
-        those = (number.quantity._replace(name="this encoder"), *number.beside)
-        cells = [(one.name, one.text(), one.interval()) for one in those]
+        those = (replace(number.result, encoder="this encoder"), *number.beside)
+        cells = [(one.encoder, one.number(), one.interval()) for one in those]
         rows += [tuple(escaped(_public(cell, hidden)) for cell in (number.label, *cell_of)) for cell_of in cells]
         if number.note:
             notes.append(f"- {escaped(_public(f'{number.label}: {number.note}', hidden))}")
@@ -311,9 +302,7 @@ def _listed(facts: Sequence[tuple[str, str]]) -> str:
 def _hidden(told: RunData) -> dict[str, str]:
     """Map paths that the run's settings and results contain to their last parts."""
     names = [] if is_object(told.settings.data) else [str(name) for name in split_names(told.settings.data)]
-    with suppress(OSError, UnicodeDecodeError, csv.Error):
-        rows = csv.DictReader(io.StringIO(read_text(told.folder.path / "results.csv", newline="")))
-        names += [row.get("data") or "" for row in rows]
+    names += [one.data for one in told.results]
     names += [str(told.folder.path), str(told.folder.path.absolute()), *told.settings.weights_before]
     paths = {name for name in names if "/" in name or "\\" in name}
     return {name: data_slug(name) for name in sorted(paths, key=len, reverse=True)}
