@@ -885,7 +885,7 @@ def test_a_linked_folder_of_a_run_is_refused(run, tmp_path, capsys):
 RUN_FILES = (
     ("config.yaml",),
     ("requested.yaml", "reasons.yaml", "data.yaml", "verdict.yaml", "trained_on.bin", "metrics.csv", "log.txt"),
-    ("skipped.txt", "unreadable.txt", "summary.txt", "results.csv", "pictures/x.png", "pictures/segment/pairs.json"),
+    ("skipped.txt", "unreadable.txt", "summary.txt", "results.jsonl", "pictures/x.png", "pictures/segment/pairs.json"),
     ("encoder.safetensors", ".lock", "start.safetensors", "checkpoints/last.safetensors"),
 )
 

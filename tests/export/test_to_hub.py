@@ -23,13 +23,10 @@ from patchloom.export.encoder import load_exportable
 from patchloom.export.export import export
 from patchloom.export.model_card import escaped, model_card
 from patchloom.nets.checkpoints.format import load_encoder_file
+from patchloom.results.result import Result
 from patchloom.runs.folder import RunFolder, data_slug
 
 DINOV3 = "https://github.com/facebookresearch/dinov3/blob/main/LICENSE.md"
-ROW = (
-    '2026-11-23T00:00:00+00:00,knn,{},mean,"{{""k"": 20, ""temperature"": 0.07}}",{},0123456789abcdef,0,{},0.4,0.6,'
-    "100,True"
-)
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +34,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write a run with results whose names contain markup."""
     folder = tmp_path_factory.mktemp("secret-project")
     images = photographs(folder / "pipe | <b>star*")
-    rows = [ROW.format(name, f"{folder}/labels of mine", value) for name, value in (("run", 0.5), ("untrained", 0.3))]
-    return a_run(folder / "run_*x*", images, rows, reg_tokens=1, init_values=0.1)
+    results = [
+        Result("accuracy", value, 0.4, 0.6, 100, name, "knn", {"k": 20}, data=f"{folder}/labels of mine", quoted=True)
+        for name, value in (("run", 0.5), ("untrained", 0.3))
+    ]
+    return a_run(folder / "run_*x*", images, results, reg_tokens=1, init_values=0.1)
 
 
 @pytest.fixture(scope="module")

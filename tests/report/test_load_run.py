@@ -31,7 +31,7 @@ from patchloom.runs.verdict import Health, Verdict, write_health
 def test_a_finished_run_tells_all_of_itself(run):
     found = load_run(run)
     assert found.finished and found.state() == "finished" and found.name == "mine" and found.epoch == 2
-    assert (found.measure, found.percent) == ("position accuracy", True)
+    assert (found.measured.measure, found.measured.unit) == ("position accuracy", "%")
     assert found.asked["task"]["mask_ratio"] == "auto" and found.reasons["task.mask_ratio"]
     assert found.reasons["channels"] == "as the images" and "epochs" not in found.reasons
     last = [row["held_out"] for row in csv_rows(run / "metrics.csv") if row["held_out"]][-1]
@@ -69,7 +69,7 @@ def test_a_run_that_trains_says_how_far_it_is(run):
     for path in (run / "checkpoints").iterdir():
         path.unlink()
     early = load_run(run)
-    assert early.epoch == 0 and early.metrics == {} and early.measure == "held-out measure"
+    assert early.epoch == 0 and early.metrics == {} and early.measured.measure == "held-out measure"
 
 
 def test_what_is_damaged_costs_its_own_part(run):

@@ -16,6 +16,8 @@ from patchloom.data.sources.open import open_data
 from patchloom.data.stats import channels_of, statistics_of
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.format import EncoderCard, checksum, save_encoder
+from patchloom.results import store
+from patchloom.results.result import Result
 from patchloom.runs.checksummed import write_checksummed
 from patchloom.runs.folder import RunFolder
 
@@ -51,15 +53,14 @@ def with_card(path: Path, change: Callable[[dict[str, Any]], Any]) -> Path:
     return path
 
 
-def a_run(folder: Path, photos: Path, rows: Sequence[str] = (), **options) -> Path:
-    """Write the folder of a finished run on those images, with rows of ``results.csv``."""
+def a_run(folder: Path, photos: Path, results: Sequence[Result] = (), **options) -> Path:
+    """Write the folder of a finished run on those images, with results."""
     path = an_encoder(folder, photos, **options)
     run = RunFolder(folder)
     path.rename(run.encoder)
     settings = resolved_settings(str(photos))
     write_checksummed(run.config, settings.plain())
-    heading = "date,protocol,encoder,pooling,settings,data,data_fingerprint,seed,value,low,high,n_test,quoted"
-    (folder / "results.csv").write_text("\n".join([heading, *rows]) + "\n")
+    store.append(folder, results)
     run.summary.write_text("It is done.\n")
     return folder
 

@@ -11,7 +11,7 @@ from patchloom.look.run_curves import PROTOCOL_TITLES
 from patchloom.report.load_run import RunData
 from patchloom.report.page import Number, Table
 from patchloom.results import store
-from patchloom.results.claims import OF_TEACHER, Claim, Difference
+from patchloom.results.claims import BLEND, OF_TEACHER, RAW, START, Claim, Difference
 from patchloom.results.result import ACCURACY, Result
 
 # settings that are always displayed, with their templates
@@ -35,6 +35,7 @@ _MEASURED = {
 }
 _SELECTED = {"pooling", "layer", "blend", "blr", "lr"}
 _OTHERS = ("from scratch", "ensemble")  # encoders of a first result that are not the run's
+_CONTROLS = ("untrained", *RAW, START, BLEND)  # the result of the encoder is missing if one of them is the first
 
 
 class Tested(NamedTuple):
@@ -58,10 +59,12 @@ def newest_evaluations(results: Sequence[Result], name: str) -> list[Tested]:
     """
     alike: dict[tuple[Any, ...], dict[int, list[Result]]] = {}
     for rows in store.evaluations(results):
-        if quoted := [row for row in rows if row.quoted]:
-            asked = frozenset(json.dumps(_asked(row), sort_keys=True) for row in quoted)
-            seeds = alike.setdefault((quoted[0].protocol, quoted[0].data, asked), {})
-            seeds[quoted[0].seed] = _renamed(quoted, name)
+        quoted = [row for row in rows if row.quoted]
+        if not quoted or quoted[0].encoder in _CONTROLS and quoted[0].encoder != name:
+            continue
+        first, asked = quoted[0], frozenset(json.dumps(_asked(row), sort_keys=True) for row in quoted)
+        other = first.encoder if first.encoder in _OTHERS else ""
+        alike.setdefault((first.protocol, first.data, asked, other), {})[first.seed] = _renamed(quoted, name)
     found = []
     for seeds in alike.values():
         ordered = sorted(seeds.values(), key=lambda rows: (rows[0].date, rows[0].seed))
@@ -163,10 +166,11 @@ def _label(row: Result, others: Sequence[Result]) -> str:
     """Return the name of a measure, with settings and data if several of the ``others`` have the same name."""
     title, its = _title(row), _asked(row)
     same = [_asked(other) for other in others if _title(other) == title]
+    alone = [title, "from scratch"] if row.encoder == "from scratch" else [title]
     if len(same) == 1:
-        return title
+        return ", ".join(alone)
     differing = [name for name in its if name not in _DISPLAYED and any(one.get(name) != its[name] for one in same)]
-    said = [title, _settings(row), *(f"{name.replace('_', ' ')} {its[name]}" for name in differing), f"on {row.data}"]
+    said = [*alone, _settings(row), *(f"{name.replace('_', ' ')} {its[name]}" for name in differing), f"on {row.data}"]
     return ", ".join(filter(None, said))
 
 
@@ -185,7 +189,7 @@ def _number(one: Tested) -> Number:
     """Return the result of the newest seed with its controls; the note has all seeds and the claims."""
     first, *controls = one.seeds[-1]
     if len({row.encoder for row in one.seeds[-1]}) <= len(controls):
-        controls = [replace(row, encoder=f"{row.encoder}, {_settings(row)}") for row in controls]
+        controls = [replace(row, encoder=", ".join(filter(None, [row.encoder, _settings(row)]))) for row in controls]
     said = ["; ".join(filter(None, [_settings(first), f"on {first.n:,} test {first.noun} of {first.data}."]))]
     if len(one.seeds) > 1:
         each = ", ".join(rows[0].number() for rows in one.seeds)
@@ -211,14 +215,14 @@ def _gain(one: Tested, found: Difference, place: int) -> tuple[str, ...]:
 
 def _claimed(one: Difference) -> str:
     """Return the claim in few words; `Difference.sentence` has it in full."""
-    if one.claim in (Claim.APART, Claim.FEW, Claim.ONCE):
-        return f"no claim: {one.claim.value}"
+    said = {Claim.NONE: "indistinguishable", Claim.BETTER: "better", Claim.WORSE: "worse"}.get(one.claim)
     seeds = f" over {one.trainings} {'trainings' if one.trained else 'seeds'}" if one.trainings > 1 else ""
-    return f"{'indistinguishable' if one.claim is Claim.NONE else one.claim.value}{seeds}"
+    constant = f"; no better than always answering {one.constant}" if one.constant else ""
+    return (f"{said}{seeds}" if said else f"no claim: {one.claim.value}") + constant
 
 
 def _counted(claims: Sequence[Claim]) -> str:
     """Return a sentence that counts the verdicts."""
     better, worse = (claims.count(one) for one in (Claim.BETTER, Claim.WORSE))
-    comparisons = f"{len(claims):,} comparison{'s' * (len(claims) != 1)}"
-    return f"{comparisons}: better in {better}, worse in {worse}, no claim in {len(claims) - better - worse}."
+    said = f"Of {len(claims):,} comparison{'s' * (len(claims) != 1)}, the encoder is better in {better} and worse in"
+    return f"{said} {worse}; no claim is made in {len(claims) - better - worse}."
