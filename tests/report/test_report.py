@@ -33,7 +33,7 @@ def test_one_run_has_its_page_beside_it(run, pages, capsys, monkeypatch):
     before = state()
     assert main(["report", str(run)]) == 0
     assert capsys.readouterr().out.strip() == str(run / "report.html")
-    assert (run / "report.html").read_text() == "<b>1</b>" and state() == before
+    assert (run / "report.html").read_text() == "<title>1</title>" and state() == before
     (page,) = pages
     assert page.title == "mine" and page.notes == [] and page.tone == "good"
     (part,) = page.runs

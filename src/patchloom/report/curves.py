@@ -93,7 +93,7 @@ def _further(runs: Sequence[RunData], column: str) -> Chart:
 
 
 def _lines(some: Sequence[RunData], runs: Sequence[RunData], column: str, alone: str) -> list[Curve]:
-    """Return the curve of a column in each of ``some`` of the ``runs``; a run of its own has the name ``alone``."""
+    """Return the curve of a column in each of ``some`` of the ``runs``, with its name; a single run's is ``alone``."""
     curves = [(alone if len(runs) == 1 else run.name, run.curves(column).get("")) for run in some]
     return [_line(name, *curve) for name, curve in curves if curve is not None]
 

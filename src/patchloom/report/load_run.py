@@ -136,7 +136,7 @@ def load_run(run: str | Path) -> RunData:
 
     metrics: dict[str, np.ndarray] = read(lambda: read_metrics(folder.metrics), {}) if folder.metrics.exists() else {}
     about: dict[str, Any] = read(folder.checkpoints.about, {})
-    unknown = Result("held-out measure", *[math.nan] * 3, 0, unit="", digits=3)
+    unknown = Result("held-out measure", math.nan, math.nan, math.nan, 0, unit="", digits=3)
     return RunData(
         folder=folder,
         settings=settings,

@@ -38,7 +38,7 @@ _OTHERS = ("from scratch", "ensemble")  # encoders of a first result that are no
 _CONTROLS = ("untrained", *RAW, START, BLEND)  # the result of the encoder is missing if one of them is the first
 
 
-class Tested(NamedTuple):
+class EvaluationGroup(NamedTuple):
     """Newest evaluation of a protocol, of data and of settings, with its other seeds.
 
     Attributes:
@@ -50,7 +50,7 @@ class Tested(NamedTuple):
     seeds: Sequence[Sequence[Result]]
 
 
-def newest_evaluations(results: Sequence[Result], name: str) -> list[Tested]:
+def newest_evaluations(results: Sequence[Result], name: str) -> list[EvaluationGroup]:
     """Return the newest evaluation of each protocol, data and settings.
 
     Args:
@@ -62,9 +62,9 @@ def newest_evaluations(results: Sequence[Result], name: str) -> list[Tested]:
         quoted = [row for row in rows if row.quoted]
         if not quoted or quoted[0].encoder in _CONTROLS and quoted[0].encoder != name:
             continue
-        first, asked = quoted[0], frozenset(json.dumps(_asked(row), sort_keys=True) for row in quoted)
+        first, asked = quoted[0], frozenset(json.dumps(_options(row), sort_keys=True) for row in quoted)
         other = first.encoder if first.encoder in _OTHERS else ""
-        alike.setdefault((first.protocol, first.data, asked, other), {})[first.seed] = _renamed(quoted, name)
+        alike.setdefault((first.protocol, first.data, asked, other), {})[first.seed] = _under_name(quoted, name)
     found = []
     for seeds in alike.values():
         ordered = sorted(seeds.values(), key=lambda rows: (rows[0].date, rows[0].seed))
@@ -75,10 +75,10 @@ def newest_evaluations(results: Sequence[Result], name: str) -> list[Tested]:
             if rows[0].fingerprint == last.fingerprint or 0 < last.seed - rows[0].seed < trainings
         ])  # fmt: skip
     firsts = [seeds[-1][0] for seeds in found]
-    return [Tested(_label(first, firsts), seeds) for first, seeds in zip(firsts, found, strict=True)]
+    return [EvaluationGroup(_label(first, firsts), seeds) for first, seeds in zip(firsts, found, strict=True)]
 
 
-def key_numbers(run: RunData, tested: Sequence[Tested]) -> list[Number]:
+def key_numbers(run: RunData, groups: Sequence[EvaluationGroup]) -> list[Number]:
     """Return the run's held-out measure, then the result of each evaluation with its controls.
 
     An unfinished run without a quoted kNN accuracy has the last one measured during training instead.
@@ -88,32 +88,32 @@ def key_numbers(run: RunData, tested: Sequence[Tested]) -> list[Number]:
     seen = f"{many}{noun} that pre-trained weights may have seen"
     images = seen if run.data.get("held_out_doubt") else f"{many}held-out {noun}"
     found = _logged(run, "held_out", run.measured, f"On {images}")
-    if not run.finished and not any(one.seeds[-1][0].protocol == "knn" for one in tested):
+    if not run.finished and not any(one.seeds[-1][0].protocol == "knn" for one in groups):
         for column, label in (("knn", "kNN accuracy"), ("instance_knn", "kNN accuracy, instance")):
             like = Result.exact(label, "", "", {}, 0.0)
             found += _logged(run, column, like, f"On held-out {noun}, measured during training")
-    return [*found, *map(_number, tested)]
+    return [*found, *map(_number, groups)]
 
 
-def gains_of(tested: Sequence[Tested]) -> Table | None:
+def gains_of(groups: Sequence[EvaluationGroup]) -> Table | None:
     """Return the differences from all controls, with the claim about each; None without any.
 
     Scores are means over the seeds that a difference covers.
     """
     found = [
         (one, difference, place)
-        for one in tested
+        for one in groups
         for place, row in enumerate(one.seeds[-1])
         for difference in row.against
     ]
     if not found:
         return None
     heading = ("measure", "this run", "control", "its score", "difference", "verdict")
-    note = _counted([difference.claim for _, difference, _ in found])
+    note = _count_claims([difference.claim for _, difference, _ in found])
     return Table("Difference from each control, with its 95 % interval", heading, [_gain(*one) for one in found], note)
 
 
-def results_of(tested: Sequence[Tested]) -> list[Table]:
+def results_of(groups: Sequence[EvaluationGroup]) -> list[Table]:
     """Return the results behind `key_numbers` as a table; [] without any.
 
     Columns with the same value in all rows, such as the data, move to the title.
@@ -124,7 +124,7 @@ def results_of(tested: Sequence[Tested]) -> list[Table]:
             "settings": _settings(row), "data": row.data, "seed": str(row.seed), "tested": f"{row.n:,}",
             "date": row.date[:10],
         }
-        for one in tested for row in one.seeds[-1]
+        for one in groups for row in one.seeds[-1]
     ]  # fmt: skip
     if not cells:
         return []
@@ -135,13 +135,13 @@ def results_of(tested: Sequence[Tested]) -> list[Table]:
     return [Table(title, heading, [[row[name] for name in heading] for row in cells], note)]
 
 
-def _asked(row: Result) -> dict[str, Any]:
+def _options(row: Result) -> dict[str, Any]:
     """Return the settings that identify an evaluation: with images in groups or without, it is the same one."""
     free = {"group"} | _MEASURED | (_SELECTED if "held_out_accuracy" in row.settings else set())
     return {name: value for name, value in row.settings.items() if name not in free}
 
 
-def _renamed(quoted: Sequence[Result], name: str) -> list[Result]:
+def _under_name(quoted: Sequence[Result], name: str) -> list[Result]:
     """Return results with the present name of the run, whose folder may have been renamed since."""
     before = quoted[0].encoder
     if before in _OTHERS:
@@ -158,14 +158,14 @@ def _title(row: Result) -> str:
 
 
 def _settings(row: Result) -> str:
-    shown = row.settings | {"pooling": None if row.pooling in ("-", "pixels") else row.pooling}
+    shown = {**row.settings, "pooling": None if row.pooling in ("-", "pixels") else row.pooling}
     return ", ".join(words.format(shown[name]) for name, words in _DISPLAYED.items() if shown.get(name) is not None)
 
 
 def _label(row: Result, others: Sequence[Result]) -> str:
     """Return the name of a measure, with settings and data if several of the ``others`` have the same name."""
-    title, its = _title(row), _asked(row)
-    same = [_asked(other) for other in others if _title(other) == title]
+    title, its = _title(row), _options(row)
+    same = [_options(other) for other in others if _title(other) == title]
     alone = [title, "from scratch"] if row.encoder == "from scratch" else [title]
     if len(same) == 1:
         return ", ".join(alone)
@@ -185,7 +185,7 @@ def _logged(run: RunData, column: str, like: Result, note: str) -> list[Number]:
     return [Number(like.measure, own, beside, f"{note}, after {epochs:.3g} epoch{'s' * (epochs != 1)}.")]
 
 
-def _number(one: Tested) -> Number:
+def _number(one: EvaluationGroup) -> Number:
     """Return the result of the newest seed with its controls; the note has all seeds and the claims."""
     first, *controls = one.seeds[-1]
     if len({row.encoder for row in one.seeds[-1]}) <= len(controls):
@@ -198,7 +198,7 @@ def _number(one: Tested) -> Number:
     return Number(one.label, first, controls, f"{note[0].upper()}{note[1:]}")
 
 
-def _gain(one: Tested, found: Difference, place: int) -> tuple[str, ...]:
+def _gain(one: EvaluationGroup, found: Difference, place: int) -> tuple[str, ...]:
     """Return the row of a difference from a control, of the quoted result at ``place``."""
     newest = one.seeds[-1]
     seeds = [rows for rows in one.seeds[-max(1, found.trainings) :] if len(rows) == len(newest)]
@@ -210,10 +210,10 @@ def _gain(one: Tested, found: Difference, place: int) -> tuple[str, ...]:
     apart = f"{found.amount(found.value)}{unit}" if found.n else ""
     apart += f" {found.interval()}" if found.claim not in (Claim.APART, Claim.FEW) else ""
     score = "" if theirs is None else newest[place].number(theirs)
-    return one.label, newest[place].number(means[place]), found.control, score, apart, _claimed(found)
+    return one.label, newest[place].number(means[place]), found.control, score, apart, _verdict(found)
 
 
-def _claimed(one: Difference) -> str:
+def _verdict(one: Difference) -> str:
     """Return the claim in few words; `Difference.sentence` has it in full."""
     said = {Claim.NONE: "indistinguishable", Claim.BETTER: "better", Claim.WORSE: "worse"}.get(one.claim)
     seeds = f" over {one.trainings} {'trainings' if one.trained else 'seeds'}" if one.trainings > 1 else ""
@@ -221,7 +221,7 @@ def _claimed(one: Difference) -> str:
     return (f"{said}{seeds}" if said else f"no claim: {one.claim.value}") + constant
 
 
-def _counted(claims: Sequence[Claim]) -> str:
+def _count_claims(claims: Sequence[Claim]) -> str:
     """Return a sentence that counts the verdicts."""
     better, worse = (claims.count(one) for one in (Claim.BETTER, Claim.WORSE))
     said = f"Of {len(claims):,} comparison{'s' * (len(claims) != 1)}, the encoder is better in {better} and worse in"

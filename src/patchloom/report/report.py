@@ -190,7 +190,7 @@ def _part(run: RunData, pictures: Sequence[Picture], data: DataLike | None, coun
     """Collect the contents about one of ``count`` runs, and notes on missing parts."""
     images, health = images_of(run, data), run.health
     cloud, recordings, notes = _of_images(run, images.shown, images.what, count)
-    tested = newest_evaluations(run.results, run.name)
+    groups = newest_evaluations(run.results, run.name)
     part = RunPart(
         name=run.name,
         state=run.state(),
@@ -199,14 +199,14 @@ def _part(run: RunData, pictures: Sequence[Picture], data: DataLike | None, coun
         why="" if health is None else health.why,
         then="" if health is None else health.then,
         summary=_summary(run),
-        gains=gains_of(tested),
-        numbers=key_numbers(run, tested),
+        gains=gains_of(groups),
+        numbers=key_numbers(run, groups),
         settings=settings_of(run),
         pictures=pictures,
         cloud=cloud,
         recordings=recordings,
         sliders=sliders_of(run, SLIDERS // count),
-        tables=results_of(tested),
+        tables=results_of(groups),
         files=describe_data_issues(run, images.train),
         about=run_metadata(run),
         command=command_of(run),
