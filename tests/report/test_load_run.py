@@ -80,11 +80,16 @@ def test_what_is_damaged_costs_its_own_part(run):
     assert (found.metrics, found.data, found.asked) == ({}, {}, {})
     assert len(found.problems) == 3 and all("\n" not in one for one in found.problems)
     (run / "requested.yaml").write_text("data: x\ntask: mae\n")
-    for name in ("last", "before"):
-        path = run / "checkpoints" / f"{name}.safetensors"
-        save_file(load_file(path), path, metadata={"about": json.dumps({"step": "many", "steps": 3})})
-    found = load_run(run)
-    assert (found.asked, found.about) == ({}, {}) and any("requested.yaml" in one for one in found.problems)
+    for about, problem in (
+        ({"step": "many", "steps": 3}, "requested.yaml"),
+        ({"measured": {"n": 3}}, "last.safetensors"),
+    ):
+        for name in ("last", "before"):
+            path = run / "checkpoints" / f"{name}.safetensors"
+            save_file(load_file(path), path, metadata={"about": json.dumps(about)})
+        found = load_run(run)
+        assert found.asked == {} and found.measured.measure == "held-out measure"
+        assert any(problem in one for one in found.problems)
 
 
 def test_runs_of_one_name_are_told_apart_by_the_folders_above(finished, tmp_path):
