@@ -80,10 +80,8 @@ def test_what_is_damaged_costs_its_own_part(run):
     assert (found.metrics, found.data, found.asked) == ({}, {}, {})
     assert len(found.problems) == 3 and all("\n" not in one for one in found.problems)
     (run / "requested.yaml").write_text("data: x\ntask: mae\n")
-    for about, problem in (
-        ({"step": "many", "steps": 3}, "requested.yaml"),
-        ({"measured": {"n": 3}}, "last.safetensors"),
-    ):
+    damaged = {"requested.yaml": {"step": "many", "steps": 3}, "last.safetensors": {"measured": {"n": 3}}}
+    for problem, about in damaged.items():
         for name in ("last", "before"):
             path = run / "checkpoints" / f"{name}.safetensors"
             save_file(load_file(path), path, metadata={"about": json.dumps(about)})
