@@ -63,6 +63,7 @@ from patchloom.nets.heads import InstanceHead
 from patchloom.options import VERBS, parse_call, parse_evaluate, parse_pretrain
 from patchloom.report.load_run import load_run
 from patchloom.report.pictures import collect_pictures, images_of
+from patchloom.results import store
 from patchloom.runs.checksummed import read_checksummed, write_checksummed
 from patchloom.runs.encoder import named_extra_module
 from patchloom.runs.folder import RunFolder
@@ -885,7 +886,7 @@ def test_a_linked_folder_of_a_run_is_refused(run, tmp_path, capsys):
 RUN_FILES = (
     ("config.yaml",),
     ("requested.yaml", "reasons.yaml", "data.yaml", "verdict.yaml", "trained_on.bin", "metrics.csv", "log.txt"),
-    ("skipped.txt", "unreadable.txt", "summary.txt", "results.jsonl", "pictures/x.png", "pictures/segment/pairs.json"),
+    ("skipped.txt", "unreadable.txt", "summary.txt", store.FILE, "pictures/x.png", "pictures/segment/pairs.json"),
     ("encoder.safetensors", ".lock", "start.safetensors", "checkpoints/last.safetensors"),
 )
 

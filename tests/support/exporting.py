@@ -54,7 +54,7 @@ def with_card(path: Path, change: Callable[[dict[str, Any]], Any]) -> Path:
 
 
 def a_run(folder: Path, photos: Path, results: Sequence[Result] = (), **options) -> Path:
-    """Write the folder of a finished run on those images, with results."""
+    """Write the folder of a finished run on those images, with results of evaluations."""
     path = an_encoder(folder, photos, **options)
     run = RunFolder(folder)
     path.rename(run.encoder)
