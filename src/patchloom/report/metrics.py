@@ -180,6 +180,7 @@ def _logged(run: RunData, column: str, like: Result, note: str) -> list[Number]:
     if "" not in curves:
         return []
     ends = {name: float(values[-1]) for name, (_, values) in curves.items()}
+    like = replace(like, noun=run.modality.noun, baselines=())
     own, *beside = (replace(like, encoder=name, value=end, low=end, high=end) for name, end in ends.items())
     epochs = float(curves[""][0][-1])
     return [Number(like.measure, own, beside, f"{note}, after {epochs:.3g} epoch{'s' * (epochs != 1)}.")]
