@@ -11,12 +11,11 @@ from patchloom.report.load_run import load_run
 NAN = float("nan")
 
 
-def with_metrics(found, name="one", task="droppos", measured=("position accuracy", ".1%"), **columns):
+def with_metrics(found, name="one", task="droppos", measured=("position accuracy", "%"), **columns):
     folder = type(found.folder)(found.folder.path.with_name(name))
     settings = replace(found.settings, task=found.settings.task | {"name": task})
     metrics = {key.replace("__", ":").replace("_of_", ":"): np.array(value, float) for key, value in columns.items()}
-    named, form = measured
-    result = replace(found.measured, name=named, form=form)
+    result = replace(found.measured, measure=measured[0], unit=measured[1])
     return replace(found, folder=folder, name=name, settings=settings, metrics=metrics, measured=result)
 
 
@@ -26,11 +25,11 @@ def by_title(charts):
 
 def test_a_run_of_its_own_columns(finished):
     found = by_title(charts_of([load_run(finished)]))
-    assert list(found)[:2] == ["training loss", "position accuracy"] and found["position accuracy"].percent
+    assert list(found)[:2] == ["training loss", "position accuracy"] and found["position accuracy"].unit == "%"
     names = {line.name: line for line in found["kNN accuracy"].lines}
     assert {"kNN accuracy", "untrained", "raw pixels"} == set(names)
     assert names["untrained"].baseline and names["untrained"].x == [0, 2] and not names["kNN accuracy"].baseline
-    assert "position accuracy, in training" in found and not found["training loss"].percent
+    assert "position accuracy, in training" in found and not found["training loss"].unit
 
 
 def test_baselines_that_move_are_curves(finished):
@@ -48,12 +47,12 @@ def test_several_runs_share_axes_where_they_measure_the_same(finished):
     epochs = {"epoch": [0, 1, 2], "loss": [NAN, 4.0, 2.0]}
     one = with_metrics(found, "one", held_out=[0.1, 0.2, 0.3], baseline__chance=[0.1, 0.1, 0.1], **epochs)
     two = with_metrics(found, "two", held_out=[0.1, 0.2, 0.4], baseline__chance=[0.1, 0.1, 0.1], **epochs)
-    other = {"task": "mae", "measured": ("reconstruction error", ".3f")}
+    other = {"task": "mae", "measured": ("reconstruction error", "")}
     far = with_metrics(found, "far", held_out=[1, 0.8, 0.7], baseline__copy=[0.5, 0.5, 0.5], **other, **epochs)
     charts = by_title(charts_of([one, two, far]))
     assert [line.name for line in charts["position accuracy"].lines] == ["one", "two", "chance"]
     assert [line.name for line in charts["reconstruction error"].lines] == ["far", "copy"]
-    assert not charts["reconstruction error"].percent
+    assert not charts["reconstruction error"].unit
     shares = charts["training loss, relative to its start"]
     assert [line.y for line in shares.lines] == [[1, 0.5]] * 3
     assert [line.y for line in charts_of([one, two])[0].lines] == [[4, 2]] * 2

@@ -31,7 +31,7 @@ from patchloom.system.checksummed import write_checksummed
 def test_a_finished_run_tells_all_of_itself(run):
     found = load_run(run)
     assert found.finished and found.state() == "finished" and found.name == "mine" and found.epoch == 2
-    assert (found.measure, found.percent) == ("position accuracy", True)
+    assert (found.measured.measure, found.measured.unit) == ("position accuracy", "%")
     assert found.asked["task"]["mask_ratio"] == "auto" and found.reasons["task.mask_ratio"]
     assert found.reasons["channels"] == "as the images" and "epochs" not in found.reasons
     last = [row["held_out"] for row in csv_rows(run / "metrics.csv") if row["held_out"]][-1]
@@ -69,7 +69,7 @@ def test_a_run_that_trains_says_how_far_it_is(run):
     for path in (run / "checkpoints").iterdir():
         path.unlink()
     early = load_run(run)
-    assert early.epoch == 0 and early.metrics == {} and early.measure == "held-out measure"
+    assert early.epoch == 0 and early.metrics == {} and early.measured.measure == "held-out measure"
 
 
 def test_what_is_damaged_costs_its_own_part(run):
@@ -80,11 +80,14 @@ def test_what_is_damaged_costs_its_own_part(run):
     assert (found.metrics, found.data, found.asked) == ({}, {}, {})
     assert len(found.problems) == 3 and all("\n" not in one for one in found.problems)
     (run / "requested.yaml").write_text("data: x\ntask: mae\n")
-    for name in ("last", "before"):
-        path = run / "checkpoints" / f"{name}.safetensors"
-        save_file(load_file(path), path, metadata={"about": json.dumps({"step": "many", "steps": 3})})
-    found = load_run(run)
-    assert (found.asked, found.about) == ({}, {}) and any("requested.yaml" in one for one in found.problems)
+    damaged = {"requested.yaml": {"step": "many", "steps": 3}, "last.safetensors": {"measured": {"n": 3}}}
+    for problem, about in damaged.items():
+        for name in ("last", "before"):
+            path = run / "checkpoints" / f"{name}.safetensors"
+            save_file(load_file(path), path, metadata={"about": json.dumps(about)})
+        found = load_run(run)
+        assert found.asked == {} and found.measured.measure == "held-out measure"
+        assert any(problem in one for one in found.problems)
 
 
 def test_runs_of_one_name_are_told_apart_by_the_folders_above(finished, tmp_path):

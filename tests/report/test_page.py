@@ -10,13 +10,13 @@ from importlib.resources import files
 import numpy as np
 import pages
 import pytest
+from pages import value
 
 from patchloom.report.page import (
     Chart,
     Curve,
     Number,
     Page,
-    Quantity,
     RunPart,
     Table,
     bars,
@@ -194,23 +194,23 @@ def test_a_run_has_one_colour_in_all_charts():
 
 def test_a_long_curve_as_a_table_keeps_its_ends():
     x = list(range(10_000))
-    rows = chart_rows(Chart("accuracy", "", [Curve("a", x, [one / 10_000 for one in x])], percent=True))
+    rows = chart_rows(Chart("accuracy", "", [Curve("a", x, [one / 10_000 for one in x])], "%"))
     assert len(rows) == 200 and rows[0] == ["0", "0.0 %"] and rows[-1] == ["9999", "100.0 %"]
     assert len({row[0] for row in rows}) == 200
 
 
 def test_bars_go_from_zero_to_a_hundred_percent_on_each_card():
-    beside = [Quantity(0.1, True, 0.085, 0.12, "untrained"), Quantity(0.05, name="raw")]
-    knn = Number("kNN", Quantity(0.3, True, 0.25, 0.4), beside)
-    error = Number("patch error", Quantity(0.412, False), [Quantity(1.0, False, name="mean colour")])
-    rank = Number("rank", Quantity(87.0, False), [Quantity(0.12, name="chance")])
+    beside = [value("untrained", 0.1, reach=0.02), value("raw", 0.05)]
+    knn = Number("kNN", value("", 0.3, reach=0.05), beside)
+    error = Number("patch error", value("", 0.412, ""), [value("mean colour", 1.0, "")])
+    rank = Number("rank", value("", 87.0, ""), [value("chance", 0.12)])
     first, second, third = bars([knn, error, rank])
     assert [row["bar"] for row in first] == [30, 10, 5]
-    assert [row["reach"] for row in first] == [[25, 40], [8.5, 12], None]
-    assert [row["value"] for row in first] == ["30.0 %", "10.0 % [8.5, 12.0]", "5.0 %"]
+    assert [row["reach"] for row in first] == [[25, 35], [8, 12], None]
+    assert [row["value"] for row in first] == ["30.0 %", "10.0 % [8.0, 12.0]", "5.0 %"]
     assert [row["bar"] for row in second + third] == [None] * 4
     assert bars([error, knn])[1] == first  # an error beside it takes nothing from a card
-    (low,) = bars([Number("position accuracy", Quantity(0.01703), [Quantity(0.017, name="chance")])])
+    (low,) = bars([Number("position accuracy", value("", 0.01703), [value("chance", 0.017)])])
     assert [row["bar"] for row in low] == [1.7, 1.7]
     text = render(Page("a", "2026-11-22", "0.1.0", runs=[RunPart("a", "finished", numbers=[error, knn])]))
     assert text.count('class="track"') == 3 and "width:30.0%" in text and "Bars range from 0 to 100 %." in text

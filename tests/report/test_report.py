@@ -3,7 +3,6 @@
 import os
 import shutil
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 from PIL import Image
@@ -20,12 +19,9 @@ from patchloom.results.verdict import Health, Verdict, no_labels, write_health
 def pages(monkeypatch):
     """Replace rendering; the fixture lists the pages."""
     made = []
-
-    def render(page):
-        made.append(page)
-        return f"<title>{len(made)}</title>"
-
-    monkeypatch.setitem(__import__("sys").modules, "patchloom.report.page", SimpleNamespace(render=render))
+    monkeypatch.setattr(
+        "patchloom.report.report.render", lambda page: made.append(page) or f"<title>{len(made)}</title>"
+    )
     return made
 
 
@@ -65,22 +61,16 @@ def test_facts_about_a_run(finished):
 def test_a_run_evaluated_with_labels_does_not_report_missing_labels(run):
     (run / "summary.txt").write_text(f"The task is being learnt. {no_labels()}\n")
     assert page_of([run]).runs[0].summary == "The task is being learnt."
-    (run / "results.csv").unlink()
+    (run / "results.jsonl").unlink()
     assert no_labels() in page_of([run]).runs[0].summary
 
 
 def test_an_evaluation_is_removed_by_its_date_or_number(run, pages, capsys):
-    results = run / "results.csv"
-    before = results.read_text()
-    head, first, *_ = before.splitlines()
-    tried = first.replace(first[: first.index(",")], "2031-01-02T03:04:05+00:00")
-    for which in ("2031-01-02T03:04:05+00:00", "2031-01-02", str(len({line[:25] for line in before.splitlines()}))):
-        results.write_text(f"{before}{tried}\n")
-        assert main(["report", str(run), "--forget", which]) == 0
-        assert results.read_text() == before
-    for which in ("2031", "0", "99", ""):
-        assert main(["report", str(run), "--forget", which]) == 2
-        assert "has no evaluation" in capsys.readouterr().err and results.read_text() == before
+    before = (run / "results.jsonl").read_text()
+    assert main(["report", str(run), "--forget", "2031"]) == 2 and "has no evaluation" in capsys.readouterr().err
+    assert (run / "results.jsonl").read_text() == before and not pages
+    assert main(["report", str(run), "--forget", "1"]) == 0
+    assert len((run / "results.jsonl").read_text()) < len(before) and len(pages) == 1
 
 
 def test_several_runs_share_a_page(run, pages, tmp_path, monkeypatch, capsys):
@@ -102,7 +92,7 @@ def test_runs_whose_folders_are_called_the_same_are_told_apart(run, tmp_path):
     places = [tmp_path / above / "run" for above in ("a", "b")]
     for place in places:
         shutil.copytree(run, place)
-    (places[1] / "results.csv").write_text("nothing\n1\n")
+    (places[1] / "results.jsonl").write_text("nothing\n")
     page = page_of(places)
     names = ["a/run", "b/run"]
     assert page.title == "a/run and b/run" and [part.name for part in page.runs] == names
@@ -127,7 +117,7 @@ def test_a_verdict_has_its_tone_and_holds_so_far_before_the_end(run):
 
 
 def test_a_run_before_its_first_row(run, real_map):
-    for name in ("summary.txt", "encoder.safetensors", "metrics.csv", "results.csv", "verdict.yaml"):
+    for name in ("summary.txt", "encoder.safetensors", "metrics.csv", "results.jsonl", "verdict.yaml"):
         (run / name).unlink()
     shutil.rmtree(run / "checkpoints")
     shutil.rmtree(run / "pictures")
@@ -143,12 +133,12 @@ def test_a_run_before_its_first_row(run, real_map):
 
 def test_damage_is_noted_and_the_rest_is_there(run, tmp_path, real_map):
     (run / "metrics.csv").write_text("epoch\nx\n")
-    (run / "results.csv").write_text("date,protocol\n1,2\n")
+    (run / "results.jsonl").write_text("{}\n")
     page = page_of([run])
     assert len(page.notes) == 2 and page.runs[0].numbers == page.runs[0].tables == []
-    assert any("results.csv could not be read" in note for note in page.notes)
+    assert any("results.jsonl could not be read" in note for note in page.notes)
     assert page.runs[0].cloud and page.runs[0].pictures
-    (run / "results.csv").unlink()
+    (run / "results.jsonl").unlink()
     (run / "metrics.csv").unlink()
     page = page_of([run])
     assert not page.notes and page.runs[0].numbers == page.runs[0].tables == []

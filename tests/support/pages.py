@@ -15,13 +15,13 @@ from patchloom.report.page import (
     Number,
     Page,
     Picture,
-    Quantity,
     Recording,
     RunPart,
     Setting,
     Slider,
     Table,
 )
+from patchloom.results.result import Result
 
 HOSTILE = [
     "<script>alert(1)</script>",
@@ -105,6 +105,11 @@ def slider(name: str = "street/0001.png") -> Slider:
     return Slider(name, "A grid, and another one.", truth, answer)
 
 
+def value(encoder: str, found: float, unit: str = "%", reach: float = 0.0) -> Result:
+    """Return a result of an encoder with an interval of ``reach`` to either side."""
+    return Result("accuracy", found, found - reach, found + reach, 2000, encoder, unit=unit)
+
+
 def chart(names: list[str], points: int = 60, title: str = "kNN accuracy, held-out images") -> Chart:
     """Return rising curves, with a gap of one point in the first, and a baseline."""
     x = [100 * (i + 1) / points for i in range(points)]
@@ -115,14 +120,14 @@ def chart(names: list[str], points: int = 60, title: str = "kNN accuracy, held-o
         rising[0][points // 2] = math.nan
     lines = [Curve(name, x, y) for name, y in zip(names, rising, strict=True)]
     return Chart(
-        title, "Measured after each epoch.", [*lines, Curve("raw pixels", [x[0], x[-1]], [0.17, 0.17], True)], True
+        title, "Measured after each epoch.", [*lines, Curve("raw pixels", [x[0], x[-1]], [0.17, 0.17], True)], "%"
     )
 
 
 def run_part(name: str = "shapes-mae", tone: str = "good") -> RunPart:
     """Return a run with all parts."""
     controls = {"untrained encoder": 0.111, "raw pixels": 0.173, "chance": 0.04}
-    beside = [Quantity(value, name=name) for name, value in controls.items()]
+    beside = [value(name, found) for name, found in controls.items()]
     return RunPart(
         name,
         "finished: 100 epochs in 41 minutes on two cores",
@@ -135,17 +140,10 @@ def run_part(name: str = "shapes-mae", tone: str = "good") -> RunPart:
         summary="mae: learnt 43 % [41, 45] of what there is between the mean colour and the image; this says nothing "
         "about classes.",
         numbers=[
-            Number("kNN accuracy", Quantity(0.302, True, 0.291, 0.313), beside, "2,000 held-out images, k = 20"),
+            Number("kNN accuracy", value("", 0.302, reach=0.011), beside, "2,000 held-out images, k = 20"),
+            Number("linear probe", value("", 0.354, reach=0.012), [value("untrained encoder", 0.223)]),
             Number(
-                "linear probe",
-                Quantity(0.354, True, 0.342, 0.366),
-                [Quantity(0.223, name="untrained encoder"), Quantity(0.142, name="raw pixels")],
-            ),
-            Number(
-                "rank of the features",
-                Quantity(87.2, False),
-                [Quantity(12.9, False, name="untrained encoder")],
-                "effective rank",
+                "rank of the features", value("", 87.2, ""), [value("untrained encoder", 12.9, "")], "effective rank"
             ),
         ],
         settings=[
@@ -223,7 +221,7 @@ def hostile() -> Page:
         *[next(text) for _ in range(2)],
         "bad",
         *[next(text) for _ in range(3)],
-        numbers=[Number(next(text), Quantity(0.5), [Quantity(0.5, name=one) for one in HOSTILE], next(text))],
+        numbers=[Number(next(text), value("", 0.5), [value(one, 0.5) for one in HOSTILE], next(text))],
         settings=[Setting(one, one, one) for one in HOSTILE],
         pictures=[image._replace(title=one) for one in HOSTILE],
         cloud=cloud(n, list(HOSTILE), list(HOSTILE)),

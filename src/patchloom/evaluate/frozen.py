@@ -35,14 +35,14 @@ from patchloom.nets.encode import input_size
 from patchloom.nets.finetune import without_last_norm
 from patchloom.nets.heads import InstanceHead, check_pooling, tokens_of
 from patchloom.nets.swin import Encoder
-from patchloom.results.claims import BLEND, CONSTANT, START
+from patchloom.results.claims import BLEND, CONSTANT, START, UNTRAINED
 from patchloom.results.evaluation import Drawing, Evaluation, as_control, compare_results, note_unreadable
 from patchloom.results.result import Result
 from patchloom.runs.encoder import blend, load_blend, load_start
 
 # suggestion for encoders that a protocol does not support
 INSTEAD = "take knn, linear, blocks, few-shot or finetune, and positions for a run of droppos"
-UNTRAINED, PIXELS = "untrained", "raw pixels"
+PIXELS = "raw pixels"
 
 _HELD_OUT = "held_out_accuracy"
 

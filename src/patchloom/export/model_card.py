@@ -21,7 +21,6 @@ from patchloom.nets.heads import POOLED
 from patchloom.report.load_run import RunData, load_run
 from patchloom.report.metadata import run_metadata
 from patchloom.report.results import ResultsTable, escape_markdown, over_seeds, rows_of
-from patchloom.results import store
 from patchloom.results.result import Result
 from patchloom.runs.folder import data_slug
 from patchloom.runs.training_set import read_record
@@ -252,18 +251,13 @@ def _images(told: RunData) -> str:
 
 def _figures(told: RunData) -> ResultsTable:
     """Return the last held-out measure beside its baselines, and the quoted results."""
-    notes, results, own, name = list[str](), list[Result](), told.measured, "this encoder"
-    try:
-        results = store.load(told.folder.path, notes)
-    except PatchloomError as problem:
-        notes.append(str(problem))
-    measured = list[Result]()
-    if own is not None and math.isfinite(own.value):
+    own, name, measured = told.measured, "this encoder", list[Result]()
+    if math.isfinite(own.value):
         beside = (
             replace(own, encoder=one.name, value=one.value, low=one.value, high=one.value) for one in own.baselines
         )
         measured = [replace(one, data="held out") for one in (replace(own, encoder=name), *beside)]
-    return ResultsTable([*(over_seeds([one], "") for one in measured), *rows_of(results, "", name)], notes)
+    return ResultsTable([*(over_seeds([one], "") for one in measured), *rows_of(told.results, "", name)], told.problems)
 
 
 def _limits(one: Exportable, told: RunData | None) -> str:

@@ -18,11 +18,12 @@ from patchloom.errors import listing
 from patchloom.look.attention import each_block
 from patchloom.look.captions import Caption
 from patchloom.look.charts import INK, QUIET, Panel, frame_panel, styled_figure, write_beside, write_figure, write_table
-from patchloom.look.context import UNTRAINED, LookRequest, check_finite, chosen_layers, refuse_swin
+from patchloom.look.context import LookRequest, check_finite, chosen_layers, refuse_swin
 from patchloom.look.position_map import cell_height
 from patchloom.look.run_lines import line_colours, short_name
 from patchloom.nets.encode import grid_size, layer_names, patch_count, prefix_count
 from patchloom.nets.swin import Encoder, is_hierarchical
+from patchloom.results.claims import UNTRAINED
 from patchloom.sizes import Sides, in_pixels
 
 MAX_TIMES_UNIFORM = 16.0  # end of the scale: ratio to uniform attention, and its inverse

@@ -33,7 +33,6 @@ from patchloom.nets.swin import Encoder, PlainViT, is_hierarchical
 from patchloom.questions.question import Sheet
 from patchloom.withhold.encoder_input import all_patches
 
-UNTRAINED = "untrained"
 HeadChoice = Literal["each", "mean"]
 QUERIES = 4  # largest number of patches whose attention is drawn together, as in ExtreMA's Fig. 1
 

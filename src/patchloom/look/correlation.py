@@ -18,7 +18,6 @@ from patchloom.errors import PatchloomError
 from patchloom.look.captions import Caption
 from patchloom.look.charts import write_table
 from patchloom.look.context import (
-    UNTRAINED,
     LookRequest,
     NamedEncoder,
     full_caption,
@@ -31,6 +30,7 @@ from patchloom.look.context import (
 )
 from patchloom.look.image_grid import Scale, Tile, draw_tiles
 from patchloom.nets.encode import grid_size, input_channels, input_size, patch_count
+from patchloom.results.claims import UNTRAINED
 
 CORRELATION_IMAGES = 1000  # largest number of images for the correlation of positions
 _PATCHES = 4096  # largest number of patches: a matrix of all pairs of more is too large to draw

@@ -21,7 +21,7 @@ from patchloom.data.sources.in_memory import DataLike, is_object_name
 from patchloom.data.sources.open import absolute_name, open_data, open_stored
 from patchloom.display import print_line
 from patchloom.errors import PatchloomError, listing, suggestion
-from patchloom.look.context import QUERIES, UNTRAINED, Draw, HeadChoice, ImagePoint, LookRequest, NamedEncoder
+from patchloom.look.context import QUERIES, Draw, HeadChoice, ImagePoint, LookRequest, NamedEncoder
 from patchloom.look.image_grid import SHEET_ROWS
 from patchloom.look.task_pictures import draw_task, title_of
 from patchloom.nets.checkpoints.format import EncoderCard, untrained_twin
@@ -29,7 +29,7 @@ from patchloom.nets.encode import input_size
 from patchloom.nets.finetune import at_size
 from patchloom.nets.heads import InstanceHead
 from patchloom.nets.swin import Encoder, level_count
-from patchloom.results.claims import START
+from patchloom.results.claims import START, UNTRAINED
 from patchloom.runs.encoder import load_encoder, load_extra_module, load_start
 from patchloom.runs.folder import RunFolder, data_slug
 from patchloom.runs.held_out import own_held_out

@@ -18,18 +18,12 @@ from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError
 from patchloom.look.captions import Caption
 from patchloom.look.charts import write_table
-from patchloom.look.context import (
-    UNTRAINED,
-    LookRequest,
-    NamedEncoder,
-    check_finite,
-    full_caption,
-    to_pictures,
-)
+from patchloom.look.context import LookRequest, NamedEncoder, check_finite, full_caption, to_pictures
 from patchloom.look.image_grid import Tile, draw_tiles
 from patchloom.nets.encode import input_channels, input_size
 from patchloom.nets.heads import pooled_tokens
 from patchloom.questions.agreement import nearest_by_cosine
+from patchloom.results.claims import UNTRAINED
 
 NEAREST = 5
 GALLERY = 2000  # largest number of images, evenly spread

@@ -17,11 +17,11 @@ from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError
 from patchloom.look.captions import Caption
 from patchloom.look.charts import write_table
-from patchloom.look.context import UNTRAINED, LookRequest, NamedEncoder, check_finite, full_caption, to_pictures
+from patchloom.look.context import LookRequest, NamedEncoder, check_finite, full_caption, to_pictures
 from patchloom.look.image_grid import Tile, draw_tiles
 from patchloom.nets.encode import encode, final_norm, input_channels, input_size, patch_count, prefix_count
 from patchloom.nets.heads import pool
-from patchloom.results.claims import MIN_VERDICT_IMAGES
+from patchloom.results.claims import MIN_VERDICT_IMAGES, UNTRAINED
 from patchloom.results.result import Result
 from patchloom.results.shares import share_of_way
 from patchloom.withhold.encoder_input import all_patches

@@ -1,15 +1,16 @@
-"""Contents of a run's folder, read so that a missing or damaged file affects only its own part of the report."""
+"""Contents of a run's folder; a missing or damaged file affects only its own part of the report."""
 
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -19,7 +20,9 @@ from patchloom.data.modality import Modality
 from patchloom.data.sources.in_memory import is_object_name
 from patchloom.display import duration
 from patchloom.errors import PatchloomError
+from patchloom.look.charts import curve_of
 from patchloom.report.page import Setting
+from patchloom.results import store
 from patchloom.results.result import Result
 from patchloom.results.verdict import Health, read_health
 from patchloom.runs.folder import RunFolder, read_metrics
@@ -45,11 +48,12 @@ class RunData:
         reasons: reasons for the resolved ``auto`` settings, by dotted name.
         metrics: columns [n] of ``metrics.csv``; empty before the first row.
         about: metadata of the newest checkpoint; empty without one.
-        measured: the last held-out measure; None without one, or if an older version kept it only as text.
+        measured: held-out measure in the newest checkpoint; without one, a result of nan.
+        results: results of all evaluations.
         data: statistics of the data; empty if they cannot be read.
         summary: the closing sentence of a finished run.
         health: the verdict, if there is one.
-        problems: a sentence for each file that could not be read.
+        problems: a sentence for each file, or line of results, that could not be read.
         name: the run's name on the page: that of its folder, with parent folders prepended if names coincide.
     """
 
@@ -59,7 +63,8 @@ class RunData:
     reasons: dict[str, str]
     metrics: dict[str, np.ndarray]
     about: dict[str, Any]
-    measured: Result | None
+    measured: Result
+    results: list[Result]
     data: dict[str, Any]
     summary: str | None
     health: Health | None
@@ -89,15 +94,12 @@ class RunData:
         """Kind of data that the run was trained on."""
         return modality_of(self.sound)
 
-    @property
-    def measure(self) -> str:
-        """Name of the held-out measure."""
-        return "held-out measure" if self.measured is None else self.measured.measure
-
-    @property
-    def percent(self) -> bool:
-        """Whether the held-out measure is a fraction, written as a percentage."""
-        return self.measured is not None and self.measured.unit == "%"
+    def curves(self, column: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """Return epochs [n] and finite values [n] of a logged measure, named "", and of its baselines by name."""
+        prefix = "baseline:" if column == "held_out" else f"{column}:"
+        names = {"": column} | {name.removeprefix(prefix): name for name in self.metrics if name.startswith(prefix)}
+        found = {name: curve_of(self.metrics, its) for name, its in names.items()}
+        return {name: (epochs, values) for name, (epochs, values) in found.items() if len(values)}
 
     def state(self, now: float | None = None) -> str:
         """Describe the progress of the run."""
@@ -106,7 +108,8 @@ class RunData:
         silent = (time.time() if now is None else now) - self.last_written()
         how = "training" if silent < _SILENT else f"not finished; last written {duration(silent)} ago"
         # the last step may go slightly beyond the requested epochs
-        done, end = (_rounded(one) for one in (min(self.epoch, self.settings.epochs), self.settings.epochs))
+        ends = min(self.epoch, self.settings.epochs), self.settings.epochs
+        done, end = (f"{round(one, 2 if one < 10 else 1):,.6g}" for one in ends)
         return f"epoch {done} of {end}, {how}"
 
     def last_written(self) -> float:
@@ -116,11 +119,6 @@ class RunData:
             with suppress(OSError):
                 times.append(path.stat().st_mtime)
         return max(times, default=0.0)
-
-
-def _rounded(epochs: float) -> str:
-    """Round to the digits that matter: "0.25", "2.5", "1,200"."""
-    return f"{round(epochs, 2 if epochs < 10 else 1):,.6g}"
 
 
 def load_run(run: str | Path) -> RunData:
@@ -133,12 +131,13 @@ def load_run(run: str | Path) -> RunData:
             return what()
         except PatchloomError as problem:
             problems.append(str(problem))
-            return otherwise
+        except ValueError as problem:
+            problems.append(f"{folder.checkpoints.last} could not be read ({problem})")
+        return otherwise
 
-    metrics: dict[str, np.ndarray] = {}
-    if folder.metrics.exists():
-        metrics = read(lambda: read_metrics(folder.metrics), metrics)
+    metrics: dict[str, np.ndarray] = read(lambda: read_metrics(folder.metrics), {}) if folder.metrics.exists() else {}
     about: dict[str, Any] = read(folder.checkpoints.about, {})
+    unknown = Result("held-out measure", math.nan, math.nan, math.nan, 0, unit="", digits=3)
     return RunData(
         folder=folder,
         settings=settings,
@@ -146,7 +145,8 @@ def load_run(run: str | Path) -> RunData:
         reasons=read(folder.read_reasons, {}),
         metrics=metrics if "epoch" in metrics else {},
         about=about,
-        measured=Result.of(about["measured"]) if about.get("measured") else None,
+        measured=read(lambda: Result.of(about["measured"]) if about.get("measured") else unknown, unknown),
+        results=read(lambda: store.load(folder.path, problems), []),
         data=read(folder.read_data, {}),
         summary=folder.read_summary(),
         health=read_health(folder.path),
@@ -168,55 +168,41 @@ _COMPARISON = "compare.yaml"  # every comparison has it, and no run does
 _PAGE = "report.html"  # written by a comparison when it ends
 
 
-class ReportTarget(NamedTuple):
-    """Runs of a page.
-
-    Attributes:
-        runs: folders of runs, in the order given.
-        said: a sentence about each comparison.
-    """
-
-    runs: list[Path]
-    said: list[str]
-
-
 def is_comparison(folder: Path) -> bool:
     """Return whether a folder holds a comparison."""
     return (folder / _COMPARISON).is_file()
 
 
-def expand_runs(given: Sequence[Path]) -> ReportTarget:
-    """Replace folders of comparisons by the runs in them."""
+def expand_runs(given: Sequence[Path]) -> tuple[list[Path], list[str]]:
+    """Replace folders of comparisons by the runs in them; return all runs, and a sentence about each comparison."""
     runs, said = list[Path](), list[str]()
     for folder in given:
-        if not is_comparison(folder):
-            runs.append(folder)
-            continue
-        its = [run for run in sorted(folder.iterdir()) if RunFolder(run).config.is_file()]
-        if not its:
-            raise PatchloomError(f"no run of the comparison {folder} has begun: wait until one trains")
+        its = [folder]
+        if is_comparison(folder):
+            its = [run for run in sorted(folder.iterdir()) if RunFolder(run).config.is_file()]
+            said.append(_describe_comparison(folder, its))
         runs += its
-        said.append(_describe_comparison(folder, its))
-    return ReportTarget(runs, said)
+    return runs, said
 
 
 def _describe_comparison(folder: Path, its: Sequence[Path]) -> str:
     """Return a sentence about the number of a comparison's runs and the file with its results."""
+    if not its:
+        raise PatchloomError(f"no run of the comparison {folder} has begun: wait until one trains")
+    plan = read_checksummed(folder / _COMPARISON)
+    try:
+        planned = len(plan["epochs"]) * int(plan["asked"]["seeds"])
+    except (KeyError, TypeError, ValueError) as problem:
+        raise PatchloomError(
+            f"{folder / _COMPARISON} is not the plan of a comparison: give the folders of its runs"
+        ) from problem
     there, finished = len(its), sum(RunFolder(run).read_summary() is not None for run in its)
     ended = finished if finished < there else "all of them"
-    progress = f"{there} of {max(there, _planned(folder))} runs have begun, {ended} finished"
     where = f"; its results are in {_PAGE}" if (folder / _PAGE).is_file() else ""
-    return f"Comparison {folder.absolute().name}: {progress}{where}."
-
-
-def _planned(folder: Path) -> int:
-    """Return the number of runs that a comparison has when it ends."""
-    path = folder / _COMPARISON
-    plan = read_checksummed(path)
-    try:
-        return len(plan["epochs"]) * int(plan["asked"]["seeds"])
-    except (KeyError, TypeError, ValueError) as problem:
-        raise PatchloomError(f"{path} is not the plan of a comparison: give the folders of its runs") from problem
+    return (
+        f"Comparison {folder.absolute().name}: {there} of {max(there, planned)} runs have begun, {ended} "
+        f"finished{where}."
+    )
 
 
 # Settings of a run with the reason for each, and the command that repeats the run.
@@ -234,22 +220,20 @@ def settings_of(run: RunData) -> list[Setting]:
     Settings that are still ``auto``, such as the depth of an unused decoder, and settings for the other kind of data
     are left out.
     """
-    asked, usual = _flat(run.asked), _flat(_usual(run.asked))
-    of_recipe = _flat(_usual(run.asked, run.asked.get("recipe"))) if run.asked.get("recipe") else {}
+    asked, recipe, others = _flat(run.asked), run.asked.get("recipe"), _OF_IMAGES if run.sound else _OF_SOUND
+    usual, of_recipe = (_flat(_usual(run.asked, one)) for one in (None, recipe))
     found: tuple[list[Setting], ...] = ([], [], [])
     for name, value in _flat(run.settings.plain()).items():
-        if value in ("auto", None) or name in (_OF_IMAGES if run.sound else _OF_SOUND):
+        if value in ("auto", None) or name in others:
             continue
-        setting = Setting(name, _format_value(name, value))
+        place, why = 1, ""
         if asked.get(name) == "auto":
-            why = run.reasons.get(name) or run.reasons.get(_short(name)) or CHOSEN
-            found[0].append(setting._replace(reason=why))
-        elif name in of_recipe and of_recipe[name] == value != usual.get(name):
-            found[1].append(setting._replace(reason=f"from the recipe {run.asked['recipe']}"))
-        elif name in usual and usual[name] == value and name not in ("data", "task.name"):
-            found[2].append(setting._replace(reason=DEFAULT))
-        else:
-            found[1].append(setting)
+            place, why = 0, run.reasons.get(name) or run.reasons.get(name.removesuffix(".name")) or CHOSEN
+        elif of_recipe.get(name) == value != usual.get(name):
+            why = f"from the recipe {recipe}"
+        elif usual.get(name) == value and name not in ("data", "task.name"):
+            place, why = 2, DEFAULT
+        found[place].append(Setting(name, f"{value:g}" if isinstance(value, float) else _typed(name, value), why))
     return [*found[0], *found[1], *found[2]]
 
 
@@ -259,24 +243,21 @@ def command_of(run: RunData) -> str:
     Options at their defaults are left out. "" if the requested settings cannot be read, or the data were given as a
     Python object.
     """
-    asked = run.asked
+    asked, recipe = run.asked, run.asked.get("recipe")
     data = asked.get("data", "")
-    names = list(map(str, data if isinstance(data, list) else [data]))
-    if not asked or any(is_object_name(name) for name in names) or not all(names):
+    names = data if isinstance(data, list) else [data]
+    if not names or not all(isinstance(name, str) and name and not is_object_name(name) for name in names):
         return ""
-    recipe = asked.get("recipe")
+    task = ["--recipe", recipe] if recipe else ["--task", _typed("task.name", asked.get("task", {}).get("name", ""))]
+    words = ["patchloom", "pretrain", *names, *task]
     usual = _flat(_usual(asked, recipe))
-    task = str(asked.get("task", {}).get("name", ""))
-    words = ["patchloom", "pretrain", *names]
-    words += ["--recipe", str(recipe)] if recipe else ["--task", Code.of(task).typed if is_code(task) else task]
     for name, value in _flat(asked).items():
-        if name in ("data", "task.name", "recipe") or usual.get(name, "auto") == value:
-            continue
-        option, word = {"from_run": "--from", "model.name": "--model"}.get(name, f"--{name}"), _typed(name, value)
-        words += [f"{option}={word}"] if word.startswith("--") else [option, word]
+        if name not in ("data", "task.name", "recipe") and usual.get(name, "auto") != value:
+            option, word = {"from_run": "from", "model.name": "model"}.get(name, name), _typed(name, value)
+            words += [f"--{option}={word}"] if word.startswith("--") else [f"--{option}", word]
     place = run.folder.path
-    again = place if not run.finished else place.with_name(f"{place.absolute().name}-again")
-    return shlex.join([*words, "--out", str(again)])
+    again = place.with_name(f"{place.absolute().name}-again") if run.finished else place
+    return shlex.join([*map(str, words), "--out", str(again)])
 
 
 def _usual(asked: Mapping[str, Any], recipe: str | None = None) -> dict[str, Any]:
@@ -301,25 +282,10 @@ def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _format_value(name: str, value: Any) -> str:
-    """Format a value for reading."""
-    if name == "task.name" and is_code(str(value)):
-        return Code.of(str(value)).typed
-    if name.endswith("_size") and isinstance(value, list | int):
-        return in_pixels(value)
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list):
-        return ", ".join(map(str, value))
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
 def _typed(name: str, value: Any) -> str:
     """Format a value for the command line."""
+    if name == "task.name" and is_code(str(value)):
+        return Code.of(str(value)).typed
     if name.endswith("_size") and isinstance(value, list):
         return in_pixels(value)
     return value if isinstance(value, str) else repr(value) if isinstance(value, float) else json.dumps(value)
-
-
-def _short(name: str) -> str:
-    return name.partition(".")[0] if name.endswith(".name") else name

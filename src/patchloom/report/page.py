@@ -18,41 +18,12 @@ from typing import Any, Literal, NamedTuple
 import jinja2
 from markupsafe import Markup
 
+from patchloom.results.result import Result
+
 # Contents of a page: text is plain and escaped when rendered; pictures and sounds are data URIs.
 
 
 Tone = Literal["good", "fair", "bad", "plain"]
-
-
-class Quantity(NamedTuple):
-    """Value of an encoder or of a control.
-
-    Attributes:
-        value: a fraction in [0, 1] if ``percent``.
-        percent: whether the value is written as a percentage.
-        low, high: the 95 % interval; None without one.
-        name: name of the control; "" for the encoder itself.
-    """
-
-    value: float
-    percent: bool = True
-    low: float | None = None
-    high: float | None = None
-    name: str = ""
-
-    def text(self) -> str:
-        """Format the value as "50.7 %" or "0.412"."""
-        if self.percent:
-            return f"{100 * self.value:.1f} %"
-        return f"{self.value:.3f}" if 1e-3 <= abs(self.value) < 10 else f"{self.value:.3g}"
-
-    def interval(self) -> str:
-        """Format the interval as "[48.9, 52.5]", in the unit of the value; "" without one."""
-        if self.low is None or self.high is None:
-            return ""
-        return (
-            f"[{100 * self.low:.1f}, {100 * self.high:.1f}]" if self.percent else f"[{self.low:.3g}, {self.high:.3g}]"
-        )
 
 
 class Number(NamedTuple):
@@ -60,14 +31,14 @@ class Number(NamedTuple):
 
     Attributes:
         label: name of the measure, such as "kNN accuracy".
-        quantity: value of the encoder.
-        beside: values of the controls.
+        result: result of the encoder.
+        beside: results of the controls.
         note: a sentence in small print, such as the images it was measured on.
     """
 
     label: str
-    quantity: Quantity
-    beside: Sequence[Quantity] = ()
+    result: Result
+    beside: Sequence[Result] = ()
     note: str = ""
 
 
@@ -118,14 +89,14 @@ class Chart:
     Attributes:
         title, note: a heading, and a sentence in small print.
         lines: curves of one or several runs.
-        percent: whether values are fractions, written as percentages.
+        unit: "%" for fractions, which are written as percentages; else "".
         along: unit of the horizontal axis.
     """
 
     title: str
     note: str
     lines: Sequence[Curve]
-    percent: bool = False
+    unit: str = ""
     along: str = "epochs"
 
 
@@ -316,7 +287,7 @@ def chart_data(chart: Chart, numbers: dict[tuple[str, bool], int]) -> dict[str, 
     """Return the data of a chart for its script. Values that are not finite become gaps in the line."""
     return {
         "title": chart.title,
-        "percent": chart.percent,
+        "percent": chart.unit == "%",
         "along": chart.along,
         "lines": [
             {
@@ -359,13 +330,13 @@ def chart_rows(chart: Chart) -> list[list[str]]:
     if len(places) > _MOST_ROWS:
         places = [places[round(i * (len(places) - 1) / (_MOST_ROWS - 1))] for i in range(_MOST_ROWS)]
     lines = [dict(zip(map(float, line.x), line.y, strict=True)) for line in chart.lines]
-    return [[f"{x:g}", *(_cell(line.get(x), chart.percent) for line in lines)] for x in places]
+    return [[f"{x:g}", *(_cell(line.get(x), chart.unit) for line in lines)] for x in places]
 
 
-def _cell(value: float | None, percent: bool) -> str:
+def _cell(value: float | None, unit: str) -> str:
     if value is None or not math.isfinite(value):
         return ""
-    return f"{100 * value:.1f} %" if percent else f"{value:.4g}"
+    return f"{100 * value:.1f} %" if unit == "%" else f"{value:.4g}"
 
 
 def bars(numbers: Sequence[Number]) -> list[list[dict[str, Any]]]:
@@ -374,22 +345,19 @@ def bars(numbers: Sequence[Number]) -> list[list[dict[str, Any]]]:
     If all rows of a key number are percentages, each has the length of its bar and the ends of its interval, if any.
     Bars always range from 0 to 100 %, so that they can be compared between key numbers and runs.
     """
-    found = [_rows_of(number) for number in numbers]
-    for rows in found:
-        if len(rows) < 2 or any(row["bar"] is None for row in rows):
-            for row in rows:
-                row["bar"] = row["reach"] = None
+    found = []
+    for number in numbers:
+        those = (number.result, *number.beside)
+        drawn = len(those) > 1 and all(one.unit == "%" and one.value >= 0 for one in those)
+        rows = []
+        for i, one in enumerate(those):
+            bar = _within(one.value) if drawn else None
+            reach = [_within(one.low), _within(one.high)] if drawn and one.interval() else None
+            row = {"name": one.encoder, "value": one.text(), "bar": bar, "reach": reach}
+            # the interval of the encoder stands above
+            rows.append(row if i else row | {"name": "this run", "value": one.number()})
+        found.append(rows)
     return found
-
-
-def _rows_of(number: Number) -> list[dict[str, Any]]:
-    rows = []
-    for one in (number.quantity, *number.beside):
-        drawn = one.percent and math.isfinite(one.value) and one.value >= 0
-        reach = None if one.low is None or one.high is None or not drawn else [_within(one.low), _within(one.high)]
-        value = f"{one.text()} {one.interval()}".strip() if one.name else one.text()
-        rows.append({"name": one.name, "value": value, "bar": _within(one.value) if drawn else None, "reach": reach})
-    return rows
 
 
 def _within(share: float) -> float:

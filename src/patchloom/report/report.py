@@ -6,9 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple
 
 from patchloom.arguments import PathLike, validate_arguments
 from patchloom.data.near_duplicates import near_copies
@@ -28,9 +26,9 @@ from patchloom.report.load_run import (
     settings_of,
 )
 from patchloom.report.metadata import run_metadata
-from patchloom.report.metrics import gains_of, has_labelled_results, key_numbers, results_of
-from patchloom.report.page import Cloud, Number, Page, Picture, Recording, RunPart, Table, Tone
-from patchloom.report.pictures import COUNT, Images, collect_pictures, images_of, recordings_of, sliders_of
+from patchloom.report.metrics import gains_of, key_numbers, newest_evaluations, results_of
+from patchloom.report.page import Cloud, Page, Picture, Recording, RunPart, Tone, render
+from patchloom.report.pictures import COUNT, collect_pictures, images_of, recordings_of, sliders_of
 from patchloom.report.pictures import RECORDING_BUDGET as SOUNDS
 from patchloom.report.pictures import SLIDER_BUDGET as SLIDERS
 from patchloom.results import store
@@ -79,7 +77,7 @@ def _copies(run: RunData) -> list[str]:
 
 
 def _near(own: Source | None) -> list[str]:
-    if own is None or not _may_be_near(own):
+    if own is None or not len(own) or not own.modality.resizable or own.groups is not None or own.place(0) is None:
         return []
     try:
         with StatusMessage(f"searching {own.name} for near copies"):
@@ -92,14 +90,8 @@ def _near(own: Source | None) -> list[str]:
     return [f"{sentence[0].upper()}{sentence[1:]}"]
 
 
-def _may_be_near(own: Source) -> bool:
-    """Return whether a source can be searched by `near_copies`."""
-    return len(own) > 0 and own.modality.resizable and own.groups is None and own.place(0) is not None
-
-
 _FILE = "report.html"
 _OF_COMPARISON = "runs.html"  # a comparison's own report.html has its verdict and tables
-_RENDER = "patchloom.report.page"
 _TONES: dict[Verdict, Tone] = {
     Verdict.HEALTHY: "good",
     Verdict.WEAK: "fair",
@@ -107,6 +99,7 @@ _TONES: dict[Verdict, Tone] = {
     Verdict.NOT_LEARNING: "bad",
 }
 _POINTS = 2000  # in all maps of a page together
+_WITHOUT_LABELS = ("positions", "position-sensitivity", "label-free")  # protocols that need no labels
 
 
 @validate_arguments
@@ -128,7 +121,7 @@ def report(
         out: file to write; default: report.html in the run's folder, or in the current folder for several runs. For a
             comparison: runs.html in its folder, because report.html there is its own.
         data: images for the map of embeddings; by default the run's held-out images.
-        forget: evaluation to remove from the run's results.csv first: its date there, or its number (1: the oldest).
+        forget: evaluation to remove from the run's results.jsonl first: its date there, or its number (1: the oldest).
 
     Returns:
         Path of the HTML file.
@@ -141,17 +134,17 @@ def report(
     target = Path(out) if out is not None else _target(places)
     if target.is_dir():
         raise PatchloomError(f"--out {target} is a folder: give a file, such as {target / _FILE}")
-    found = expand_runs(places)
+    folders, said = expand_runs(places)
     if forget is not None:
-        if len(found.runs) != 1:
-            raise PatchloomError(f"--forget needs exactly one run, not {len(found.runs)}: give only that run")
-        store.forget(found.runs[0], forget)
-    page = page_of(found.runs, data)
-    if found.said:
+        if len(folders) != 1:
+            raise PatchloomError(f"--forget needs exactly one run, not {len(folders)}: give only that run")
+        store.forget(folders[0], forget)
+    page = page_of(folders, data)
+    if said:
         title = page.title if len(places) > 1 else f"Runs of {places[0].absolute().name}"
-        page = replace(page, title=title, lead=[*found.said, *page.lead])
+        page = replace(page, title=title, lead=[*said, *page.lead])
     with StatusMessage("writing the page"):
-        write_whole(target, import_module(_RENDER).render(page))
+        write_whole(target, render(page))
     return target
 
 
@@ -193,22 +186,11 @@ def page_of(runs: Sequence[Path], data: DataLike | None = None) -> Page:
     )
 
 
-class _OfImages(NamedTuple):
-    """Parts of a page that need a run's images."""
-
-    cloud: Cloud | None
-    recordings: list[Recording]
-    files: list[str]
-    notes: list[str]
-
-
 def _part(run: RunData, pictures: Sequence[Picture], data: DataLike | None, count: int) -> tuple[RunPart, list[str]]:
     """Collect the contents about one of ``count`` runs, and notes on missing parts."""
-    notes = [*run.problems]
-    gains, numbers, tables = _numbers(run, notes)
-    images = images_of(run, data)
-    of_images = _of_images(run, images, count)
-    health = run.health
+    images, health = images_of(run, data), run.health
+    cloud, recordings, notes = _of_images(run, images.shown, images.what, count)
+    groups = newest_evaluations(run.results, run.name)
     part = RunPart(
         name=run.name,
         state=run.state(),
@@ -217,19 +199,19 @@ def _part(run: RunData, pictures: Sequence[Picture], data: DataLike | None, coun
         why="" if health is None else health.why,
         then="" if health is None else health.then,
         summary=_summary(run),
-        gains=gains,
-        numbers=numbers,
+        gains=gains_of(groups),
+        numbers=key_numbers(run, groups),
         settings=settings_of(run),
         pictures=pictures,
-        cloud=of_images.cloud,
-        recordings=of_images.recordings,
+        cloud=cloud,
+        recordings=recordings,
         sliders=sliders_of(run, SLIDERS // count),
-        tables=tables,
-        files=of_images.files,
+        tables=results_of(groups),
+        files=describe_data_issues(run, images.train),
         about=run_metadata(run),
         command=command_of(run),
     )
-    return part, notes + of_images.notes
+    return part, [*run.problems, *notes]
 
 
 def _verdict(run: RunData) -> str:
@@ -243,38 +225,27 @@ def _verdict(run: RunData) -> str:
 def _summary(run: RunData) -> str:
     """Return the closing sentence without the remark on missing labels if a later evaluation had labels."""
     summary = run.summary or ""
-    try:
-        return drop_no_labels(summary, run.modality.noun) if has_labelled_results(run) else summary
-    except ValueError:  # a damaged results.csv, which a note reports
-        return summary
+    labelled = any(one.quoted and one.protocol not in _WITHOUT_LABELS for one in run.results)
+    return drop_no_labels(summary, run.modality.noun) if labelled else summary
 
 
-def _numbers(run: RunData, notes: list[str]) -> tuple[Table | None, list[Number], list[Table]]:
-    try:
-        return gains_of(run), key_numbers(run), results_of(run)
-    except ValueError as problem:
-        notes.append(str(problem))
-        return None, [], []
-
-
-def _of_images(run: RunData, images: Images, count: int) -> _OfImages:
-    """Collect the map of embeddings, recordings and sentences on files for one of ``count`` runs."""
+def _of_images(
+    run: RunData, shown: Source | None, what: str, count: int
+) -> tuple[Cloud | None, list[Recording], list[str]]:
+    """Return the map of embeddings and recordings of one of ``count`` runs, and notes on missing ones."""
+    if shown is None:
+        return None, [], [f"There is no map of embeddings: {what}"]
     cloud, recordings, notes = None, list[Recording](), list[str]()
-    if images.shown is None:
-        notes.append(f"There is no map of embeddings: {images.what}")
-    else:
+    try:
+        cloud = make_embedding_map(run.folder.path, shown, what, min(MAX_MAP_IMAGES, _POINTS // count))
+    except PatchloomError as problem:
+        notes.append(f"There is no map of embeddings: {problem}")
+    if shown.sound is not None:
         try:
-            cloud = make_embedding_map(
-                run.folder.path, images.shown, images.what, min(MAX_MAP_IMAGES, _POINTS // count)
-            )
+            recordings = recordings_of(shown, max(1, COUNT // count), SOUNDS // count)
         except PatchloomError as problem:
-            notes.append(f"There is no map of embeddings: {problem}")
-        if images.shown.sound is not None:
-            try:
-                recordings = recordings_of(images.shown, max(1, COUNT // count), SOUNDS // count)
-            except PatchloomError as problem:
-                notes.append(f"There are no recordings to play: {problem}")
-    return _OfImages(cloud, recordings, describe_data_issues(run, images.train), notes)
+            notes.append(f"There are no recordings to play: {problem}")
+    return cloud, recordings, notes
 
 
 def _lead(part: RunPart) -> str:

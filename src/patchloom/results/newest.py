@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from patchloom.results.claims import OF_TEACHER
+from patchloom.results.claims import BLEND, OF_TEACHER, RAW, START, UNTRAINED
 from patchloom.results.result import Result
 from patchloom.results.store import evaluations
 
@@ -17,6 +17,7 @@ _MEASURED = {  # settings that an evaluation measured: they differ between seeds
 }
 _SELECTED = {"pooling", "layer", "blend", "blr", "lr"}  # settings that held-out training images may have selected
 _OTHERS = ("from scratch", "ensemble")  # encoders of a first result that are not the run's
+_CONTROLS = (UNTRAINED, *RAW, START, BLEND)
 
 
 def settings_of(one: Result) -> dict[str, Any]:
@@ -35,10 +36,14 @@ def newest(results: Iterable[Result], name: str = "") -> list[list[list[Result]]
     """
     alike: dict[tuple[Any, ...], dict[int, list[Result]]] = {}
     for each in evaluations(results):
-        rows = _renamed(each, name) if name else each
+        first = next((one.encoder for one in each if one.quoted), _CONTROLS[0])
+        if first in _CONTROLS and first != name:  # the encoder's own result is lost
+            continue
+        rows = _renamed(each, first, name) if name and first not in _OTHERS else each
         quoted = [one for one in rows if one.quoted]
         of = tuple((one.encoder, one.measure) for one in quoted)
-        key = rows[0].protocol, rows[0].data, of, frozenset(map(_asked, quoted))
+        asked = frozenset(json.dumps(asked_of(one), sort_keys=True) for one in quoted)
+        key = rows[0].protocol, rows[0].data, of, asked
         alike.setdefault(key, {})[rows[0].seed] = rows
     found = []
     for seeds in alike.values():
@@ -52,17 +57,14 @@ def newest(results: Iterable[Result], name: str = "") -> list[list[list[Result]]
     return found
 
 
-def _asked(one: Result) -> str:
+def asked_of(one: Result) -> dict[str, Any]:
     """Return the settings that identify an evaluation: with images in groups or without, it is the same one."""
     free = {"group"} | (_SELECTED if "held_out_accuracy" in one.settings else set())
-    return json.dumps({name: value for name, value in settings_of(one).items() if name not in free}, sort_keys=True)
+    return {name: value for name, value in settings_of(one).items() if name not in free}
 
 
-def _renamed(each: Sequence[Result], name: str) -> list[Result]:
-    """Return results whose encoder, that of the first quoted one, has the name of the run, with its step or network."""
-    before = next((one.encoder for one in each if one.quoted), _OTHERS[0])
-    if before in _OTHERS:
-        return [*each]
+def _renamed(each: Sequence[Result], before: str, name: str) -> list[Result]:
+    """Return results whose encoder has the present name of the run, with its step or network."""
     teacher = OF_TEACHER if before.endswith(OF_TEACHER) else ""
     _, step, reached = before.removesuffix(teacher).partition(" (step ")
     now = f"{name}{step}{reached}{teacher}"

@@ -11,7 +11,6 @@ from patchloom.data.sources.in_memory import DataLike
 from patchloom.errors import PatchloomError, check_options
 from patchloom.evaluate.classifier import Classifier, class_names, fresh_blocks
 from patchloom.evaluate.features import Precision
-from patchloom.evaluate.frozen import UNTRAINED
 from patchloom.evaluate.recipes import Recipe
 from patchloom.evaluate.settings import EvalSettings, parts_of, share_steps
 from patchloom.evaluate.training import Build, Candidate, plan_for, train_and_test
@@ -19,7 +18,7 @@ from patchloom.nets.checkpoints.format import EncoderCard, untrained_twin
 from patchloom.nets.finetune import with_variant
 from patchloom.nets.heads import check_pooling, tokens_of
 from patchloom.nets.swin import Encoder
-from patchloom.results.claims import START
+from patchloom.results.claims import START, UNTRAINED
 from patchloom.results.evaluation import Evaluation
 from patchloom.runs.encoder import load_start
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.errors import listing
-from patchloom.evaluate.frozen import UNTRAINED, raw_name
+from patchloom.evaluate.frozen import raw_name
 from patchloom.evaluate.label_free import (
     AREAS,
     CROPS_PER_IMAGE,
@@ -29,7 +29,7 @@ from patchloom.evaluate.settings import EvalSettings, parts_of
 from patchloom.nets.checkpoints.format import untrained_twin
 from patchloom.nets.encode import input_size
 from patchloom.nets.swin import is_hierarchical
-from patchloom.results.claims import START
+from patchloom.results.claims import START, UNTRAINED
 from patchloom.results.evaluation import Evaluation, as_control, note_unreadable
 from patchloom.results.result import Result
 from patchloom.runs.encoder import load_start

@@ -10,20 +10,13 @@ from torch import Tensor
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.features import FeatureOptions, ImageFeatures
-from patchloom.evaluate.frozen import (
-    INSTEAD,
-    UNTRAINED,
-    circumstances,
-    constant_answer,
-    extractors,
-    plan_frozen,
-    raw_name,
-)
+from patchloom.evaluate.frozen import INSTEAD, circumstances, constant_answer, extractors, plan_frozen, raw_name
 from patchloom.evaluate.logistic import CHOICE_VALIDATION_SHARE, hold_out_for_choice
 from patchloom.evaluate.protocols.knn import TEMPERATURE, knn_right
 from patchloom.evaluate.settings import EvalSettings, parts_of
 from patchloom.nets.encode import input_size
 from patchloom.nets.swin import refuse_hierarchical
+from patchloom.results.claims import UNTRAINED
 from patchloom.results.evaluation import Drawing, Evaluation
 from patchloom.results.result import Result
 from patchloom.runs.encoder import load_start

@@ -13,7 +13,7 @@ from patchloom.data.sources.in_memory import DataLike
 from patchloom.errors import PatchloomError, check_options
 from patchloom.evaluate.classifier import Classifier, class_names
 from patchloom.evaluate.features import FeatureOptions, ImageFeatures, Pooling, Precision
-from patchloom.evaluate.frozen import UNTRAINED, FrozenProtocol, ScoreFunction, measure_run
+from patchloom.evaluate.frozen import FrozenProtocol, ScoreFunction, measure_run
 from patchloom.evaluate.logistic import CHOICE_VALIDATION_SHARE, L2_STRENGTHS, linear_probe
 from patchloom.evaluate.recipes import PROBES, ProbeRecipe, Recipe, published_recipe
 from patchloom.evaluate.settings import EvalSettings, parts_of, share_nothing, share_steps
@@ -31,7 +31,7 @@ from patchloom.nets.encode import has_class_token
 from patchloom.nets.finetune import with_variant, without_last_norm
 from patchloom.nets.heads import InstanceHead, check_pooling, tokens_of
 from patchloom.nets.swin import Encoder
-from patchloom.results.claims import START
+from patchloom.results.claims import START, UNTRAINED
 from patchloom.results.evaluation import Evaluation
 from patchloom.results.result import Result
 from patchloom.runs.encoder import has_teacher, load_start

@@ -16,7 +16,6 @@ from patchloom.data.sources.in_memory import DataLike
 from patchloom.evaluate.features import ImageFeatures
 from patchloom.evaluate.frozen import (
     INSTEAD,
-    UNTRAINED,
     circumstances,
     constant_answer,
     encoder_extractor,
@@ -31,7 +30,7 @@ from patchloom.nets.encode import has_positions, has_rotations, input_size, patc
 from patchloom.nets.heads import check_pooling, tokens_of
 from patchloom.nets.swin import Encoder, refuse_hierarchical
 from patchloom.patches.tokens import grid_of, patchify, unpatchify
-from patchloom.results.claims import START
+from patchloom.results.claims import START, UNTRAINED
 from patchloom.results.evaluation import Evaluation
 from patchloom.results.result import Result
 from patchloom.runs.encoder import load_start

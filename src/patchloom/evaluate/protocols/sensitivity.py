@@ -15,7 +15,6 @@ from patchloom.data.sources.in_memory import DataLike
 from patchloom.display import track_progress
 from patchloom.errors import PatchloomError, check_type, listing
 from patchloom.evaluate.classifier import load_classifier
-from patchloom.evaluate.frozen import UNTRAINED
 from patchloom.evaluate.protocols.positions import Cell, describe_measures, measure_positions, normalized, position_rows
 from patchloom.evaluate.settings import EvalSettings, Parts, parts_of
 from patchloom.nets.checkpoints.format import EncoderCard, untrained_twin
@@ -35,7 +34,7 @@ from patchloom.nets.encode import (
 from patchloom.nets.swin import Encoder
 from patchloom.patches.partition import random_dropped
 from patchloom.questions.positions import PositionPrediction
-from patchloom.results.claims import START
+from patchloom.results.claims import START, UNTRAINED
 from patchloom.results.evaluation import Evaluation, as_control, note_unreadable
 from patchloom.runs.encoder import load_encoder, load_start
 from patchloom.withhold.encoder_input import all_patches, drop_positions
