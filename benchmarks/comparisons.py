@@ -23,6 +23,7 @@ import patchloom
 from patchloom.compare.outcome import rank_encoders
 from patchloom.compare.timing import TrainingSpeed
 from patchloom.results.intervals import wilson
+from patchloom.results.result import Result
 from patchloom.runs.checksummed import read_checksummed
 
 IMAGES, CLASSES, SIDE = 240, 4, 16
@@ -79,10 +80,11 @@ def drawn() -> None:
                 print(f"{name}; {tested:,} images, {seeds} seeds: {named} of {TRIALS:,} [{low}, {high}] %", flush=True)
 
 
-def answers(share: float, moved: float, seeds: int, images: int, rng: torch.Generator) -> torch.Tensor:
-    """Draw right answers [seeds images] with a share that varies over seeds by a standard deviation."""
+def answers(share: float, moved: float, seeds: int, images: int, rng: torch.Generator) -> list[Result]:
+    """Draw right answers of each seed to ``images``, with a share that varies over seeds by a standard deviation."""
     chance = share + moved * torch.randn(seeds, 1, generator=rng)
-    return torch.rand(seeds, images, generator=rng) < chance.expand(seeds, images)
+    drawn = torch.rand(seeds, images, generator=rng) < chance.expand(seeds, images)
+    return [Result.of_images("", "linear", {}, right) for right in drawn]
 
 
 def taken(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import shlex
 import time
@@ -28,6 +29,7 @@ from patchloom.compare.plan import (
 )
 from patchloom.compare.runner import Job, lock_folder, run_all
 from patchloom.compare.scores import LabelledData, all_scores, contenders, labelled_parts
+from patchloom.compare.stored import compare_stored, find_runs
 from patchloom.compare.timing import TimeAfterTraining, time_after_training
 from patchloom.compare.unlabelled import compare_unlabelled, held_out_of, note_too_few_images
 from patchloom.data.source import Data
@@ -39,8 +41,10 @@ from patchloom.evaluate.features import count_classes, only_labelled
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.nets.checkpoints.format import is_on_hub, stock_encoder
 from patchloom.nets.checkpoints.load import Weights
-from patchloom.report.page import Page, Table, render
+from patchloom.report.page import Table, render
 from patchloom.report.report import page_of
+from patchloom.results import store as results_store
+from patchloom.results.claims import CONSTANT
 from patchloom.runs.encoder import check_place, load_encoder
 from patchloom.runs.folder import RunFolder, data_slug
 from patchloom.runs.held_out import unchanged_held_out
@@ -48,33 +52,22 @@ from patchloom.sizes import PatchSize, in_pixels
 from patchloom.system.files import write_whole
 from patchloom.tasks import TASKS, task_class
 
-# The page of a comparison: its verdict and tables, followed by the pages of its runs.
 
-
-def write_page(found: Comparison, runs: Sequence[Path]) -> Path:
-    """Write ``report.html`` to a comparison's folder."""
-    path = found.folder / "report.html"
-    page = comparison_page(found, page_of(runs))
-    with StatusMessage("writing the page"):
-        write_whole(path, render(page))
-    return path
-
-
-def comparison_page(found: Comparison, page: Page) -> Page:
-    """Return the page of the runs, headed by the verdict and tables of the comparison."""
-    tables = []
-    for title, grid, note in found.tables:
-        tables.append(Table(title, grid.heading, grid.rows, note))
-    if found.about:
-        tables.append(Table("What was compared", ("", ""), list(found.about)))
-    return replace(
+def write_page(found: Comparison, folder: Path, runs: Sequence[Path]) -> None:
+    """Write ``report.html`` to a comparison's folder: its verdict and tables, and the pages of its ``runs``."""
+    page = page_of(runs)
+    tables = [Table(title, grid.heading, grid.rows, note) for title, grid, note in found.tables]
+    tables += [Table("What was compared", ("", ""), list(found.about))] * bool(found.about)
+    whole = replace(
         page,
-        title=f"Comparison {found.folder.name}",
+        title=f"Comparison {folder.name}",
         lead=found.verdict,
         tone="good" if found.winner else "plain",
         tables=tables,
         notes=[*found.notes, *page.notes],
     )
+    with StatusMessage("writing the page"):
+        write_whole(folder / "report.html", render(whole))
 
 
 def comparison_metadata(
@@ -130,8 +123,10 @@ def compare(
 ) -> Comparison:
     """Pre-train by several tasks for equal time and compare the encoders, with confidence intervals.
 
+    Given the folders of runs instead of images, it trains nothing: it compares their stored results, image by image.
+
     Args:
-        data: images as for pretrain, with labels (sub-folders) or without.
+        data: images as for pretrain, with labels (sub-folders) or without; or folders of runs, the reference first.
         tasks: names or FILE.py:CLASS, comma-separated or a list, each with its default options (default mae, droppos,
             mp3, restore, extrema and lut).
         minutes: training time of each run in minutes (default 20).
@@ -158,6 +153,13 @@ def compare(
     Raises:
         PatchloomError: invalid arguments or data; the message says how to correct them.
     """
+    options = locals()
+    if runs := find_runs(data):
+        usual = inspect.signature(compare).parameters
+        if changed := [name for name in usual if name != "data" and options[name] != usual[name].default]:
+            raise PatchloomError(f"--{changed[0]} is for training, and {runs[0]} is a run: leave it out")
+        return compare_stored(runs)
+
     # ---- request
     given = {"model": model, "img_size": img_size, "patch_size": patch_size, "device": device, "threads": threads}
     given |= {"batch_size": batch_size, "workers": workers, "group": group}
@@ -226,12 +228,12 @@ def compare(
         if on is None:
             found = compare_unlabelled(those, opened, first.folder, settings, folder, notes)
         else:
-            pairs = list(_scored(all_scores(those, on, settings, folder), len(those)))
-            found = compare_labelled(pairs, on, folder, [*notes, *on.notes])
+            scores = all_scores(those, on, settings, folder)
+            found = compare_labelled(scores, those, on, folder, [*notes, *on.notes])
         about = comparison_metadata(plan, folder, None if labels is None else str(labels), few, others, first.folder)
         found = replace(found, about=about, planned=plan.plain(folder))
-        found.write()
-        write_page(found, _one_of_each(jobs, found.order))
+        write_whole(folder / "summary.txt", "\n".join(found.verdict) + "\n")
+        write_page(found, folder, _one_of_each(jobs, found.order))
         return found
 
 
@@ -340,7 +342,8 @@ def _describe_plan(plan: ComparisonPlan, opened: Data, folder: Path, labels: Dat
     if asked.at_once > 1:
         said += [f"  steps were timed with one run at a time: {asked.at_once} at once may be slower"]
     encoders = 0 if few else runs + asked.seeds + beside + (by != "no")  # including untrained ones and raw pixels
-    still = max(0, encoders - len([*(folder / "scores").glob("*.json")]))
+    there_already = {(one.encoder, one.seed) for one in results_store.load(folder, []) if one.encoder != CONSTANT}
+    still = max(0, encoders - len(there_already))
     what = f"{still} encoders are scored and the page is written" if still else "the page is written"
     takes = ", which was not timed" if plan.after is None else f", in about {duration(plan.seconds_after(still))}"
     said += [f"  then {what}{takes}"]
@@ -353,10 +356,3 @@ def _print_result(job: Job, seconds: float) -> None:
         print_line(f"  {job.name} failed after {duration(seconds)}: {job.failure} (full log: {job.log})")
     else:
         print_line(f"  {job.name}: {duration(seconds)}, planned {duration(job.seconds)}")
-
-
-def _scored(pairs: Any, total: int) -> Any:
-    with StatusMessage("scoring encoders", total) as waiting:
-        for pair in pairs:
-            yield pair
-            waiting.advance()
