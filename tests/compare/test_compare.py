@@ -1,7 +1,6 @@
 """Comparisons from the command line, of tiny runs on images with two classes."""
 
 import contextlib
-import csv
 import io
 import re
 import shutil
@@ -23,7 +22,7 @@ from patchloom import PatchloomError, compare
 from patchloom.cli import main
 from patchloom.compare import plan, runner, timing, unlabelled
 from patchloom.compare.compare import _describe_plan
-from patchloom.compare.outcome import HEADING, compare_labelled
+from patchloom.compare.outcome import compare_labelled
 from patchloom.compare.plan import (
     ComparisonPlan,
     ComparisonRequest,
@@ -34,15 +33,16 @@ from patchloom.compare.plan import (
     stored_plan,
 )
 from patchloom.compare.runner import Bar, Job
-from patchloom.compare.scores import Contender, LabelledData, Scores, Way, labelled_parts, ways_of
+from patchloom.compare.scores import Contender, LabelledData, Way, labelled_parts, ways_of
 from patchloom.compare.timing import TimeAfterTraining, TrainingSpeed
 from patchloom.data.source import Data
 from patchloom.data.sources.open import open_data
 from patchloom.display import StatusMessage
 from patchloom.evaluate import label_free
 from patchloom.evaluate.protocols.linear import LINEAR
-from patchloom.evaluate.results import Row
 from patchloom.evaluate.settings import EvalSettings, Parts
+from patchloom.results import store as results_store
+from patchloom.results.result import Result
 from patchloom.runs.checksummed import read_checksummed, write_checksummed
 from patchloom.runs.encoder import load_encoder
 from patchloom.runs.folder import RunFolder
@@ -103,18 +103,18 @@ def compared(tmp_path_factory: pytest.TempPathFactory, quick_probe: None) -> tup
     return images, out
 
 
-def rows_of(out: Path) -> list[dict[str, str]]:
-    with open(out / "comparison.csv", newline="") as file:
-        return list(csv.DictReader(file))
+def results_of(out: Path) -> list[Result]:
+    """Return the results of a comparison without their dates, which differ between two."""
+    return [replace(one, date="") for one in results_store.load(out)]
 
 
 def test_every_encoder_is_scored_in_every_way_on_the_same_images(compared):
-    rows = rows_of(compared[1])
-    assert {row["encoder"] for row in rows} == {"mae", "mp3", "untrained", "raw pixels", "best constant"}
-    assert {row["way"] for row in rows} == {"linear", "kNN", "linear, 2 labels a class", "linear, 50 % of labels"}
-    assert len(rows) == 20
-    for row in rows:
-        assert 0 <= float(row["low"]) <= float(row["mean"]) <= float(row["high"]) <= 1
+    found = results_of(compared[1])
+    assert {one.encoder for one in found} == {"mae", "mp3", "untrained", "raw pixels", "best constant"}
+    ways = {(one.protocol, one.settings.get("labels"), one.settings.get("per_class")) for one in found}
+    assert ways == {("linear", None, None), ("knn", None, None), ("linear", 0.5, None), ("linear", None, 2)}
+    assert len(found) == 20 and len({(one.data, one.fingerprint, one.n) for one in found}) == 1
+    assert all(0 <= one.low <= one.value <= one.high <= 1 for one in found)
     page, verdict = (compared[1] / "report.html").read_text(), (compared[1] / "summary.txt").read_text().strip()
     assert verdict and verdict.split(":")[0] in page and "linear, 2 labels a class" in page
     runs = [RunFolder(compared[1] / f"{task}-seed0") for task in ("mae", "mp3")]
@@ -150,8 +150,9 @@ def test_a_killed_comparison_resumes_with_the_same_result(compared, capsys, monk
     monkeypatch.setattr(runner, "subprocess", HERE)
     assert main(words) == 0
     assert "is resumed" in capsys.readouterr().out
-    for name in ("comparison.csv", "compare.yaml", "summary.txt"):
+    for name in ("compare.yaml", "summary.txt"):
         assert (again / name).read_bytes() == (out / name).read_bytes(), name
+    assert results_of(again) == results_of(out)
     for task in ("mae", "mp3"):
         one, other = (folder / f"{task}-seed0" / "encoder.safetensors" for folder in (out, again))
         assert one.read_bytes() == other.read_bytes(), task
@@ -270,8 +271,7 @@ def test_a_resumed_comparison_prints_the_remaining_time(tmp_path):
     assert "8 encoders" in said and "in about 23 s" in said
     (out / "mae-seed0").mkdir(parents=True)
     (out / "mae-seed0" / "summary.txt").write_text("done\n")
-    (out / "scores").mkdir()
-    (out / "scores" / "000-mae-seed0.json").touch()
+    results_store.append(out, [Result.of_images("mae", "linear", {}, [True])])
     said = "\n".join(_describe_plan(plan, opened, out, None, 1))
     assert "about 6 s from now: 1 of them are finished" in said and "7 encoders" in said
 
@@ -349,7 +349,7 @@ def without_labels(compared, tmp_path, monkeypatch) -> list[str]:
     monkeypatch.setattr("patchloom.compare.compare.open_data", opened)
     again = tmp_path / "again"
     shutil.copytree(out, again)
-    for name in ("comparison.csv", "summary.txt", "report.html"):
+    for name in (results_store.FILE, "summary.txt", "report.html"):
         (again / name).unlink()
     words = ["compare", str(images), *TRAINED, *SMALL]
     return [*words, "--out", str(again)]
@@ -363,12 +363,11 @@ def test_without_labels_there_is_no_winner(without_labels, capsys, monkeypatch):
     assert "no task can be named the best" in " ".join(said.split())
     assert "RankMe" in said and "by no labels" in said
     out = Path(without_labels[-1])
-    assert (out / "comparison.csv").read_text().splitlines()[0] == ",".join(HEADING)
-    assert {row["encoder"] for row in rows_of(out)} == {"mae", "mp3", "untrained"}
+    assert {one.encoder for one in results_of(out)} == {"mae", "mp3", "untrained"}
     monkeypatch.setattr(unlabelled, "label_free_rows", None)  # nothing is measured again
-    before = (out / "comparison.csv").read_bytes()
+    before = (out / results_store.FILE).read_bytes()
     assert main(without_labels) == 0
-    assert (out / "comparison.csv").read_bytes() == before
+    assert (out / results_store.FILE).read_bytes() == before
 
 
 def test_without_labels_too_few_images_leave_out_one_table_only(without_labels, capsys):
@@ -408,10 +407,10 @@ def test_an_encoder_that_cannot_be_measured_is_left_out(compared, tmp_path, monk
     images, out = compared
     monkeypatch.setattr(unlabelled, "MIN_LABEL_FREE_IMAGES", 12)
 
-    def rows(name: str, *_) -> list[Row]:
+    def rows(name: str, *_) -> list[Result]:
         if name == "mp3":
             raise PatchloomError("mp3 gives features that are not finite: its training has diverged")
-        return [Row.exact(name, "label-free", {"measure": "RankMe"}, 3.0, "dimensions")]
+        return [Result.exact("RankMe", name, "label-free", {}, 3.0, "dimensions")]
 
     shown: list[StatusMessage] = []
     monkeypatch.setattr(unlabelled, "StatusMessage", lambda *given: shown.append(StatusMessage(*given)) or shown[0])
@@ -427,13 +426,19 @@ def test_an_encoder_that_cannot_be_measured_is_left_out(compared, tmp_path, monk
 
 def test_an_encoder_of_beside_is_not_ranked_as_a_task():
     parts = Parts(None, type("Test", (), {"noun": "images", "__len__": lambda self: 100})(), "A story.")
-    right = {name: torch.arange(100) < count for name, count in (("mae", 60), ("mp3", 30), ("raw", 10), ("timm", 99))}
-    those = [(Contender(task, seed, "task", ""), right[task]) for task in ("mae", "mp3") for seed in (0, 1)]
-    those += [(Contender("raw pixels", 0, "control", ""), right["raw"])]
-    those += [(Contender("timm:x", 0, "beside", "timm:x"), right["timm"])]
-    dogs = torch.arange(100) < 50
-    scores = [(one, Scores({"linear": its}, {"linear": "all"}, dogs, "dog")) for one, its in those]
-    found = compare_labelled(scores, LabelledData(parts, [Way("linear", LINEAR)], []), Path("out"), [])
-    assert found.winner == "mae" and found.order == ("mae", "mp3")
-    assert [row[2] for row in found.rows] == ["task", "task", "control", "control", "beside"]
-    assert [row[1] for row in found.rows][2:4] == ["raw pixels", "best constant"]
+    those = [Contender(task, seed, "task", "") for task in ("mae", "mp3") for seed in (0, 1)]
+    those += [Contender("raw pixels", 0, "control", ""), Contender("timm:x", 0, "beside", "timm:x")]
+    right = {"mae": 60, "mp3": 30, "raw pixels": 10, "timm:x": 99, "best constant": 50}
+    counts = [(one.name, one.seed) for one in those] + [("best constant", 0)]
+    found: dict[str, list[Result]] = {}
+    for name, seed in counts:
+        one = Result.of_images(name, "linear", {"answer": "dog"}, np.arange(100) < right[name])
+        found.setdefault(name, []).append(replace(one, seed=seed))
+    on = LabelledData(parts, [Way("linear", LINEAR)], [])
+    compared = compare_labelled({"linear": found}, those, on, Path("out"), [])
+    assert compared.winner == "mae" and compared.order == ("mae", "mp3")
+    names = ["mae", "mp3", "raw pixels", "best constant", "timm:x"]
+    assert [row[0] for row in compared.tables[0][1].rows] == names
+    against = {one.encoder: one.against for one in compared.results if one.against}
+    assert [one.control for one in against["mae"]] == ["mp3", "raw pixels", "best constant", "timm:x"]
+    assert [*against] == ["mae"] and against["mae"][0].trainings == 2
