@@ -138,11 +138,13 @@ def test_compare(document, photos, tmp_path, monkeypatch):
     words = ["compare", photos, "--tasks", "mae,mp3", "--samples", "48", "--seeds", "1", *TINY, "--out", tmp_path / "c"]
     dry = document(*words, "--dry_run")["result"]
     assert [one["task"] for one in dry["planned"]["tasks"]] == ["mae", "mp3"] and dry["planned"]["seconds"] > 0
-    assert dry["winner"] is None and not dry["rows"] and not dry["files"]
+    assert dry["winner"] is None and not dry["results"] and not dry["files"]
     done = document(*words)["result"]
-    assert {row["encoder"] for row in done["rows"]} == {"mae", "mp3", "untrained", "raw pixels", "best constant"}
-    assert all(0 <= row["low"] <= row["mean"] <= row["high"] <= 1 for row in done["rows"])
+    assert {one["encoder"] for one in done["results"]} == {"mae", "mp3", "untrained", "raw pixels", "best constant"}
+    assert all(0 <= one["low"] <= one["value"] <= one["high"] <= 1 for one in done["results"])
     assert sorted(done["order"]) == ["mae", "mp3"] and all(Path(file).exists() for file in done["files"])
+    runs = document("compare", tmp_path / "c" / "mae-seed0", tmp_path / "c" / "mp3-seed0")["result"]
+    assert [one["control"] for one in runs["results"][1]["against"]] == ["mae-seed0"] and runs["folder"] is None
 
 
 def test_embed(document, photos, run, tmp_path):

@@ -167,7 +167,7 @@ class Comparison(Displayable):
             "verdict": [*self.verdict],
             "notes": [*self.notes],
             "about": dict(self.about),
-            "planned": dict(self.planned),
+            "planned": dict(self.planned) or None,
             "results": [one.plain() for one in self.results],
             "files": [str(path) for _, path in self._files()],
         }

@@ -107,7 +107,7 @@ def subset_features(features: ImageFeatures, some: Subset) -> ImageFeatures:
 # Results in the comparison's folder, by a key of everything that they depend on.
 
 
-class Kept:
+class ResultCache:
     """Results in the folder of a comparison, by the key in their settings."""
 
     def __init__(self, folder: Path) -> None:
@@ -233,7 +233,7 @@ def contenders(jobs: Sequence[Job], seeds: int, beside: Sequence[str], draws: in
 
 def all_scores(those: Sequence[Contender], on: LabelledData, settings: EvalSettings, out: Path) -> ResultsByWay:
     """Return the results of all encoders and of the best constant answer; those in ``out`` are not measured again."""
-    kept, found = Kept(out), ResultsByWay({way.name: {} for way in on.ways})
+    cache, found = ResultCache(out), ResultsByWay({way.name: {} for way in on.ways})
     grouped = ["groups"] * (on.parts.test.groups is not None)
     with StatusMessage("scoring encoders", len(those)) as waiting:
         for one in those:
@@ -241,13 +241,13 @@ def all_scores(those: Sequence[Contender], on: LabelledData, settings: EvalSetti
             # the constant answer is that to readable images, which only a pass over them tells
             names = (one.name, CONSTANT) if (one.name, one.seed) == (PIXELS, 0) else (one.name,)
             keys = {(way.name, name): _digest(measured, way.name, name) for way in on.ways for name in names}
-            new = [way for way in on.ways if any(kept.outcome(keys[way.name, name]) is None for name in names)]
+            new = [way for way in on.ways if any(cache.outcome(keys[way.name, name]) is None for name in names)]
             made = _score(one, new, on, settings) if new else {}
             for place, name in enumerate(names):
                 results = [(keys[way, name], pair[place]) for way, pair in made.items()]
-                kept.add(name, one.seed, on.parts.test, results)
+                cache.add(name, one.seed, on.parts.test, results)
             for (way, name), key in keys.items():
-                if (result := kept.outcome(key)) is not None:
+                if (result := cache.outcome(key)) is not None:
                     found[way].setdefault(name, []).append(result)
             waiting.advance()
     return found

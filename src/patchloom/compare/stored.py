@@ -24,7 +24,7 @@ _SELECTED = {"layer", "blr", "lr"}
 _SCOPE = "The intervals are of these encoders on other test images: the same task may differ in another training."
 
 
-class Asked(NamedTuple):
+class Request(NamedTuple):
     """Request of an evaluation, which must be equal to compare two."""
 
     protocol: str
@@ -33,7 +33,7 @@ class Asked(NamedTuple):
 
 
 Cell = tuple[int, str, int]  # seed, content and number of the test images
-Evaluated = Mapping[Asked, Mapping[Cell, Result]]  # quoted results of an encoder, the oldest first
+Evaluated = Mapping[Request, Mapping[Cell, Result]]  # quoted results of an encoder, the oldest first
 
 
 def find_runs(data: DataLike) -> list[Path]:
@@ -97,21 +97,21 @@ def compare_stored(runs: Sequence[Path]) -> Comparison:
 
 def _evaluated(run: Path, name: str, notes: list[str]) -> Evaluated:
     """Return the first quoted result of each evaluation, which is the encoder's, with the outcomes of images."""
-    found: dict[Asked, dict[Cell, Result]] = {}
+    found: dict[Request, dict[Cell, Result]] = {}
     for evaluation in store.evaluations(store.load(run, notes, outcomes=True)):
         own = next((one for one in evaluation if one.quoted and one.protocol), None)
         if own is None or own.outcomes is None or own.unit != "%":
             continue
         chosen = _CHOSEN | (_SELECTED if "held_out_accuracy" in own.settings else set())
         settings = frozenset((key, str(value)) for key, value in own.settings.items() if key not in chosen)
-        cells = found.setdefault(Asked(own.protocol, own.measure, settings), {})
+        cells = found.setdefault(Request(own.protocol, own.measure, settings), {})
         cell = own.seed, own.fingerprint, own.n
         cells.pop(cell, None)  # a repeated evaluation replaces the earlier one
         cells[cell] = replace(own, encoder=name)
     return found
 
 
-def _in_common(found: Mapping[str, Evaluated]) -> Iterator[tuple[Asked, list[list[Result]]]]:
+def _in_common(found: Mapping[str, Evaluated]) -> Iterator[tuple[Request, list[list[Result]]]]:
     """Yield what was asked of the first encoder and of others on the same images, with the results by seed of each."""
     (_, reference), *others = found.items()
     for asked, cells in reference.items():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from patchloom.audio.compatibility import with_encoder_sound
 from patchloom.compare.outcome import Comparison, health_tables, tables_of
-from patchloom.compare.scores import PIXELS, TASK, UNTRAINED, Contender, Kept, measurement_key
+from patchloom.compare.scores import PIXELS, TASK, UNTRAINED, Contender, ResultCache, measurement_key
 from patchloom.data.source import Data, Source
 from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError, listing
@@ -51,14 +51,14 @@ def compare_unlabelled(
     notes: Sequence[str],
 ) -> Comparison:
     """Return the comparison without labels."""
-    held_out, kept = held_out_of(opened, run), Kept(folder)
+    held_out, cache = held_out_of(opened, run), ResultCache(folder)
     said = [few] if (few := note_too_few_images(len(held_out), held_out.noun)) else []
     found: dict[str, dict[str, list[Result]]] = {}  # by measure and encoder, one per seed
     measured = [] if few else [one for one in those if one.name != PIXELS]  # these measures do not apply to pixels
     with StatusMessage("measuring encoders without labels", len(measured)) as waiting:
         for one in measured:
             try:
-                for result in _measures(one, held_out, settings, kept):
+                for result in _measures(one, held_out, settings, cache):
                     found.setdefault(result.measure, {}).setdefault(one.name, []).append(result)
             except PatchloomError as problem:  # diverged, or too few readable images
                 said.append(f"{one.name}, seed {one.seed}, has no measures without labels: {problem}.")
@@ -92,13 +92,13 @@ def rank_by_rankme(found: Mapping[str, Sequence[Result]]) -> list[str]:
     ]
 
 
-def _measures(one: Contender, source: Source, settings: EvalSettings, kept: Kept) -> list[Result]:
+def _measures(one: Contender, source: Source, settings: EvalSettings, cache: ResultCache) -> list[Result]:
     """Return all measures of an encoder, measured now or before."""
     key = measurement_key(one.place, [one.name, str(one.seed), "without labels"], [source])
-    if key not in kept.by_key:
+    if key not in cache.by_key:
         vit, card = load_encoder(one.place)
         if one.name == UNTRAINED:
             vit = untrained_twin(card, None, one.seed)[0]
         found = label_free_rows(one.name, vit, card, source, replace(settings, seed=0))
-        kept.add(one.name, one.seed, source, [(key, result) for result in found])
-    return kept.by_key[key]
+        cache.add(one.name, one.seed, source, [(key, result) for result in found])
+    return cache.by_key[key]
