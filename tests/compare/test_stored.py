@@ -45,6 +45,12 @@ def test_runs_are_compared_image_by_image(tmp_path):
     assert found.plain()["results"][0]["encoder"] == "one" and not found.plain()["files"]
 
 
+def test_evaluations_by_one_protocol_are_told_by_their_options(tmp_path):
+    runs = [stored(stored(tmp_path / name, 100, k=5), 110, k=20, date="2026-01-02") for name in ("one", "two")]
+    found = compare(folder_of(*runs))
+    assert [title for title, _, _ in found.tables] == [f"knn, k {k} on 200 test images of photos" for k in (5, 20)]
+
+
 def test_seeds_are_paired_and_repeated_evaluations_replaced(tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     for seed, right in ((0, 10), (0, 100), (1, 110), (2, 120)):

@@ -210,9 +210,8 @@ def labelled_parts(
         if not has_labels(training) or not has_labels(test) or count_classes(training) < 2:
             return None
         noun = training.noun
-        story = (
-            f"The test {noun} are those that all runs held out." if own is None else f"The data has own test {noun}."
-        )
+        held_out_by_all = f"The test {noun} are those that all runs held out."
+        story = held_out_by_all if own is None else f"The data has its own test {noun}."
         both = Data(only_labelled(training), only_labelled(test))
         parts = limit_training_images(both, story, settings, looked=own is None)
     ways, notes = ways_of(few, parts.train)

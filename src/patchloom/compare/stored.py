@@ -21,6 +21,7 @@ _RUN = ("requested.yaml", "config.yaml")
 _CHOSEN = {"pooling", "l2", "held_out", "held_out_accuracy", "best_epoch", "best_step", "agreement"}
 _CHOSEN |= {"validation_accuracy", "validation_score", "validation_images"}
 _SELECTED = {"layer", "blr", "lr"}
+_SHOWN = 3  # options in a title, of those that differ between evaluations by one protocol
 _SCOPE = "The intervals are of these encoders on other test images: the same task may differ in another training."
 
 
@@ -72,7 +73,11 @@ def compare_stored(runs: Sequence[Path]) -> Comparison:
     notes, tables, verdict, results = list[str](), list[Table](), list[str](), list[Result]()
     names = [run.name if [one.name for one in runs].count(run.name) == 1 else str(run) for run in runs]
     found = {name: _evaluated(run, name, notes) for name, run in zip(names, runs, strict=True)}
-    for asked, (reference, *others) in _in_common(found):
+    common = [*_in_common(found)]
+    for request, (reference, *others) in common:
+        alike = frozenset.intersection(*(one.settings for one, _ in common if one.protocol == request.protocol))
+        own = sorted(request.settings - alike, key=lambda pair: (pair[0] != "recipe", pair))[:_SHOWN]
+        way = ", ".join([request.protocol, *(f"{name.replace('_', ' ')} {value}" for name, value in own)])
         first, ours = reference[0], reference[0].encoder
         trained = any(one.trained for its in (reference, *others) for one in its[0].against)
         rows = [(ours, over_seeds(reference), "", "")]
@@ -81,12 +86,12 @@ def compare_stored(runs: Sequence[Path]) -> Comparison:
             name = its[0].encoder
             apart = compare_results(its, reference, trained or "recipe" in first.settings)
             rows.append((name, over_seeds(its), apart.text(), CLAIMS.get(apart.claim, apart.claim.value)))
-            verdict.append(f"By {asked.protocol}, on {first.data}: {apart.sentence(name)}")
+            verdict.append(f"By {way}, on {first.data}: {apart.sentence(name)}")
             results += [*its[:-1], replace(its[-1], against=(apart,))]
-        heading = "encoder", f"{asked.measure}, 95 % interval", f"minus {ours}", "differs"
-        title = f"{asked.protocol} on {first.n:,} test {first.noun} of {first.data}"
+        heading = "encoder", f"{request.measure}, 95 % interval", f"minus {ours}", "differs"
+        title = f"{way} on {first.n:,} test {first.noun} of {first.data}"
         tables.append((title, TextTable(heading, tuple(rows), names=frozenset({0})), ""))
-        grid = {its[0].encoder: {asked.measure: its} for its in (reference, *others)}
+        grid = {its[0].encoder: {request.measure: its} for its in (reference, *others)}
         tables += tables_of(title, "encoder", grid, "")[1:]
         if lacking := [name for name in names if name not in grid]:
             notes.append(f"{title}: no comparable result of {listing(lacking, 'and')}.")
