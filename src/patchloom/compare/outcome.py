@@ -150,6 +150,7 @@ class Comparison(Displayable):
         rows: rows of ``comparison.csv`` below `HEADING`; None is an empty cell.
         order: tasks from best to worst, if there are labels.
         planned: runs and their duration (`ComparisonPlan.plain`).
+        trained: seconds, updates and images of each finished run (`TrainedRun`).
     """
 
     folder: Path
@@ -161,6 +162,7 @@ class Comparison(Displayable):
     rows: list[tuple[str | int | float | None, ...]] = field(default_factory=list)
     order: tuple[str, ...] = ()
     planned: Mapping[str, Any] = field(default_factory=dict)
+    trained: Sequence[Mapping[str, Any]] = ()
 
     def parts(self, width: int) -> list[str | TextTable]:
         """See `Displayable`."""
@@ -181,6 +183,7 @@ class Comparison(Displayable):
             "notes": [*self.notes],
             "about": dict(self.about),
             "planned": dict(self.planned),
+            "trained": [dict(one) for one in self.trained],
             "rows": [dict(zip(HEADING, row, strict=True)) for row in self.rows],
             "files": [str(self.folder / file) for _, file in self._files()] if self.tables else [],
         }
@@ -345,7 +348,8 @@ def _grouped(found: Sequence[tuple[Contender, Scores]], kind: str) -> dict[str, 
 
 def _of_way(groups: Mapping[str, Sequence[Scores]], way: Way) -> dict[str, Tensor]:
     """Return correctness [s n] by encoder."""
-    return {name: torch.stack([one.right[way.name] for one in scores]) for name, scores in groups.items()}
+    found = {name: scores for name, scores in groups.items() if way.name in scores[0].right}
+    return {name: torch.stack([one.right[way.name] for one in scores]) for name, scores in found.items()}
 
 
 def _table(
@@ -359,8 +363,8 @@ def _table(
     rows = []
     for names, group in ((order, tasks), ([*controls], controls), ([*others], others)):
         for name in names:
-            cells = [_cell(torch.stack([one.right[way.name] for one in group[name]]), in_groups) for way in ways]
-            rows.append((name, *cells))
+            found = [_of_way({name: group[name]}, way).get(name) for way in ways]
+            rows.append((name, *("" if right is None else _cell(right, in_groups) for right in found)))
     ends = frozenset({len(tasks) - 1, len(tasks) + len(controls) - 1})
     return TextTable(("encoder", *(way.name for way in ways)), tuple(rows), names=frozenset({0}), ends=ends)
 
@@ -391,7 +395,7 @@ def _rows(
     scores: Sequence[tuple[Contender, Scores]],
     in_groups: Tensor | None,
 ) -> list[tuple[str | int | float | None, ...]]:
-    about = {one.name: its.about[way.name] for one, its in scores}
+    about = {one.name: its.about.get(way.name, "") for one, its in scores}
     rows: list[tuple[str | int | float | None, ...]] = []
     for kind, group in ((TASK, tasks), (CONTROL, controls), (BESIDE, others)):
         for name in found.order if kind == TASK else group:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from patchloom.audio.compatibility import with_encoder_sound
+from patchloom.compare.finetuned import finetuned
 from patchloom.compare.runner import Job
 from patchloom.data.source import Data, Source, Subset
 from patchloom.data.sources.in_memory import DataLike
@@ -33,11 +34,15 @@ from patchloom.version import __version__
 
 
 class Way(NamedTuple):
-    """Way of scoring: name in tables, protocol, and number or fraction of labels (None: all)."""
+    """Way of scoring: name in tables, protocol, and number or fraction of labels (None: all).
+
+    With a ``recipe``, encoders are fine-tuned instead (`patchloom.compare.finetuned`).
+    """
 
     name: str
     protocol: FrozenProtocol
     few: float | None = None
+    recipe: str = ""
 
 
 @dataclass(frozen=True)
@@ -108,6 +113,8 @@ def score_encoder(
     right, about = {}, {}
     once = caching_extractor(extractor, parts.train)
     for way in ways:
+        if way.recipe:
+            continue
         its = parts
         if way.few is not None:
             share, per_class = (way.few, None) if way.few < 1 else (None, int(way.few))
@@ -298,4 +305,11 @@ def _score(one: Contender, on: LabelledData, settings: EvalSettings) -> Scores:
     its = replace(settings, seed=one.seed, cache=False)
     # in the order of `extractors`: the encoder, its untrained twin, raw pixels
     which = {UNTRAINED: 1, PIXELS: 2}.get(one.name, 0) if one.kind == CONTROL else 0
-    return score_encoder(extractors(vit, card, its, head)[which], on.ways, on.parts, its, one.seed)
+    found = score_encoder(extractors(vit, card, its, head)[which], on.ways, on.parts, its, one.seed)
+    for way in on.ways:
+        if way.recipe and one.name != PIXELS:
+            result = finetuned(one.place, one.name == UNTRAINED, one.seed, on.parts, its, way.recipe)
+            assert result.outcomes is not None
+            found.right[way.name] = torch.from_numpy(result.outcomes.values)
+            found.about[way.name] = f"{len(on.parts.train):,} labels, {result.pooling}"
+    return found
