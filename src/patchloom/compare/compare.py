@@ -6,7 +6,7 @@ import contextlib
 import os
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -82,19 +82,12 @@ def comparison_page(found: Comparison, page: Page) -> Page:
 
 
 def comparison_metadata(
-    plan: ComparisonPlan,
-    folder: Path,
-    labels: str | None,
-    few: Sequence[float],
-    beside: Sequence[str],
-    finetune: str,
-    run: Path,
+    plan: ComparisonPlan, folder: Path, scoring: Mapping[str, str], run: Path
 ) -> tuple[tuple[str, str], ...]:
     """Return the settings of a comparison and the command that repeats it, as pairs of a name and a text."""
     asked, its = plan.asked, RunFolder(run).read_config()
     budget = {"minutes": f"{asked.minutes:g}"} if asked.samples is None else {"samples": str(asked.samples)}
-    given = {"tasks": ",".join(asked.tasks), **budget, "seeds": str(asked.seeds), "labels": labels or ""}
-    given |= {"few": ",".join(f"{one:g}" for one in few), "beside": ",".join(beside), "finetune": finetune}
+    given = {"tasks": ",".join(asked.tasks), **budget, "seeds": str(asked.seeds), **scoring}
     given |= to_option_values(asked.given)
     words = [f"--{name}={value}" for name, value in given.items() if value]
     return (
@@ -245,10 +238,10 @@ def compare(
         else:
             pairs = list(_scored(all_scores(those, on, settings, folder), len(those)))
             found = compare_labelled(pairs, on, folder, [*notes, *on.notes])
-        options = None if labels is None else str(labels), few, others, recipe
+        scoring = {"few": ",".join(f"{one:g}" for one in few), "beside": ",".join(others), "finetune": recipe}
         found = replace(
             found,
-            about=comparison_metadata(plan, folder, *options, first.folder),
+            about=comparison_metadata(plan, folder, {"labels": str(labels or ""), **scoring}, first.folder),
             tables=[*found.tables, training_table(trained)],
             planned=plan.plain(folder),
             trained=[one._asdict() for one in trained],

@@ -64,13 +64,8 @@ class Arm:
         task, *options = re.split(r":(?=[A-Za-z_][\w.-]*=)", text)
         options = [option.replace("model.name=", "model=") for option in options]
         pairs = [(name.replace("-", "_"), value) for name, _, value in (option.partition("=") for option in options)]
-        for name, value in pairs:
-            if name in _SHARED:
-                raise PatchloomError(
-                    f"{text}: --{name} must be the same for all arms: leave it out, or give it to compare if it has it"
-                )
-            if not value:
-                raise PatchloomError(f"{text}: --{name} needs a value")
+        if shared := [name for name, _ in pairs if name in _SHARED]:
+            raise PatchloomError(f"{text}: --{shared[0]} must be the same for all tasks: leave it out here")
         if len(dict(pairs)) < len(pairs):
             raise PatchloomError(f"{text} gives an option twice: leave one out")
         return cls(text, task, dict(pairs))
@@ -86,16 +81,14 @@ class Arm:
 
     def settings(self, asked: ComparisonRequest) -> Settings:
         """Return the requested settings of its runs, checked as those of ``pretrain`` in Python."""
-        parts: dict[str, dict[str, Any]] = {"task": {"name": self.task}, "model": {}}
-        given = {**asked.given, "split_seed": SPLIT_SEED}
-        parts["model"] |= {"name": given.pop("model")} if "model" in given else {}
+        task, given = {"name": self.task}, {**asked.given, "split_seed": SPLIT_SEED}
+        given["model"] = {"name": given.get("model", "auto")}
         for option, typed in self.options.items():
-            owner, _, inner = {"model": "model.name", "from": "from_run"}.get(option, option).partition(".")
-            if inner and owner in parts:
-                parts[owner][inner] = _value(typed)
-            else:
-                given[owner] = _value(typed)
-        return request(asked.source, parts["task"], {**given, **({"model": parts["model"]} if parts["model"] else {})})
+            option = {"model": "model.name", "from": "from_run"}.get(option, option)
+            owner, _, inner = option.partition(".")
+            whole, name = {"task": (task, inner), "model": (given["model"], inner)}.get(owner, (given, option))
+            whole[name] = _value(typed)
+        return request(asked.source, task, given)
 
 
 def _value(typed: str) -> Any:
@@ -363,19 +356,17 @@ def new_plan(asked: ComparisonRequest, opened: Data, explicit: bool, out: Path) 
 
 def _common_split(asked: ComparisonRequest, source: Source) -> HeldOut:
     """Return the held-out split, which must be the same for all arms."""
-    wanted = {text: Arm.of(text).settings(asked) for text in asked.tasks}
-    first = None
-    for text, one in wanted.items():
-        if first is None or one.weights_before:  # whose images are not held out
-            split = choose_held_out(one, source)[0]
-            first = split if first is None else first
-            if [*split.indices] != [*first.indices]:
-                raise PatchloomError(
-                    f"{text} begins with weights that were trained on images which the first task holds out: begin all "
-                    "tasks with these weights, or with others"
-                )
-    assert first is not None
-    return first
+    first, *others = (Arm.of(text).settings(asked) for text in asked.tasks)
+    # images that initial weights were trained on are not held out
+    found, *splits = (
+        choose_held_out(one, source)[0] for one in (first, *(one for one in others if one.weights_before))
+    )
+    if any(split.indices.tolist() != found.indices.tolist() for split in splits):
+        raise PatchloomError(
+            "some tasks begin with weights that were trained on images which the first task holds out: begin all tasks "
+            "with the same weights"
+        )
+    return found
 
 
 def store(plan: ComparisonPlan, out: Path) -> None:

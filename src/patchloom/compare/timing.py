@@ -59,8 +59,8 @@ def note_unequal(trained: Sequence[TrainedRun], minutes: float | None) -> list[s
         return []
     off = [one for one in trained if abs(one.seconds - 60 * minutes) > _TOLERANCE * 60 * minutes]
     those = listing([f"{one.task}, seed {one.seed} ({one.text})" for one in off], "and")
-    said = f"These differ by more than {_TOLERANCE:.0%} from the requested {_seconds(60 * minutes)}: {those}."
-    return [f"The training times are not equal. {said}"] if off else []
+    far = f"more than {_TOLERANCE:.0%} off the requested {_seconds(60 * minutes)}"
+    return [f"The times of training are not equal, since these are {far}: {those}."] if off else []
 
 
 def training_table(trained: Sequence[TrainedRun]) -> tuple[str, TextTable, str]:
