@@ -15,7 +15,7 @@ from holding import hold
 
 from patchloom import PatchloomError
 from patchloom.compare import runner
-from patchloom.compare.runner import Job, StopMessages, is_locked, lock_folder, run_all
+from patchloom.compare.runner import Job, is_locked, lock_folder, run_all
 from patchloom.errors import Stopped
 
 CHILD = """
@@ -54,7 +54,7 @@ def begun(monkeypatch) -> list[runner._Process]:
 
 def job_of(place: Path, task: str, how: str = "works") -> Job:
     folder = place / f"{task}-seed0"
-    return Job(task, 0, folder, [how, str(folder)], place / "logs" / f"{task}.txt", 1.0, 0.0, 1.0)
+    return Job(task, 0, folder, [how, str(folder)], place / "logs" / f"{task}.txt", 61.0, None, 1.0)
 
 
 def wait_for(path: Path) -> None:
@@ -115,11 +115,11 @@ def test_a_run_of_another_process_is_waited_for(tmp_path, capsys):
     assert said == f"  one, seed 0 waits: another process is still training in {jobs[0].folder}\n"
 
 
-def test_an_interruption_prints_the_given_messages(tmp_path):
+def test_an_interrupted_run_has_not_failed(tmp_path):
     job = job_of(tmp_path, "one", "sleeps")
     soon(lambda: wait_for(job.folder / "begun"), interrupt)
-    with pytest.raises(Stopped, match="nothing is planned yet"):
-        run_all([job], 1, [], lambda *_: None, StopMessages("stopping", "nothing is planned yet"))
+    with pytest.raises(Stopped, match="run the same command to resume"):
+        run_all([job], 1, [], lambda *_: None)
     assert not job.failure
 
 

@@ -138,6 +138,7 @@ class Comparison(Displayable):
             the differences from the others, or from the first, over all seeds.
         order: tasks from best to worst, if there are labels.
         planned: runs and their duration (`ComparisonPlan.plain`).
+        trained: seconds, updates and images of each finished run (`TrainedRun`).
     """
 
     folder: Path | None
@@ -149,6 +150,7 @@ class Comparison(Displayable):
     results: tuple[Result, ...] = ()
     order: tuple[str, ...] = ()
     planned: Mapping[str, Any] = field(default_factory=dict)
+    trained: Sequence[Mapping[str, Any]] = ()
 
     def parts(self, width: int) -> list[str | TextTable]:
         """See `Displayable`."""
@@ -168,6 +170,7 @@ class Comparison(Displayable):
             "notes": [*self.notes],
             "about": dict(self.about),
             "planned": dict(self.planned) or None,
+            "trained": [dict(one) for one in self.trained],
             "results": [one.plain() for one in self.results],
             "files": [str(path) for _, path in self._files()],
         }

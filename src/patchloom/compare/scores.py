@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from patchloom.audio.compatibility import with_encoder_sound
+from patchloom.compare.finetuned import finetuned
 from patchloom.compare.runner import Job
 from patchloom.data.source import Data, Source, Subset
 from patchloom.data.sources.in_memory import DataLike
@@ -36,11 +37,15 @@ ResultsByWay = dict[str, dict[str, list[Result]]]  # results by way and encoder,
 
 
 class Way(NamedTuple):
-    """Way of scoring: name in tables, protocol, and number or fraction of labels (None: all)."""
+    """Way of scoring: name in tables, protocol, and number or fraction of labels (None: all).
+
+    With a ``recipe``, encoders are fine-tuned instead (`patchloom.compare.finetuned`).
+    """
 
     name: str
     protocol: FrozenProtocol
     few: float | None = None
+    recipe: str = ""
 
 
 def ways_of(shares: Sequence[float], train: Source) -> tuple[list[Way], list[str]]:
@@ -239,8 +244,9 @@ def all_scores(those: Sequence[Contender], on: LabelledData, settings: EvalSetti
             measured = measurement_key(one.place, [one.name, str(one.seed), *grouped], [on.parts.train, on.parts.test])
             # the constant answer is that to readable images, which only a pass over them tells
             names = (one.name, CONSTANT) if (one.name, one.seed) == (PIXELS, 0) else (one.name,)
-            keys = {(way.name, name): _digest(measured, way.name, name) for way in on.ways for name in names}
-            new = [way for way in on.ways if any(cache.outcome(keys[way.name, name]) is None for name in names)]
+            ways = [way for way in on.ways if not (way.recipe and one.name == PIXELS)]
+            keys = {(way.name, name): _digest(measured, way.name, name) for way in ways for name in names}
+            new = [way for way in ways if any(cache.outcome(keys[way.name, name]) is None for name in names)]
             made = _score(one, new, on, settings) if new else {}
             for place, name in enumerate(names):
                 results = [(keys[way, name], pair[place]) for way, pair in made.items()]
@@ -254,10 +260,17 @@ def all_scores(those: Sequence[Contender], on: LabelledData, settings: EvalSetti
 
 def _score(
     one: Contender, ways: Sequence[Way], on: LabelledData, settings: EvalSettings
-) -> dict[str, tuple[Result, Result]]:
+) -> dict[str, tuple[Result, ...]]:
+    """Return by way the result of an encoder and, of a frozen one, that of the best constant answer."""
     vit, card = load_encoder(one.place)
     head = load_extra_module(one.place, "pooling")
     its = replace(settings, seed=one.seed, cache=False)
     # in the order of `extractors`: the encoder, its untrained twin, raw pixels
     which = {UNTRAINED: 1, PIXELS: 2}.get(one.name, 0) if one.kind == CONTROL else 0
-    return score_encoder(extractors(vit, card, its, head)[which], ways, on.parts, its, one.seed)
+    found: dict[str, tuple[Result, ...]] = {}
+    if frozen := [way for way in ways if not way.recipe]:
+        found |= score_encoder(extractors(vit, card, its, head)[which], frozen, on.parts, its, one.seed)
+    for way in ways:
+        if way.recipe:
+            found[way.name] = (finetuned(one.place, one.name == UNTRAINED, one.seed, on.parts, its, way.recipe),)
+    return found

@@ -218,7 +218,7 @@ def _planned(folder: Path) -> int:
     path = folder / _COMPARISON
     plan = read_checksummed(path)
     try:
-        return len(plan["epochs"]) * int(plan["asked"]["seeds"])
+        return len(plan["arms"]) * int(plan["asked"]["seeds"])
     except (KeyError, TypeError, ValueError) as problem:
         raise PatchloomError(f"{path} is not the plan of a comparison: give the folders of its runs") from problem
 
