@@ -242,8 +242,8 @@ def compare_labelled(
     names = [*main.order, *(name for kind in (CONTROL, BESIDE) for name in kinds if kinds[name] == kind)]
     grid = {name: {way: scores[name] for way, scores in found.items() if name in scores} for name in names}
     n, test = len(on.parts.test), on.parts.test
-    note = f"Mean ± standard deviation over seeds, lowest to highest, 95 % interval over {n:,} test {test.noun}."
-    note += f" {on.parts.story}"
+    note = "Mean ± standard deviation over seeds, lowest to highest, " * (main.seeds > 1)
+    note += f"95 % interval over {n:,} test {test.noun}. {on.parts.story}"
     if any(way.few is not None for way in on.ways):
         note += " Each seed has its own draw of few labels, the same for all encoders."
     note += f" Untrained: the encoder of {next(one.name for one in those if one.kind == TASK)} with fresh weights."
