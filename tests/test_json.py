@@ -16,7 +16,7 @@ from labelled import two_tones
 
 import patchloom
 from patchloom import cli
-from patchloom.compare import runner, timing
+from patchloom.compare import runner
 from patchloom.dense.checkpoint import save_dense
 from patchloom.display import json_value
 from patchloom.errors import AlreadyReported, Stopped
@@ -133,7 +133,6 @@ def test_evaluate(document, photos, run):
 
 @pytest.mark.slow
 def test_compare(document, photos, tmp_path, monkeypatch):
-    monkeypatch.setattr(timing, "_SECONDS", 0.0)
     monkeypatch.setattr(runner, "subprocess", SUBPROCESS)
     words = ["compare", photos, "--tasks", "mae,mp3", "--samples", "48", "--seeds", "1", *TINY, "--out", tmp_path / "c"]
     dry = document(*words, "--dry_run")["result"]
