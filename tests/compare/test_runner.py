@@ -96,8 +96,9 @@ def test_the_number_of_simultaneous_runs(tmp_path, begun):
         if len(ended) == 2:  # both of the others ended while the slow one was running
             interrupt()
 
-    with pytest.raises(Stopped):
+    with pytest.raises(Stopped, match="run the same command to resume"):
         run_all(jobs, 2, [], told)
+    assert not jobs[0].failure  # it was interrupted
     assert [(one.job.task, one.slot) for one in begun] == [("slow", 0), ("two", 1), ("three", 1)]
     assert ended == ["two", "three"]
 
@@ -113,14 +114,6 @@ def test_a_run_of_another_process_is_waited_for(tmp_path, capsys):
     assert begun[1] < begun[0]
     said = capsys.readouterr().out
     assert said == f"  one, seed 0 waits: another process is still training in {jobs[0].folder}\n"
-
-
-def test_an_interrupted_run_has_not_failed(tmp_path):
-    job = job_of(tmp_path, "one", "sleeps")
-    soon(lambda: wait_for(job.folder / "begun"), interrupt)
-    with pytest.raises(Stopped, match="run the same command to resume"):
-        run_all([job], 1, [], lambda *_: None)
-    assert not job.failure
 
 
 def test_no_process_is_left_after_a_second_interruption(tmp_path, monkeypatch, begun):
