@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -52,8 +53,8 @@ def find_runs(data: DataLike) -> list[Path]:
 
 
 def _is_run(place: Path) -> bool:
-    evaluated = (place / store.FILE).is_file() and not (place / "compare.yaml").exists()
-    return evaluated or all((place / name).is_file() for name in _RUN)
+    there = {name for name in (*_RUN, store.FILE, "compare.yaml") if os.path.isfile(place / name)}
+    return {*_RUN} <= there or (store.FILE in there and "compare.yaml" not in there)
 
 
 def compare_stored(runs: Sequence[Path]) -> Comparison:
