@@ -1,18 +1,16 @@
-"""`patchloom compare`: false winners where nothing can be learnt, and planned against actual time.
+"""`patchloom compare`: false winners where nothing can be learnt.
 
     python benchmarks/comparisons.py noise /tmp/noise --times 20
     python benchmarks/comparisons.py drawn
-    python benchmarks/comparisons.py taken comparisons/shapes
 
 ``noise`` makes folders of noise images with random classes, and compares two tasks on each, two seeds each, in small
 runs; finished ones are not repeated. ``drawn`` draws random answers instead, for more tasks and trials than could be
-trained, and with a known spread over seeds. ``taken`` prints how long each run of a finished comparison trained.
+trained, and with a known spread over seeds.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 from pathlib import Path
 
 import numpy as np
@@ -21,9 +19,8 @@ from PIL import Image
 
 import patchloom
 from patchloom.compare.outcome import rank_encoders
-from patchloom.compare.timing import TrainingSpeed
 from patchloom.results.intervals import wilson
-from patchloom.system.checksummed import read_checksummed
+from patchloom.results.result import Result
 
 IMAGES, CLASSES, SIDE = 240, 4, 16
 SMALL = {"img_size": SIDE, "patch_size": 8, "batch_size": 32, "threads": 1, "workers": 0}
@@ -79,32 +76,20 @@ def drawn() -> None:
                 print(f"{name}; {tested:,} images, {seeds} seeds: {named} of {TRIALS:,} [{low}, {high}] %", flush=True)
 
 
-def answers(share: float, moved: float, seeds: int, images: int, rng: torch.Generator) -> torch.Tensor:
-    """Draw right answers [seeds images] with a share that varies over seeds by a standard deviation."""
+def answers(share: float, moved: float, seeds: int, images: int, rng: torch.Generator) -> list[Result]:
+    """Draw right answers of each seed to ``images``, with a share that varies over seeds by a standard deviation."""
     chance = share + moved * torch.randn(seeds, 1, generator=rng)
-    return torch.rand(seeds, images, generator=rng) < chance.expand(seeds, images)
-
-
-def taken(folder: Path) -> None:
-    """Print the planned and the actual seconds of training of each run."""
-    plan = read_checksummed(folder / "compare.yaml")
-    for run in sorted(folder.glob("*-seed*")):
-        task = run.name.rpartition("-seed")[0]
-        with open(run / "metrics.csv", newline="") as file:
-            *_, last = csv.DictReader(file)
-        planned, took = TrainingSpeed(**plan["paces"][task]).seconds_of(plan["epochs"][task]), float(last["seconds"])
-        print(f"{run.name:16} {took:8.1f} s of training, planned {planned:8.1f} s: {took / planned:.0%}")
+    drawn = torch.rand(seeds, images, generator=rng) < chance.expand(seeds, images)
+    return [Result.of_images("", "linear", {}, right) for right in drawn]
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("noise", "drawn", "taken"))
+    parser.add_argument("what", choices=("noise", "drawn"))
     parser.add_argument("folder", type=Path, nargs="?", default=Path("comparisons"))
     parser.add_argument("--times", type=int, default=20)
     given = parser.parse_args()
     if given.what == "noise":
         compared(given.folder, given.times)
-    elif given.what == "drawn":
-        drawn()
     else:
-        taken(given.folder)
+        drawn()

@@ -29,7 +29,7 @@ MAY = {
     "embed": {"withhold", "nets", "data", "runs", "look", "evaluate"},
     "export": {"withhold", "nets", "data", "tasks", "runs", "report"},
     "distill": {"nets", "data", "runs", "evaluate", "train"},
-    "compare": {"nets", "data", "tasks", "runs", "evaluate", "train", "report"},
+    "compare": {"nets", "data", "tasks", "runs", "loggers", "evaluate", "train", "report"},
     "bench": {"nets", "data", "tasks", "runs", "train"},
     "check": {"data", "tasks", "runs", "train", "bench"},
     "options": {  # which reads the signatures of all verbs, and imports none

@@ -16,7 +16,7 @@ from labelled import two_tones
 
 import patchloom
 from patchloom import cli
-from patchloom.compare import runner, timing
+from patchloom.compare import runner
 from patchloom.dense.checkpoint import save_dense
 from patchloom.display import json_value
 from patchloom.errors import AlreadyReported, Stopped
@@ -140,16 +140,17 @@ def test_results(document, run, tmp_path):
 
 @pytest.mark.slow
 def test_compare(document, photos, tmp_path, monkeypatch):
-    monkeypatch.setattr(timing, "_SECONDS", 0.0)
     monkeypatch.setattr(runner, "subprocess", SUBPROCESS)
     words = ["compare", photos, "--tasks", "mae,mp3", "--samples", "48", "--seeds", "1", *TINY, "--out", tmp_path / "c"]
     dry = document(*words, "--dry_run")["result"]
     assert [one["task"] for one in dry["planned"]["tasks"]] == ["mae", "mp3"] and dry["planned"]["seconds"] > 0
-    assert dry["winner"] is None and not dry["rows"] and not dry["files"]
+    assert dry["winner"] is None and not dry["results"] and not dry["files"]
     done = document(*words)["result"]
-    assert {row["encoder"] for row in done["rows"]} == {"mae", "mp3", "untrained", "raw pixels", "best constant"}
-    assert all(0 <= row["low"] <= row["mean"] <= row["high"] <= 1 for row in done["rows"])
+    assert {one["encoder"] for one in done["results"]} == {"mae", "mp3", "untrained", "raw pixels", "best constant"}
+    assert all(0 <= one["low"] <= one["value"] <= one["high"] <= 1 for one in done["results"])
     assert sorted(done["order"]) == ["mae", "mp3"] and all(Path(file).exists() for file in done["files"])
+    runs = document("compare", tmp_path / "c" / "mae-seed0", tmp_path / "c" / "mp3-seed0")["result"]
+    assert [one["control"] for one in runs["results"][1]["against"]] == ["mae-seed0"] and runs["folder"] is None
 
 
 def test_embed(document, photos, run, tmp_path):

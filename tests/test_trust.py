@@ -70,7 +70,6 @@ from patchloom.runs.task import load_task
 from patchloom.system import network
 from patchloom.system.checksummed import read_checksummed, write_checksummed
 from patchloom.system.files import append
-from patchloom.system.load import Load
 from patchloom.tasks import custom
 
 
@@ -703,14 +702,16 @@ def test_a_task_that_a_run_names_by_hand_is_not_run(run, photos, tmp_path, monke
 
 def test_a_task_is_no_part_of_a_stored_comparison(tmp_path):
     asked = comparing.ComparisonRequest(("digits",), ("mae", "lut"), 1, 1.0, None, {}, 1)
-    pace = {"step": 1.0, "images": 8, "epoch": 10}
-    stored = {"asked": asked.plain(), "epochs": {"mae": 1.0, "lut": 1.0}, "paces": {"mae": pace, "lut": pace}}
-    stored |= {"load": asdict(Load()), "top": 1.0, "held_out": 1, "threads": 1, "notes": []}
-    stored |= {"after": {"scoring": 1.0, "page": 1.0}}
+    arm = {"batch": 8, "epochs": None, "seconds": 60.0}
+    stored = {"asked": asked.plain(), "arms": {"mae": arm, "lut": arm}, "held_out": 1, "threads": 1, "notes": []}
     write_checksummed(tmp_path / "compare.yaml", stored)
-    assert comparing.stored_plan(asked, tmp_path).epochs == {"mae": 1.0, "lut": 1.0}
-    evil = {"epochs": {"mae": 1.0, "evil.py:Evil": 1.0}, "paces": {"mae": pace, "evil.py:Evil": pace}}
-    for wrong in (evil, {"epochs": {"mae": "1 --task=evil.py"}, "paces": {"mae": pace}}, {"paces": {"mae": 1}}):
+    assert [*comparing.stored_plan(asked, tmp_path).arms] == ["mae", "lut"]
+    for wrong in (
+        {"arms": {"mae": arm, "evil.py:Evil": arm}},
+        {"arms": {"mae": arm, "lut": {**arm, "batch": "1 --task=evil.py"}}},
+        {"arms": {"mae": arm, "lut": 1}},
+        {"threads": "1 --task=evil.py"},
+    ):
         write_checksummed(tmp_path / "compare.yaml", stored | wrong)
         with pytest.raises(PatchloomError, match="not the plan"):
             comparing.stored_plan(asked, tmp_path)
@@ -826,7 +827,7 @@ def test_nothing_is_written_through_a_link_of_a_run_or_a_comparison(run, tmp_pat
         folder.unlock()
         (run / name).unlink()
     (log := tmp_path / "mae.txt").symlink_to(other)
-    job = runner.Job("mae", 0, tmp_path / "run", ["--version"], log, 1.0, 0.0, 1.0)
+    job = runner.Job("mae", 0, tmp_path / "run", ["--version"], log, 61.0, None, 1.0)
     with pytest.raises(PatchloomError, match="link"):
         runner._start(job, 0, ())
     assert other.read_text() == "theirs\n"

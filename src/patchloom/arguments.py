@@ -127,10 +127,7 @@ def _unknown(word: str, parser: ArgumentParser, known: Sequence[str], owners: Ca
             "spaces needs quotes)"
         )
     if bare.startswith("task.") and "--tasks" in known:
-        return (
-            f"there is no option {name}: {parser.prog} takes tasks with their defaults; for other ones, derive a class "
-            "from the task and give FILE.py:CLASS in --tasks (docs/how-to/compare.md)"
-        )
+        return f"there is no option {name} for all tasks: write it behind a task, as in --tasks mae,mae:{bare}=VALUE"
     if said := _otherwise_called(name, bare, known):
         return said
     places = [action.dest.upper() for action in parser._actions if not action.option_strings]

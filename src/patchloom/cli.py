@@ -87,6 +87,7 @@ HELP_EXAMPLES: dict[str, list[tuple[str, str]]] = {
         ("patchloom compare photos/ --tasks mae,droppos,mp3 --minutes 20", "20 minutes each"),
         ("patchloom compare photos/ --labels labelled/ --seeds 3", "other labels"),
         ("patchloom compare photos/ --dry-run", "only the plan"),
+        ("patchloom compare runs/photos-mae runs/photos-droppos", "evaluated runs"),
     ],
     "embed": [
         ("patchloom embed runs/photos-mae photos/ --to photos.parquet", "one table"),

@@ -223,6 +223,7 @@ def parse_call(verb: str, words: Sequence[str]) -> dict[str, Any]:
         given, out = parse_pretrain(words)
         return {**given, "out": out}
     taken, prog = verb_spec(verb), f"patchloom {verb}"
+    words = _trackers_together(words) if verb == "compare" else words
     if verb == "evaluate":
         name = next((word for word in join_values(words, evaluate_spec(None)) if not word.startswith("-")), None)
         taken, prog = evaluate_spec(name), prog if name is None else f"{prog} {name}"

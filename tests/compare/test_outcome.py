@@ -5,11 +5,18 @@ from dataclasses import replace
 
 import pytest
 import torch
-from patchloom.evaluate.results import Row
 
-from patchloom.compare.outcome import HEADING, Comparison, describe_ranking, rank_encoders, sufficient_budget
-from patchloom.compare.unlabelled import _by_rankme, _csv, _table
+from patchloom.compare.outcome import (
+    Ranking,
+    describe_ranking,
+    over_seeds,
+    rank_encoders,
+    sufficient_budget,
+    tables_of,
+)
+from patchloom.compare.unlabelled import rank_by_rankme
 from patchloom.results.claims import Claim, Difference, difference
+from patchloom.results.result import Result
 
 
 def drawn(
@@ -23,6 +30,17 @@ def drawn(
     """
     chance = share + moved * torch.randn(seeds, 1, generator=rng) + (torch.zeros(n) if hard is None else hard)
     return torch.rand(seeds, n, generator=rng) < chance.clamp(0, 1)
+
+
+def results(right: torch.Tensor, groups: torch.Tensor | None = None) -> list[Result]:
+    """Return a result of each seed from correctness [seeds n]."""
+    return [Result.of_images("", "linear", {}, its, groups) for its in right]
+
+
+def ranked(tasks: dict, controls: dict, others: dict | None = None, groups: torch.Tensor | None = None) -> Ranking:
+    """Rank encoders by correctness [seeds n]."""
+    parts = [{name: results(its, groups) for name, its in part.items()} for part in (tasks, controls, others or {})]
+    return rank_encoders(*parts)
 
 
 @pytest.mark.parametrize("seeds", [2, 3])
@@ -47,7 +65,7 @@ def test_winners_are_rare_among_equal_tasks():
     for _ in range(300):
         found = {name: drawn(share, 2, 1000, rng, moved=moved) for name, (share, moved) in tasks.items()}
         controls = {"raw pixels": drawn(0.2, 1, 1000, rng), "untrained": drawn(0.2, 2, 1000, rng)}
-        named += bool(rank_encoders(found, controls).winner)
+        named += bool(ranked(found, controls).winner)
     assert named <= 15  # 5 %
 
 
@@ -55,7 +73,7 @@ def test_a_control_without_seeds_adds_no_variance():
     rng = torch.Generator().manual_seed(7)
     tasks = {"mae": drawn(0.6, 2, 500, rng, moved=0.05), "droppos": drawn(0.6, 2, 500, rng, moved=0.05)}
     pixels = drawn(0.5, 1, 500, rng)
-    found = rank_encoders(tasks, {"raw pixels": pixels, "untrained": pixels.expand(2, -1)}).against
+    found = ranked(tasks, {"raw pixels": pixels, "untrained": pixels.expand(2, -1)}).against
     assert found["raw pixels"].over_seeds == found["untrained"].over_seeds > 0
 
 
@@ -63,10 +81,10 @@ def test_a_winner_beats_all_tasks_and_all_controls():
     rng = torch.Generator().manual_seed(3)
     tasks = {"mae": drawn(0.4, 2, 4000, rng), "droppos": drawn(0.6, 2, 4000, rng)}
     controls = {"untrained": drawn(0.2, 2, 4000, rng), "raw pixels": drawn(0.2, 1, 4000, rng)}
-    found = rank_encoders(tasks, controls)
+    found = ranked(tasks, controls)
     assert found.winner == "droppos" and found.order == ("droppos", "mae")
     assert not found.level_with and not found.unbeaten
-    found = rank_encoders(tasks, controls | {"raw pixels": drawn(0.9, 1, 4000, rng)})
+    found = ranked(tasks, controls | {"raw pixels": drawn(0.9, 1, 4000, rng)})
     assert not found.winner and found.unbeaten == ("raw pixels",)
 
 
@@ -106,7 +124,7 @@ def test_images_in_few_groups_name_a_winner_less_easily():
     rng = torch.Generator().manual_seed(0)
     tasks = {"mae": drawn(0.8, 3, 400, rng), "droppos": drawn(0.6, 3, 400, rng)}
     controls = {"raw pixels": drawn(0.4, 1, 400, rng)}
-    alone, over = (rank_encoders(tasks, controls, groups=groups) for groups in (None, torch.arange(400) % 2))
+    alone, over = (ranked(tasks, controls, groups=groups) for groups in (None, torch.arange(400) % 2))
     assert alone.winner == "mae" and not over.winner  # Student's quantile of two groups is 12.7
     assert all(over.against[name].over_images > 4 * alone.against[name].over_images for name in over.against)
 
@@ -120,7 +138,7 @@ def rows(share: float, seeds: int = 2, seed: int = 0) -> torch.Tensor:
 
 
 def said(tasks: dict[str, float], untrained: float, pixels: float, seeds: int = 2, **others: float) -> str:
-    found = rank_encoders(
+    found = ranked(
         {name: rows(share, seeds, seed) for seed, (name, share) in enumerate(tasks.items())},
         {"untrained": rows(untrained, seeds, 10), "raw pixels": rows(pixels, 1, 11)},
         {name: rows(share, 1, 12) for name, share in others.items()},
@@ -161,34 +179,42 @@ def test_one_seed_claims_nothing():
 
 def test_few_test_images_claim_nothing():
     right = torch.ones(2, 8).bool()
-    found = rank_encoders({"mae": right, "mp3": ~right}, {"raw pixels": ~right[:1]})
+    found = ranked({"mae": right, "mp3": ~right}, {"raw pixels": ~right[:1]})
     assert not found.winner and "8 test images are too few" in describe_ranking(found, "linear", 8)[0]
 
 
-# Without labels.
+# Tables, and no labels.
 
 
-def row(value: float, low: float, high: float) -> list[Row]:
-    return [Row("mae", "-", "label-free", {"measure": "own crop 90 %"}, value, low, high)]
+def measured(value: float, low: float, high: float, measure: str = "own crop 90 %", seed: int = 0) -> Result:
+    return Result(measure, value, low, high, 100, "mae", "label-free", seed=seed)
 
 
-def test_several_seeds_have_a_range_instead_of_an_interval(tmp_path):
-    found = {"mae": [row(0.2, 0.1, 0.3), row(0.4, 0.3, 0.5)], "mp3": [row(0.3, 0.2, 0.4)]}
-    mae, mp3 = (dict(zip(HEADING, cells, strict=True)) for cells in _csv(found))
-    assert (mae["mean"], mae["lowest"], mae["highest"]) == (pytest.approx(0.3), 0.2, 0.4)
-    assert (mae["low"], mae["high"], mae["seeds"]) == (None, None, 2)
-    assert (mp3["mean"], mp3["low"], mp3["high"], mp3["seeds"]) == (0.3, 0.2, 0.4, 1)
-    Comparison(tmp_path, [], [], None, rows=_csv(found)).write()
-    written = [line.split(",") for line in (tmp_path / "comparison.csv").read_text().splitlines()]
-    assert written[1][3:9] == ["2", "0.300000", "0.200000", "0.400000", "", ""]
-    assert written[2][3:9] == ["1", "0.300000", "0.300000", "0.300000", "0.200000", "0.400000"]
-    assert _table(found).rows == (("own crop 90 %", "30.0 %\n(20.0-40.0)", "30.0 %"),)
+def test_a_cell_has_spread_over_seeds_and_interval_over_images():
+    right = torch.arange(100) < torch.tensor([[30], [50]])
+    assert over_seeds(results(right)) == "40.0 ± 14.1 %\n30.0 to 50.0\n[30.9, 49.8]"
+    assert over_seeds(results(right[:1])) == over_seeds(results(right[[0, 0]])) == "30.0 %\n[21.9, 39.6]"
+    assert over_seeds([measured(0.2, 0.1, 0.3), measured(0.4, 0.3, 0.5)]) == "30.0 ± 14.1 %\n20.0 to 40.0"
+
+
+def test_seeds_have_rows_of_their_own():
+    grid = {
+        "own crop": {"mae": [measured(0.2, 0.1, 0.3), measured(0.4, 0.3, 0.5, seed=1)]},
+        "RankMe": {"mae": [measured(0.5, 0.5, 0.5)], "mp3": [measured(0.3, 0.2, 0.4)]},
+    }
+    (title, whole, note), (_, by_seed, _) = tables_of("Measures", "measure", grid, "a note")
+    assert (title, note, whole.heading) == ("Measures", "a note", ("measure", "mae", "mp3"))
+    assert whole.rows[1] == ("RankMe", "50.0 %", "30.0 %\n[20.0, 40.0]") and whole.rows[0][2] == ""
+    assert by_seed.heading == ("measure", "seed", "mae", "mp3")
+    assert by_seed.rows == (("own crop", "0", "20.0 %", ""), ("own crop", "1", "40.0 %", ""))
+    del grid["own crop"]
+    assert len(tables_of("Measures", "measure", grid, "")) == 1
 
 
 def test_the_hint_has_the_order_by_rankme():
-    def rank(value: float) -> list[Row]:
-        return [Row("", "-", "label-free", {"measure": "RankMe"}, value, value, value)]
+    def rank(*values: float) -> list[Result]:
+        return [Result.exact("RankMe", "", "label-free", {}, value, "dimensions") for value in values]
 
-    (said,) = _by_rankme({"mae": [rank(3.0), rank(4.0)], "mp3": [rank(9.0), rank(10.0)], "lut": [row(0.2, 0.1, 0.3)]})
+    (said,) = rank_by_rankme({"mae": rank(3.0, 4.0), "mp3": rank(9.0, 10.0)})
     assert "by RankMe the order is mp3 (9.5) and mae (3.5)" in said
-    assert _by_rankme({"mae": [rank(3.0)]}) == _by_rankme({"mae": [row(0.2, 0.1, 0.3)]}) == []
+    assert rank_by_rankme({"mae": rank(3.0)}) == []

@@ -15,7 +15,7 @@ from holding import hold
 
 from patchloom import PatchloomError
 from patchloom.compare import runner
-from patchloom.compare.runner import Job, StopMessages, is_locked, lock_folder, run_all
+from patchloom.compare.runner import Job, is_locked, lock_folder, run_all
 from patchloom.errors import Stopped
 
 CHILD = """
@@ -54,7 +54,7 @@ def begun(monkeypatch) -> list[runner._Process]:
 
 def job_of(place: Path, task: str, how: str = "works") -> Job:
     folder = place / f"{task}-seed0"
-    return Job(task, 0, folder, [how, str(folder)], place / "logs" / f"{task}.txt", 1.0, 0.0, 1.0)
+    return Job(task, 0, folder, [how, str(folder)], place / "logs" / f"{task}.txt", 61.0, None, 1.0)
 
 
 def wait_for(path: Path) -> None:
@@ -96,8 +96,9 @@ def test_the_number_of_simultaneous_runs(tmp_path, begun):
         if len(ended) == 2:  # both of the others ended while the slow one was running
             interrupt()
 
-    with pytest.raises(Stopped):
+    with pytest.raises(Stopped, match="run the same command to resume"):
         run_all(jobs, 2, [], told)
+    assert not jobs[0].failure  # it was interrupted
     assert [(one.job.task, one.slot) for one in begun] == [("slow", 0), ("two", 1), ("three", 1)]
     assert ended == ["two", "three"]
 
@@ -113,14 +114,6 @@ def test_a_run_of_another_process_is_waited_for(tmp_path, capsys):
     assert begun[1] < begun[0]
     said = capsys.readouterr().out
     assert said == f"  one, seed 0 waits: another process is still training in {jobs[0].folder}\n"
-
-
-def test_an_interruption_prints_the_given_messages(tmp_path):
-    job = job_of(tmp_path, "one", "sleeps")
-    soon(lambda: wait_for(job.folder / "begun"), interrupt)
-    with pytest.raises(Stopped, match="nothing is planned yet"):
-        run_all([job], 1, [], lambda *_: None, StopMessages("stopping", "nothing is planned yet"))
-    assert not job.failure
 
 
 def test_no_process_is_left_after_a_second_interruption(tmp_path, monkeypatch, begun):

@@ -1,4 +1,4 @@
-"""Cached scores of encoders, and when they are computed again."""
+"""Results of encoders by labels, and when they are measured again."""
 
 import os
 from collections import Counter
@@ -12,9 +12,7 @@ from patchloom.compare import scores
 from patchloom.compare.scores import (
     Contender,
     LabelledData,
-    Scores,
     Way,
-    caching_extractor,
     contenders,
     score_encoder,
     subset_features,
@@ -28,9 +26,11 @@ from patchloom.evaluate.protocols.linear import LINEAR
 from patchloom.evaluate.settings import EvalSettings, Parts
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.format import EncoderCard, save_encoder
+from patchloom.results import store
 from patchloom.train.estimate import RandomImages
 
 SPEC = EncoderSpec("nano", (16, 16), 8, 3, options={"embed_dim": 16, "depth": 1, "num_heads": 2})
+QUICK = EvalSettings(device="cpu", cache=False, workers=0)
 CARD = EncoderCard(SPEC, (0.5,) * 3, (0.25,) * 3, "mae", "mae")
 
 
@@ -49,56 +49,58 @@ def pictured(n: int, seed: int = 0) -> Source:
     return source
 
 
-def kept(path: Path, key: str, made: list[int], **more) -> Scores:
-    """Return scores from a file, or make them and count that."""
-    right = torch.tensor([1, 0, 0, 1, 1, 0, 1, 1, 1]).bool()
-
-    def make() -> Scores:
-        made.append(1)
-        return Scores({"linear": right}, {"linear": "9 labels"}, ~right, "dark", **more)
-
-    found = scores.load_or_compute(path, key, make, Scores.plain, Scores.of)
-    assert found.right["linear"].equal(right) and found.about == {"linear": "9 labels"}
-    assert found.constant.equal(~right) and found.answer == "dark"
-    return found
+def on_shades() -> LabelledData:
+    ways = [Way("linear", LINEAR), Way("kNN", KNN), Way("a tenth", LINEAR, 0.1), Way("5 a class", LINEAR, 5)]
+    return LabelledData(Parts(pictured(60), pictured(20, seed=1), ""), ways, [])
 
 
-def test_scores_are_cached_and_damaged_ones_computed_again(tmp_path):
-    path, made = tmp_path / "scores" / "one.json", []
-    for key, count in (("a", 1), ("a", 1), ("b", 2)):
-        assert kept(path, key, made).groups is None and len(made) == count
-    whole = path.read_text()
-    for count, damage in enumerate(("", "{", '{"key": "b"}', '{"key": "b", "found": 3}', "[]", whole[:-9]), 3):
-        path.write_text(damage)
-        kept(path, "b", made)
-        assert len(made) == count
-    groups = torch.arange(9) // 3
-    for _ in range(2):
-        assert kept(path, "c", made, groups=groups).groups.equal(groups)
+def test_results_are_kept_with_the_outcomes_of_images(tmp_path):
+    run = encoder_at(tmp_path / "run")
+    those = [Contender(*one, str(run)) for one in (("mine", 3, "task"), ("untrained", 0, "control"))]
+    those.append(Contender("raw pixels", 0, "control", str(run)))
+    found = scores.all_scores(those, on_shades(), QUICK, tmp_path / "out")
+    assert [*found] == ["linear", "kNN", "a tenth", "5 a class"]
+    stored = store.load(tmp_path / "out", outcomes=True)
+    assert {one.fingerprint for one in stored} == {pictured(20, seed=1).fingerprint()} and len(stored) == 16
+    for way, its in found.items():
+        assert [*its] == ["mine", "untrained", "raw pixels", "best constant"] and its["mine"][0].seed == 3
+        assert all(result in stored and len(result.outcomes.values) == result.n == 20 for (result,) in its.values())
+        few = its["mine"][0].settings
+        assert (few.get("labels"), few.get("per_class")) == {"a tenth": (0.1, None), "5 a class": (None, 5)}.get(
+            way, (None, None)
+        )
 
 
-def test_a_changed_encoder_is_scored_again(tmp_path, monkeypatch):
-    run, made = encoder_at(tmp_path / "run"), []
+def test_only_what_changed_is_measured_again(tmp_path, monkeypatch):
+    run, made, on = encoder_at(tmp_path / "run"), [], on_shades()
+    score = scores.score_encoder
 
-    def score(one: Contender, *_) -> Scores:
-        made.append(one.name)
-        return Scores({"linear": torch.tensor([True, False])}, {"linear": "all"}, torch.tensor([True, False]), "dark")
+    def counted(extractor, ways, *rest):
+        made.append([way.name for way in ways])
+        return score(extractor, ways, *rest)
 
-    monkeypatch.setattr(scores, "_score", score)
+    monkeypatch.setattr(scores, "score_encoder", counted)
     those = [Contender("mine", 0, "task", str(run)), Contender("raw pixels", 0, "control", str(run))]
-    on = LabelledData(Parts(pictured(8), pictured(4), ""), [Way("linear", LINEAR)], [])
 
-    def count() -> int:
+    def count(ways: int = 2) -> int:
         made.clear()
-        assert len(list(scores.all_scores(those, on, EvalSettings(), tmp_path / "out"))) == 2
+        found = scores.all_scores(those, on._replace(ways=on.ways[:ways]), QUICK, tmp_path / "out")
+        assert [[*its] for its in found.values()] == [["mine", "raw pixels", "best constant"]] * ways
         return len(made)
 
     assert [count(), count()] == [2, 0]
+    assert count(3) == 2 and made == [["a tenth"]] * 2  # a way that was added
     encoder_at(run, seed=1)  # trained further, or deleted and trained again
     assert [count(), count()] == [2, 0]
     run.rename(tmp_path / "moved")
     those = [one._replace(place=str(tmp_path / "moved")) for one in those]
     assert count() == 0
+    lines = (tmp_path / "out" / store.FILE).read_text()
+    (tmp_path / "out" / store.FILE).write_text(lines[:-9])  # damaged
+    assert [count(), count()] == [2, 0]
+    for file in (tmp_path / "out" / store.FOLDER).iterdir():
+        file.unlink()
+    assert [count(), count()] == [2, 0]
     monkeypatch.setattr(scores, "__version__", "another")
     assert [count(), count()] == [2, 0]
     monkeypatch.setattr(RandomImages, "stamp", lambda self: "files were replaced")
@@ -117,38 +119,38 @@ def test_the_digest_covers_the_weights_and_the_head(tmp_path):
 
 
 def test_all_ways_of_scoring_share_one_pass_over_the_images():
-    vit, settings = build_encoder(SPEC), EvalSettings(cache=False, workers=0)
-    parts = Parts(pictured(60), pictured(20, seed=1), "")
-    extractor, passes = extractors(vit, CARD, settings)[0], []
+    on, passes = on_shades(), []
+    extractor = extractors(build_encoder(SPEC), CARD, QUICK)[0]
 
     def counted(source: Source) -> object:
         passes.append(len(source))
         return extractor.features_of(source)
 
-    ways = [Way("linear", LINEAR), Way("kNN", KNN), Way("a tenth", LINEAR, 0.1), Way("5 a class", LINEAR, 5)]
-    found = score_encoder(extractor._replace(features_of=counted), ways, parts, settings, 0)
-    assert sorted(passes) == [20, 60]
-    for way, few in zip(ways[2:], ((0.1, None), (None, 5)), strict=True):
-        its = subsample_training(parts, *few, 0)[0]
-        rows = evaluate_extractor(extractor, [way.protocol], its, settings)[0]  # a separate pass
-        assert way.protocol.quoted(rows["linear"]).right.equal(found.right[way.name])
+    found = score_encoder(extractor._replace(features_of=counted), on.ways, on.parts, QUICK, 0)
+    assert passes == [60, 20]
+    for way, few in zip(on.ways[2:], ((0.1, None), (None, 5)), strict=True):
+        its = subsample_training(on.parts, *few, 0)[0]
+        rows = evaluate_extractor(extractor, [way.protocol], its, QUICK)[0]  # a separate pass
+        alone, (own, constant) = way.protocol.quoted(rows["linear"]), found[way.name]
+        assert (own.outcomes.values == alone.outcomes.values).all() and own.pooling == alone.pooling
+        assert constant.value == 0.5
 
 
 def test_features_of_a_subset():
-    source, settings = pictured(30), EvalSettings(cache=False, workers=0)
+    source = pictured(30)
     source.groups = np.arange(30) // 3
-    extractor = extractors(build_encoder(SPEC), CARD, settings)[0]
-    some = source.subset([21, 4, 9])
-    part, alone = caching_extractor(extractor, source).features_of(some), extractor.features_of(some)
+    extractor = extractors(build_encoder(SPEC), CARD, QUICK)[0]
+    some, whole = source.subset([21, 4, 9]), extractor.features_of(source)
+    part, alone = subset_features(whole, some), extractor.features_of(some)
     assert part.labels.equal(alone.labels) and part.indices.equal(alone.indices) and part.groups.equal(alone.groups)
     for name, values in alone.tokens.items():
         torch.testing.assert_close(part.tokens[name], values)
-    whole = extractor.features_of(source)
-    rest = torch.tensor([i for i in range(30) if i != 4])  # image 4 is taken as unreadable
-    tokens = {name: values[rest] for name, values in whole.tokens.items()}
-    lacking = type(whole)(tokens, whole.labels[rest], rest, [])
-    found = subset_features(lacking, some)
-    assert found.indices.tolist() == [0, 2] and found.unreadable == [some.describe(1)]
+    for readable, place in (([*range(4), *range(5, 30)], 1), (range(21), 0)):
+        rest = torch.tensor(readable)
+        tokens = {name: values[rest] for name, values in whole.tokens.items()}
+        found = subset_features(type(whole)(tokens, whole.labels[rest], rest, []), some)
+        assert found.indices.tolist() == [i for i in range(3) if i != place]
+        assert found.unreadable == [some.describe(place)]
 
 
 def test_controls_without_a_training_are_scored_by_as_many_draws_as_the_tasks():

@@ -181,7 +181,7 @@ def test_a_report_never_imports_the_code_that_a_run_names(finished, tmp_path):
 def begin(folder, seeds=2):
     """Write the plan of a comparison like `patchloom.compare.plan.store`."""
     folder.mkdir()
-    write_checksummed(folder / "compare.yaml", {"asked": {"seeds": seeds}, "epochs": {"mae": 2.0, "droppos": 2.0}})
+    write_checksummed(folder / "compare.yaml", {"asked": {"seeds": seeds}, "arms": {"mae": {}, "droppos": {}}})
     (folder / "logs").mkdir()
     return folder
 
@@ -212,7 +212,7 @@ def test_a_comparison_without_a_run_or_a_plan_is_a_sentence(tmp_path):
     with pytest.raises(PatchloomError, match="no run of the comparison"):
         expand_runs([lab])
     add(lab, "mae-seed0")
-    write_checksummed(lab / "compare.yaml", {"asked": {}, "epochs": {}})
+    write_checksummed(lab / "compare.yaml", {"asked": {}, "arms": {}})
     with pytest.raises(PatchloomError, match="compare.yaml is not the plan"):
         expand_runs([lab])
 

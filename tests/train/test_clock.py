@@ -117,3 +117,10 @@ def test_a_resumed_run_keeps_the_plan_of_its_clock(call, planned, unlabelled_ima
     assert f"Resuming after step {call - 1} of 10" in said and "Training longer" not in said
     assert (state["step"], state["steps"], column(out, "step")[-1]) == (10, 10, 10)
     assert column(out, "held_out")[-1] == column(whole, "held_out")[-1] and weights(out) == weights(whole)
+
+
+def test_a_training_that_ends_within_its_warm_up_can_be_read(unlabelled_images, tmp_path, planned):
+    planned(7)
+    run = pretrain(unlabelled_images, "mae", out=tmp_path / "run", minutes=1000.0, warmup_epochs=3, **ASKED).folder
+    stored = RunFolder(run).read_config()
+    assert stored.warmup_epochs == stored.epochs == rounded(7 / 3)

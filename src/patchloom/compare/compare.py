@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -14,84 +15,77 @@ from typing import Any, Literal
 import torch
 
 from patchloom.arguments import validate_arguments
+from patchloom.compare.finetuned import RECIPE
 from patchloom.compare.outcome import Comparison, compare_labelled
 from patchloom.compare.plan import (
     USUAL,
-    USUAL_TOP,
+    Arm,
     ComparisonPlan,
     ComparisonRequest,
-    name_tasks,
     new_plan,
+    split_arms,
     store,
     stored_plan,
     to_option_values,
 )
-from patchloom.compare.runner import Job, lock_folder, run_all
-from patchloom.compare.scores import LabelledData, all_scores, contenders, labelled_parts
-from patchloom.compare.timing import TimeAfterTraining, time_after_training
-from patchloom.compare.unlabelled import compare_unlabelled, held_out_of, note_too_few_images
+from patchloom.compare.runner import OVERHEAD, Job, lock_folder, run_all
+from patchloom.compare.scores import LabelledData, Way, all_scores, contenders, labelled_parts
+from patchloom.compare.stored import compare_stored, find_runs
+from patchloom.compare.timing import note_unequal, read_trained, training_table
+from patchloom.compare.unlabelled import compare_unlabelled, note_too_few_images
 from patchloom.data.source import Data
 from patchloom.data.sources.in_memory import DataLike, is_object
 from patchloom.data.sources.open import open_data, split_names
 from patchloom.display import StatusMessage, duration, print_line
 from patchloom.errors import PatchloomError, listing
 from patchloom.evaluate.features import count_classes, only_labelled
+from patchloom.evaluate.protocols.linear import LINEAR
+from patchloom.evaluate.recipes import RECIPES
 from patchloom.evaluate.settings import EvalSettings
+from patchloom.loggers.trackers import check_installed, parse_trackers
 from patchloom.nets.checkpoints.format import is_on_hub, stock_encoder
 from patchloom.nets.checkpoints.load import Weights
-from patchloom.report.page import Page, Table, render
+from patchloom.report.page import Table, render
 from patchloom.report.report import page_of
+from patchloom.results import store as results_store
+from patchloom.results.claims import CONSTANT
 from patchloom.runs.encoder import check_place, load_encoder
 from patchloom.runs.folder import RunFolder, data_slug
 from patchloom.runs.held_out import unchanged_held_out
 from patchloom.sizes import PatchSize, in_pixels
 from patchloom.system.files import write_whole
-from patchloom.tasks import TASKS, task_class
-
-# The page of a comparison: its verdict and tables, followed by the pages of its runs.
+from patchloom.tasks import TASKS
 
 
-def write_page(found: Comparison, runs: Sequence[Path]) -> Path:
-    """Write ``report.html`` to a comparison's folder."""
-    path = found.folder / "report.html"
-    page = comparison_page(found, page_of(runs))
-    with StatusMessage("writing the page"):
-        write_whole(path, render(page))
-    return path
-
-
-def comparison_page(found: Comparison, page: Page) -> Page:
-    """Return the page of the runs, headed by the verdict and tables of the comparison."""
-    tables = []
-    for title, grid, note in found.tables:
-        tables.append(Table(title, grid.heading, grid.rows, note))
-    if found.about:
-        tables.append(Table("What was compared", ("", ""), list(found.about)))
-    return replace(
+def write_page(found: Comparison, folder: Path, runs: Sequence[Path]) -> None:
+    """Write ``report.html`` to a comparison's folder: its verdict and tables, and the pages of its ``runs``."""
+    page = page_of(runs)
+    tables = [Table(title, grid.heading, grid.rows, note) for title, grid, note in found.tables]
+    tables += [Table("What was compared", ("", ""), list(found.about))] * bool(found.about)
+    whole = replace(
         page,
-        title=f"Comparison {found.folder.name}",
+        title=f"Comparison {folder.name}",
         lead=found.verdict,
         tone="good" if found.winner else "plain",
         tables=tables,
         notes=[*found.notes, *page.notes],
     )
+    with StatusMessage("writing the page"):
+        write_whole(folder / "report.html", render(whole))
 
 
 def comparison_metadata(
-    plan: ComparisonPlan, folder: Path, labels: str | None, few: Sequence[float], beside: Sequence[str], run: Path
+    plan: ComparisonPlan, folder: Path, scoring: Mapping[str, str], run: Path
 ) -> tuple[tuple[str, str], ...]:
     """Return the settings of a comparison and the command that repeats it, as pairs of a name and a text."""
     asked, its = plan.asked, RunFolder(run).read_config()
     budget = {"minutes": f"{asked.minutes:g}"} if asked.samples is None else {"samples": str(asked.samples)}
-    given = {"tasks": ",".join(asked.tasks), **budget, "seeds": str(asked.seeds), "labels": labels or ""}
-    given |= {"few": ",".join(f"{one:g}" for one in few), "beside": ",".join(beside)}
+    given = {"tasks": ",".join(asked.tasks), **budget, "seeds": str(asked.seeds), **scoring}
     given |= to_option_values(asked.given)
     words = [f"--{name}={value}" for name, value in given.items() if value]
-    equal = f"{asked.samples:,} samples" if asked.minutes is None else f"{asked.minutes:g} min of training"
     return (
         ("command", shlex.join(["patchloom", "compare", *asked.data, *words, f"--out={folder}"])),
-        ("runs", f"{len(plan.epochs)} tasks, {asked.seeds} of each, with {equal} each"),
-        *((name, f"{plan.epochs[task]:,g} epochs") for task, name in name_tasks(plan.epochs).items()),
+        ("runs", f"{len(plan.arms)} tasks, {asked.seeds} of each, with {_length(asked)} each"),
         (
             "encoder",
             f"{its.model.get('name', '')}, images of {in_pixels(its.img_size)}, patches of {in_pixels(its.patch_size)}",
@@ -99,8 +93,10 @@ def comparison_metadata(
     )
 
 
-MEASURING = "measuring training speed on this machine ({}) and the overhead of a run: about a minute"
-ESTIMATING = "estimating training speed from a few steps ({}): seconds for each task"
+def _length(asked: ComparisonRequest) -> str:
+    return f"{asked.samples:,} samples" if asked.minutes is None else f"{asked.minutes:g} min of training"
+
+
 DRY = "Dry run: nothing was trained or written."
 _LABELLED = 5000  # maximal number of training images for scoring the encoders
 
@@ -116,6 +112,7 @@ def compare(
     labels: str | Path | None = None,
     few: Sequence[float] = (0.01, 0.1),
     beside: Sequence[str] | str = (),
+    finetune: bool | str = False,
     model: str | None = None,
     img_size: int | tuple[int, int] | None = None,
     patch_size: PatchSize | None = None,
@@ -124,22 +121,27 @@ def compare(
     threads: int | None = None,
     workers: int | None = None,
     group: str | None = None,
+    log: str | Sequence[str] | None = None,
     parallel: int = 1,
     out: str | Path | None = None,
     dry_run: bool = False,
 ) -> Comparison:
     """Pre-train by several tasks for equal time and compare the encoders, with confidence intervals.
 
+    Given the folders of runs instead of images, it trains nothing: it compares their stored results, image by image.
+
     Args:
-        data: images as for pretrain, with labels (sub-folders) or without.
-        tasks: names or FILE.py:CLASS, comma-separated or a list, each with its default options (default mae, droppos,
-            mp3, restore, extrema and lut).
-        minutes: training time of each run in minutes (default 20).
+        data: images as for pretrain, with labels (sub-folders) or without; or folders of runs, the reference first.
+        tasks: names or FILE.py:CLASS, comma-separated or a list (default mae, droppos, mp3, restore, extrema and lut);
+            options of pretrain behind one are for it alone, as in mae,mae:blr=1e-3:task.mask_ratio=0.5.
+        minutes: training time of each run in minutes by the clock (default 20).
         samples: number of images seen by each run, counting repeats, instead of --minutes.
         seeds: runs of each task, with different random seeds.
         labels: separate labelled images for the comparison of encoders (default: the labels of DATA).
         few: additional probes with few labels: fractions below 1, or labels per class.
         beside: further encoders to score: timm:NAME, a run or a file; comma-separated or a list.
+        finetune: fine-tune all encoders on the labels, too, which takes time: true (recipe small), or a recipe of
+            evaluate finetune.
         model: model of all runs; this and the next options default to pretrain's choice.
         img_size: image size in pixels; 64x128 is height x width.
         patch_size: patch size in pixels; 40x1 is rows x columns.
@@ -148,6 +150,7 @@ def compare(
         threads: CPU threads of each run.
         workers: data-loading processes of each run.
         group: images to hold out together, as in pretrain: parent (their folder), a column, or a pattern.
+        log: experiment trackers of all runs, as in pretrain: tensorboard, wandb, mlflow, trackio.
         parallel: number of simultaneous runs, each on its own GPU if there are several.
         out: folder of the comparison (default comparisons/DATA); an interrupted one there is resumed.
         dry_run: plan only: print the runs and their duration, and train nothing.
@@ -158,12 +161,19 @@ def compare(
     Raises:
         PatchloomError: invalid arguments or data; the message says how to correct them.
     """
+    options = locals()
+    if runs := find_runs(data):
+        usual = inspect.signature(compare).parameters
+        if changed := [name for name in usual if name != "data" and options[name] != usual[name].default]:
+            raise PatchloomError(f"--{changed[0]} is for training, and {runs[0]} is a run: leave it out")
+        return compare_stored(runs)
+
     # ---- request
     given = {"model": model, "img_size": img_size, "patch_size": patch_size, "device": device, "threads": threads}
     given |= {"batch_size": batch_size, "workers": workers, "group": group}
-    asked = _make_request(
-        data, tasks, minutes, samples, seeds, {k: v for k, v in given.items() if v is not None}, parallel
-    )
+    given = {name: value for name, value in given.items() if value is not None}
+    check_installed(trackers := parse_trackers(log))
+    asked = _make_request(data, tasks, minutes, samples, seeds, given, parallel, trackers)
     others = _names(beside)
     for one in others:
         if is_on_hub(one):
@@ -174,6 +184,9 @@ def compare(
             check_place(one)
     if bad := [share for share in few if share <= 0 or (share > 1 and share != int(share))]:
         raise PatchloomError(f"--few {bad[0]:g} is invalid: give fractions below 1 or numbers of labels per class")
+    recipe = finetune if isinstance(finetune, str) else RECIPE if finetune else ""
+    if recipe and recipe not in RECIPES:
+        raise PatchloomError(f"--finetune {recipe}: there is no such recipe: choose {listing(RECIPES)}")
     folder = Path(out or Path("comparisons") / data_slug(asked.source))
     devices = _devices(parallel, device)
     with StatusMessage("listing the images"):
@@ -183,10 +196,9 @@ def compare(
 
     def parts(run: Path) -> LabelledData | None:
         card = load_encoder(run)[1]
-        return labelled_parts(opened, None if labels is None else str(labels), run, card, settings, few)
-
-    def ending(run: Path) -> TimeAfterTraining:
-        return time_after_training(run, parts(run), held_out_of(opened, run), settings)
+        found = labelled_parts(opened, None if labels is None else str(labels), run, card, settings, few)
+        own = [Way(f"fine-tuned, {recipe}", LINEAR, recipe=recipe)] if recipe else []
+        return found and found._replace(ways=[*found.ways, *own])
 
     # ---- lock of the folder, after a check that it is free for this comparison
     stored_plan(asked, folder)
@@ -194,9 +206,8 @@ def compare(
         # ---- plan: stored by an interrupted comparison, or new
         plan = stored_plan(asked, folder)
         if plan is None:
-            print_line((ESTIMATING if dry_run else MEASURING).format(", ".join(asked.tasks)))
-            plan = new_plan(asked, opened, tasks is not None, devices, None if dry_run else ending)
-        for line in _describe_plan(plan, opened, folder, other, len(others)):
+            plan = new_plan(asked, opened, tasks is not None, folder)
+        for line in _describe_plan(plan, opened, folder, other, len(others), recipe):
             print_line(line)
         if dry_run:
             return Comparison(folder, [DRY], [], None, planned=plan.plain(folder))
@@ -209,29 +220,36 @@ def compare(
             if RunFolder(job.folder).config.exists():
                 unchanged_held_out(job.folder, opened.train)
         begun = time.monotonic()
-        taken = run_all(jobs, parallel, devices, _print_result)
+        ran = run_all(jobs, parallel, devices, _print_result)
         failed = [f"{job.name} failed: {job.failure}" for job in jobs if job.failure]
         complete = [job for job in jobs if _complete(job, jobs)]
         if len({job.task for job in complete}) < 2:
             raise PatchloomError(f"fewer than two tasks could be trained: {'; '.join(failed)}")
-        if taken:
+        if ran:
             print_line(f"trained in {duration(time.monotonic() - begun)}")
 
         # ---- scores
         first = next(job for job in jobs if job.finished)
         on = parts(first.folder)
-        notes = [*plan.notes, *failed]
+        trained = [read_trained(job) for job in complete]
+        notes = [*plan.notes, *failed, *note_unequal(trained, asked.minutes)]
         drawn = on is not None and any(way.few is not None for way in on.ways)
         those = contenders(complete, asked.seeds, others, asked.seeds if drawn else 1)
         if on is None:
             found = compare_unlabelled(those, opened, first.folder, settings, folder, notes)
         else:
-            pairs = list(_scored(all_scores(those, on, settings, folder), len(those)))
-            found = compare_labelled(pairs, on, folder, [*notes, *on.notes])
-        about = comparison_metadata(plan, folder, None if labels is None else str(labels), few, others, first.folder)
-        found = replace(found, about=about, planned=plan.plain(folder))
-        found.write()
-        write_page(found, _one_of_each(jobs, found.order))
+            scores = all_scores(those, on, settings, folder)
+            found = compare_labelled(scores, those, on, folder, [*notes, *on.notes])
+        scoring = {"few": ",".join(f"{one:g}" for one in few), "beside": ",".join(others), "finetune": recipe}
+        found = replace(
+            found,
+            about=comparison_metadata(plan, folder, {"labels": str(labels or ""), **scoring}, first.folder),
+            tables=[*found.tables, training_table(trained)],
+            planned=plan.plain(folder),
+            trained=[one._asdict() for one in trained],
+        )
+        write_whole(folder / "summary.txt", "\n".join(found.verdict) + "\n")
+        write_page(found, folder, _one_of_each(jobs, found.order))
         return found
 
 
@@ -254,20 +272,16 @@ def _make_request(
     seeds: int,
     given: dict[str, Any],
     parallel: int,
+    log: Sequence[str],
 ) -> ComparisonRequest:
     if is_object(data):
         raise PatchloomError("compare starts other processes, which cannot read images in memory: give a folder")
-    names = _names(USUAL if tasks is None else tasks)
+    given_tasks = USUAL if tasks is None else tasks
+    names = split_arms(given_tasks) if isinstance(given_tasks, str) else list(given_tasks)
     for name in names:
         if not isinstance(name, str):
             raise PatchloomError(
-                f"compare takes names of tasks and FILE.py:CLASS, not {name!r}: for other options than the defaults, "
-                "derive a class from the task (docs/how-to/compare.md)"
-            )
-        task_class(name)
-        if name in TASKS and TASKS[name].needs:
-            raise PatchloomError(
-                f"{name} needs the option {TASKS[name].needs}, which compare cannot give: leave it out"
+                f"compare takes names of tasks and FILE.py:CLASS, with options as in mae:blr=1e-3, not {name!r}"
             )
     words = tuple(map(str, split_names(data)))
     if stray := [word for word in words[1:] if word in TASKS]:
@@ -284,7 +298,13 @@ def _make_request(
     for name, value in {"samples": samples, "seeds": seeds, "parallel": parallel}.items():
         if value is not None and value < 1:
             raise PatchloomError(f"--{name} must be 1 or more, not {value}")
-    return ComparisonRequest(words, tuple(names), seeds, minutes, samples, given, parallel)
+    asked = ComparisonRequest(words, tuple(names), seeds, minutes, samples, given, parallel, tuple(log))
+    for arm in map(Arm.of, names):  # options are refused before images are listed
+        try:
+            arm.settings(asked)
+        except PatchloomError as problem:
+            raise arm.error(problem) from problem
+    return asked
 
 
 def _labels_of(labels: str, group: str | None) -> Data:
@@ -308,42 +328,37 @@ def _devices(parallel: int, device: str | None) -> list[str]:
     return visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
 
 
-def _describe_plan(plan: ComparisonPlan, opened: Data, folder: Path, labels: Data | None, beside: int) -> list[str]:
+def _describe_plan(
+    plan: ComparisonPlan, opened: Data, folder: Path, labels: Data | None, beside: int, recipe: str
+) -> list[str]:
     asked, noun, n = plan.asked, opened.train.noun, len(opened.train)
     by = labels.train.name if labels is not None else "the data's own" if count_classes(opened.train) > 1 else "no"
-    equal = f"{asked.samples:,} samples" if asked.minutes is None else f"{asked.minutes:g} min of training"
-    said = [f"comparing {len(plan.epochs)} tasks on {n:,} {noun} of {opened.train.name}, by {by} labels"]
+    said = [f"comparing {len(plan.arms)} tasks on {n:,} {noun} of {opened.train.name}, by {by} labels"]
     said += [f"  {note}" for note in (*opened.notes, *plan.notes)]
     few = note_too_few_images(plan.held_out, noun) if by == "no" else ""
     if few:
         said.append(f"  {few.removesuffix('.')}")
-    said += plan.lines(n, noun)
-    runs = len(plan.epochs) * asked.seeds
+    said += plan.lines()
+    said.append(f"  all train on the same {n - plan.held_out:,} {noun}, with {plan.held_out:,} held out")
+    runs = len(plan.arms) * asked.seeds
     begun = [job for job in plan.jobs(folder) if job.done()]
-    over_all = duration(plan.seconds_left(folder))
-    said += [f"  {runs} runs, {asked.seeds} of each task, with {equal} each, take about {over_all}"]
+    least = "at least" if any(arm.seconds is None for arm in plan.arms.values()) else "about"
+    over_all = f"{least} {duration(plan.seconds_left(folder))}"
+    said += [f"  {runs} runs, {asked.seeds} of each task, with {_length(asked)} each, take {over_all}"]
     if begun:
         there = sum(job.finished for job in begun)
         more = f", and {len(begun) - there} begun" if there < len(begun) else ""
         said[-1] += f" from now: {there} of them are finished{more}"
     else:
-        training = sum(map(plan.training, plan.epochs)) * asked.seeds / asked.at_once
-        over = duration(plan.seconds_left(folder) - training)
-        said[-1] += f": {duration(training)} of training, and {over} of start-up, measures and pictures"
-    if busy := plan.load.sentence():
-        said += [f"  {busy}"]
-    if plan.after is None:
-        said += [
-            f"  estimated: from a few steps of each task, with {duration(USUAL_TOP)} of overhead per run; "
-            "without --dry-run both are measured before training"
-        ]
-    if asked.at_once > 1:
+        said[-1] += f", with {duration(OVERHEAD)} of start-up, pictures and evaluation in each"
+    if asked.at_once > 1 and asked.minutes is None:
         said += [f"  steps were timed with one run at a time: {asked.at_once} at once may be slower"]
     encoders = 0 if few else runs + asked.seeds + beside + (by != "no")  # including untrained ones and raw pixels
-    still = max(0, encoders - len([*(folder / "scores").glob("*.json")]))
-    what = f"{still} encoders are scored and the page is written" if still else "the page is written"
-    takes = ", which was not timed" if plan.after is None else f", in about {duration(plan.seconds_after(still))}"
-    said += [f"  then {what}{takes}"]
+    there_already = {(one.encoder, one.seed) for one in results_store.load(folder, []) if one.encoder != CONSTANT}
+    still = max(0, encoders - len(there_already))
+    how = "scored and fine-tuned" if recipe and by != "no" else "scored"
+    what = f"{still} encoders are {how}, and the page is written" if still else "the page is written"
+    said += [f"  then {what}, which was not timed"]
     said += [f"  everything goes to {folder}" + (", where the comparison is resumed" if plan.resumed else "")]
     return said
 
@@ -352,11 +367,4 @@ def _print_result(job: Job, seconds: float) -> None:
     if job.failure:
         print_line(f"  {job.name} failed after {duration(seconds)}: {job.failure} (full log: {job.log})")
     else:
-        print_line(f"  {job.name}: {duration(seconds)}, planned {duration(job.seconds)}")
-
-
-def _scored(pairs: Any, total: int) -> Any:
-    with StatusMessage("scoring encoders", total) as waiting:
-        for pair in pairs:
-            yield pair
-            waiting.advance()
+        print_line(f"  {job.name}: {read_trained(job).text}, {duration(seconds)} in all")

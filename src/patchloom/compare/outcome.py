@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from patchloom.compare.scores import BESIDE, CONTROL, TASK, UNTRAINED, Contender, LabelledData, Scores, Way
+from patchloom.compare.scores import BESIDE, CONTROL, TASK, UNTRAINED, Contender, LabelledData, ResultsByWay
 from patchloom.display import Displayable, Lines, TextTable, Verbatim
 from patchloom.errors import listing
-from patchloom.results.claims import (
-    CONSTANT,
-    MIN_VERDICT_IMAGES,
-    Claim,
-    Difference,
-    constant_remark,
-    difference,
-    raw_remark,
-)
-from patchloom.results.intervals import accuracy_interval, student
+from patchloom.results import store
+from patchloom.results.claims import CONSTANT, MIN_VERDICT_IMAGES, Claim, Difference, constant_remark, raw_remark
+from patchloom.results.evaluation import compare_results
+from patchloom.results.intervals import student
+from patchloom.results.result import Result
 from patchloom.results.verdict import read_health
-from patchloom.system.files import write_whole
 
 # Ranking of encoders that were scored on the same images.
 
@@ -60,10 +51,9 @@ class Ranking:
 
 
 def rank_encoders(
-    tasks: Mapping[str, Tensor],
-    controls: Mapping[str, Tensor],
-    others: Mapping[str, Tensor] | None = None,
-    groups: Tensor | None = None,
+    tasks: Mapping[str, Sequence[Result]],
+    controls: Mapping[str, Sequence[Result]],
+    others: Mapping[str, Sequence[Result]] | None = None,
 ) -> Ranking:
     """Rank the tasks, and name the best one the winner if it beats all others.
 
@@ -73,24 +63,25 @@ def rank_encoders(
     such variance, so it names no winner.
 
     Args:
-        tasks: [s n] by name: whether the encoder of each seed classifies each test image correctly.
+        tasks: results by name, one per seed, on the same images.
         controls: the same for the controls, with one or several seeds.
         others: the same for further encoders, which the winner need not beat.
-        groups: [n] groups of the test images; None: no groups.
     """
     everyone = {**controls, **tasks}
-    means = {name: right.double().mean().item() for name, right in everyone.items()}
+    means = {name: _mean(results) for name, results in everyone.items()}
     order = tuple(sorted(tasks, key=lambda name: -means[name]))
     first = tasks[order[0]]
-    against = {
-        name: difference(first, right, control=name, groups=groups)
-        for name, right in {**{name: tasks[name] for name in order[1:]}, **controls, **(others or {})}.items()
-    }
+    compared = {**{name: tasks[name] for name in order[1:]}, **controls, **(others or {})}
+    against = {name: replace(compare_results(first, its, True), control=name) for name, its in compared.items()}
     level = tuple(name for name in order[1:] if not against[name].ahead)
     unbeaten = tuple(name for name in controls if not against[name].ahead)
-    compared = [one.claim for name, one in against.items() if name in everyone]
-    winner = order[0] if all(claim is Claim.BETTER for claim in compared) else ""
+    claims = {against[name].claim for name in compared if name in everyone}
+    winner = order[0] if claims == {Claim.BETTER} else ""
     return Ranking(order, means, against, winner, level, unbeaten, len(first))
+
+
+def _mean(results: Sequence[Result]) -> float:
+    return sum(one.value for one in results) / len(results)
 
 
 def sufficient_budget(found: Difference, seeds: int, images: int) -> str:
@@ -128,12 +119,8 @@ def _two_digits(number: int) -> int:
     return -(-number // unit) * unit
 
 
-HEADING = (
-    *("way", "encoder", "kind", "seeds", "mean", "lowest", "highest", "low", "high"),
-    *("behind", "behind_low", "behind_high", "about"),
-)
 _NEARLY_ALL = 0.98
-_TOLD = {Claim.BETTER: "yes, ahead", Claim.WORSE: "yes, behind", Claim.NONE: "no"}  # cells of the table
+CLAIMS = {Claim.BETTER: "yes, ahead", Claim.WORSE: "yes, behind", Claim.NONE: "no"}  # cells of the table
 
 
 @dataclass(frozen=True, repr=False)
@@ -141,26 +128,29 @@ class Comparison(Displayable):
     """Result of `compare`.
 
     Attributes:
-        folder: folder of the comparison.
+        folder: folder of the comparison; None if stored results of runs were compared.
         verdict: sentences, the most important first.
-        tables: results, each with a title and a note.
+        tables: tables, each with a title and a note.
         winner: task that suits the images best; "" if there is none; None without a comparison by labels.
         notes: further remarks.
         about: settings, as pairs of a name and a text.
-        rows: rows of ``comparison.csv`` below `HEADING`; None is an empty cell.
+        results: results of all encoders. Of the best task, or of each run but the first, the one of the last seed has
+            the differences from the others, or from the first, over all seeds.
         order: tasks from best to worst, if there are labels.
         planned: runs and their duration (`ComparisonPlan.plain`).
+        trained: seconds, updates and images of each finished run (`TrainedRun`).
     """
 
-    folder: Path
+    folder: Path | None
     verdict: list[str]
-    tables: list[tuple[str, TextTable, str]]
+    tables: list[Table]
     winner: str | None
     notes: tuple[str, ...] = ()
     about: tuple[tuple[str, str], ...] = ()
-    rows: list[tuple[str | int | float | None, ...]] = field(default_factory=list)
+    results: tuple[Result, ...] = ()
     order: tuple[str, ...] = ()
     planned: Mapping[str, Any] = field(default_factory=dict)
+    trained: Sequence[Mapping[str, Any]] = ()
 
     def parts(self, width: int) -> list[str | TextTable]:
         """See `Displayable`."""
@@ -168,69 +158,109 @@ class Comparison(Displayable):
         for title, table, note in self.tables:
             said += [title, "", table, *[note] * bool(note), ""]
         said += [*self.notes, "", *self.verdict]
-        files = self._files() if self.tables else []  # a dry run has none, even in a folder that has them
-        return [*said, *(Verbatim(f"{name}: {self.folder / file}") for name, file in files)]
+        return [*said, *(Verbatim(f"{name}: {path}") for name, path in self._files())]
 
     def plain(self) -> dict[str, Any]:
         """See `Displayable`."""
         return {
-            "folder": str(self.folder),
+            "folder": None if self.folder is None else str(self.folder),
             "winner": self.winner or None,
             "order": list(self.order),
             "verdict": [*self.verdict],
             "notes": [*self.notes],
             "about": dict(self.about),
-            "planned": dict(self.planned),
-            "rows": [dict(zip(HEADING, row, strict=True)) for row in self.rows],
-            "files": [str(self.folder / file) for _, file in self._files()] if self.tables else [],
+            "planned": dict(self.planned) or None,
+            "trained": [dict(one) for one in self.trained],
+            "results": [one.plain() for one in self.results],
+            "files": [str(path) for _, path in self._files()],
         }
 
-    def _files(self) -> list[tuple[str, str]]:
-        named = [("Table", "comparison.csv"), ("Report", "report.html")]
-        return [(name, file) for name, file in named if (self.folder / file).exists()]
+    def _files(self) -> list[tuple[str, Path]]:
+        if self.folder is None or not self.tables:  # a dry run has none, even in a folder that has them
+            return []
+        named = [("Results", self.folder / store.FILE), ("Report", self.folder / "report.html")]
+        return [(name, path) for name, path in named if path.exists()]
 
-    def write(self) -> None:
-        """Write the table and the verdict to the comparison's folder."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        cells = ([f"{one:.6f}" if isinstance(one, float) else one for one in row] for row in self.rows)
-        writer.writerows([HEADING, *cells])
-        write_whole(self.folder / "comparison.csv", text.getvalue())
-        write_whole(self.folder / "summary.txt", "\n".join(self.verdict) + "\n")
+
+# Tables.
+
+Table = tuple[str, TextTable, str]  # title, rows, note
+Grid = Mapping[str, Mapping[str, Sequence[Result]]]  # results, one per seed, by row and column
+
+
+def over_seeds(results: Sequence[Result]) -> str:
+    """Format, in lines, mean ± standard deviation over seeds, their range, and the 95 % interval over images."""
+    first, values = results[0], [one.value for one in results]
+    if len(set(values)) == 1:
+        return Lines(first.text("\n"))
+    shown = [f"{first.amount(_mean(results))} ± {first.number(float(np.std(values, ddof=1)))}"]
+    shown.append(f"{first.amount(min(values))} to {first.amount(max(values))}")
+    known = [one.outcomes for one in results if one.outcomes is not None and not one.outcomes.pseudo]
+    if len(known) == len(results) and len({len(one.values) for one in known}) == 1:
+        mean = Result.of_images("", "", {}, np.mean([one.values for one in known], 0), known[0].groups)
+        shown.append(mean.interval())
+    return Lines("\n".join(shown))
+
+
+def tables_of(title: str, corner: str, grid: Grid, note: str, ends: Collection[int] = ()) -> list[Table]:
+    """Return a table of means over seeds, and one of each seed if there are several; ``corner`` is above the rows."""
+    columns = list(dict.fromkeys(column for its in grid.values() for column in its))
+    means = [(row, *(over_seeds(its[name]) if name in its else "" for name in columns)) for row, its in grid.items()]
+    found = [(title, TextTable((corner, *columns), tuple(means), names=frozenset({0}), ends=frozenset(ends)), note)]
+    rows: list[tuple[str, ...]] = []
+    last = set()
+    for row, its in grid.items():
+        seeds = sorted({one.seed for results in its.values() for one in results})
+        for seed in seeds if len(seeds) > 1 else ():
+            cells = [" ".join(one.number() for one in its.get(name, ()) if one.seed == seed) for name in columns]
+            rows.append((row, str(seed), *cells))
+        last.add(len(rows) - 1)
+    by_seed = TextTable((corner, "seed", *columns), tuple(rows), names=frozenset({0}), ends=frozenset(last))
+    return [*found, (f"{title}, by seed", by_seed, "")] if rows else found
+
+
+def difference_table(found: Mapping[str, Difference]) -> TextTable:
+    """Return the differences of an encoder from others, by the names of these."""
+    rows = [(name, one.text(), CLAIMS.get(one.claim, one.claim.value)) for name, one in found.items()]
+    over = "images and seeds" if any(one.trainings > 1 for one in found.values()) else "images alone"
+    return TextTable(("encoder", f"difference, 95 % interval over {over}", "differs"), tuple(rows))
 
 
 def compare_labelled(
-    found: Sequence[tuple[Contender, Scores]], on: LabelledData, folder: Path, notes: Sequence[str]
+    found: ResultsByWay, those: Sequence[Contender], on: LabelledData, folder: Path, notes: Sequence[str]
 ) -> Comparison:
     """Return the comparison by labels: the verdict by a linear probe with all of them, and tables of all probes."""
-    any_scores = found[0][1]
-    same = dict.fromkeys((way.name for way in on.ways), any_scores.constant)
-    constant = replace(any_scores, right=same, about=dict.fromkeys(same, f"always {any_scores.answer}"))
-    found = [*found, (Contender(CONSTANT, 0, CONTROL, ""), constant)]
-    tasks, controls, others = (_grouped(found, kind) for kind in (TASK, CONTROL, BESIDE))
-    rows: list[tuple[str | int | float | None, ...]] = []
-    standings = {}
-    in_groups = found[0][1].groups  # the same for all encoders, as the test images are
-    for way in on.ways:
-        of_tasks, of_controls, of_others = (_of_way(part, way) for part in (tasks, controls, others))
-        standings[way.name] = found_way = rank_encoders(of_tasks, of_controls, of_others, in_groups)
-        rows += _rows(way, found_way, of_tasks, of_controls, of_others, found, in_groups)
-    first = on.ways[0]
-    main = standings[first.name]
-    n = len(on.parts.test)
-    grid = _table(on.ways, tasks, controls, others, main.order, in_groups)
-    note = f"Mean over seeds (lowest to highest), 95 % interval over {n:,} test {on.parts.test.noun}. {on.parts.story}"
+    kinds = {one.name: one.kind for one in those} | {CONSTANT: CONTROL}
+    rankings = {}
+    for way, scores in found.items():
+        of_kind = (
+            {name: its for name, its in scores.items() if kinds[name] == kind} for kind in (TASK, CONTROL, BESIDE)
+        )
+        rankings[way] = rank_encoders(*of_kind)
+    first, main = next(iter(rankings.items()))
+    best = main.order[0]
+    names = [*main.order, *(name for kind in (CONTROL, BESIDE) for name in kinds if kinds[name] == kind)]
+    grid = {name: {way: scores[name] for way, scores in found.items() if name in scores} for name in names}
+    n, test = len(on.parts.test), on.parts.test
+    note = "Mean ± standard deviation over seeds, lowest to highest, " * (main.seeds > 1)
+    note += f"95 % interval over {n:,} test {test.noun}. {on.parts.story}"
     if any(way.few is not None for way in on.ways):
         note += " Each seed has its own draw of few labels, the same for all encoders."
-    shape = next(one.name for one, _ in found if one.kind == TASK)
-    note += f" Untrained: the encoder of {shape} with fresh weights."
-    said = [
-        ("Accuracy by labels", grid, note),
-        (f"{main.order[0]} minus each of these, by {first.name} probe", _behind(main), ""),
-        *health_tables([one for one, _ in found]),
+    note += f" Untrained: the encoder of {next(one.name for one in those if one.kind == TASK)} with fresh weights."
+    ends = {len(main.order) - 1, sum(kind != BESIDE for kind in kinds.values()) - 1}
+    tables = [
+        *tables_of("Accuracy by labels", "encoder", grid, note, ends),
+        (f"{best} minus each of these, by {first} probe", difference_table(main.against), ""),
+        *health_tables(those),
     ]
-    verdict = [*describe_ranking(main, first.name, n), *_remarks(main, any_scores.answer)]
-    return Comparison(folder, verdict, said, main.winner, tuple(notes), (), rows, main.order)
+    answer = found[first][CONSTANT][0].settings.get("answer", "")
+    verdict = [*describe_ranking(main, first, n), *_remarks(main, str(answer))]
+    results = []
+    for way, ranking in rankings.items():
+        *rest, last = found[way][ranking.order[0]]
+        scores = found[way] | {ranking.order[0]: [*rest, replace(last, against=tuple(ranking.against.values()))]}
+        results += [one for its in scores.values() for one in its]
+    return Comparison(folder, verdict, tables, main.winner, tuple(notes), (), tuple(results), main.order)
 
 
 def _remarks(main: Ranking, answer: str) -> list[str]:
@@ -241,7 +271,7 @@ def _remarks(main: Ranking, answer: str) -> list[str]:
     return [*filter(None, said)]
 
 
-def health_tables(those: Sequence[Contender]) -> list[tuple[str, TextTable, str]]:
+def health_tables(those: Sequence[Contender]) -> list[Table]:
     """Return a table of the verdicts of the runs; empty if they have none."""
     own = tuple(
         (one.name, str(one.seed), health.verdict, health.why)
@@ -258,47 +288,45 @@ def health_tables(those: Sequence[Contender]) -> list[tuple[str, TextTable, str]
 
 def describe_ranking(main: Ranking, way: str, n: int) -> list[str]:
     """Return sentences on which task leads and whether its lead is significant."""
-    first, means = main.order[0], main.means
+    first, means, against = main.order[0], main.means, main.against
     lead = f"{first} {means[first]:.1%}"
-    if all(one.claim is Claim.FEW for one in main.against.values()):
+
+    def named(names: Sequence[str]) -> str:
+        return listing([f"{name} ({means[name]:.1%}; {against[name].text()})" for name in names], "and")
+
+    if all(one.claim is Claim.FEW for one in against.values()):
         return [f"No winner: {n} test images are too few to compare encoders: label {MIN_VERDICT_IMAGES} or more."]
     if main.winner:
         second = main.order[1]
         over = listing([f"{name} ({means[name]:.1%})" for name in means if name not in main.order], "and")
+        better = [name for name, one in against.items() if name not in means and one.claim is Claim.WORSE]
         return [
-            f"{first} suits these images best of all compared: by {way} probe {lead}, "
-            f"{main.against[second].text()} ahead of {second}, the second, and better than {over}.",
+            f"{first} suits these images best of all compared: by {way} probe {lead}, {against[second].text()} ahead "
+            f"of {second}, the second, and better than {over}.",
             *(
-                f"But {name}, given by --beside, is better: {first} minus {name} is {found.text()}."
-                for name, found in main.against.items()
-                if name not in means and found.claim is Claim.WORSE
+                f"But {name}, given by --beside, is better: {first} minus {name} is {against[name].text()}."
+                for name in better
             ),
         ]
-    if better := [name for name in main.unbeaten if main.against[name].claim is Claim.WORSE]:
-        ahead = listing([f"{name} ({means[name]:.1%}; {main.against[name].text()})" for name in better], "and")
-        return [
-            f"No winner: the best task by {way} probe, {lead}, is worse than controls without training: {ahead}.",
-            *_of_controls(main),
-        ]
+    best = f"No winner: the best task by {way} probe, {lead},"
+    if ahead := [name for name in main.unbeaten if against[name].claim is Claim.WORSE]:
+        return [f"{best} is worse than controls without training: {named(ahead)}.", *_of_controls(main)]
     level = (*main.unbeaten, *main.level_with)
     if not level:
         return [
             f"No winner: {lead} leads by {way} probe on these images, but each task was trained only once: "
             "compare with --seeds 3 to check whether that holds."
         ]
-    said = []
-    for claim, words in (
-        (Claim.NONE, "is indistinguishable from {} with this budget"),
-        (Claim.ONCE, "is behind {} in this one training"),
-    ):
-        names = [name for name in level if main.against[name].claim is claim]
-        if names := [f"{name} ({means[name]:.1%}; {main.against[name].text()})" for name in names]:
-            said.append(words.format(listing(names, "and")))
-    said = [f"No winner: the best task by {way} probe, {lead}, {', and '.join(said)}."]
-    said += [*_of_controls(main), _budget(main, level, n)]
-    if worse := [name for name in main.order[1:] if main.against[name].claim is Claim.BETTER]:
-        said.append(f"{first} is better than {listing(worse, 'and')}.")
-    return said
+    equal, behind = ([name for name in level if against[name].claim is one] for one in (Claim.NONE, Claim.ONCE))
+    said = [f"is indistinguishable from {named(equal)} with this budget"] * bool(equal)
+    said += [f"is behind {named(behind)} in this one training"] * bool(behind)
+    worse = [name for name in main.order[1:] if against[name].claim is Claim.BETTER]
+    return [
+        f"{best} {', and '.join(said)}.",
+        *_of_controls(main),
+        _budget(main, level, n),
+        *[f"{first} is better than {listing(worse, 'and')}."] * bool(worse),
+    ]
 
 
 def _of_controls(main: Ranking) -> list[str]:
@@ -332,75 +360,3 @@ def _budget(main: Ranking, level: Sequence[str], n: int) -> str:
         f"If their means stay the same, {needed} would separate {first} from {nearest}; longer training may increase "
         "or reduce the difference."
     )
-
-
-def _grouped(found: Sequence[tuple[Contender, Scores]], kind: str) -> dict[str, list[Scores]]:
-    """Group the scores of a kind by encoder, as lists over seeds."""
-    groups: dict[str, list[Scores]] = {}
-    for one, scores in found:
-        if one.kind == kind:
-            groups.setdefault(one.name, []).append(scores)
-    return groups
-
-
-def _of_way(groups: Mapping[str, Sequence[Scores]], way: Way) -> dict[str, Tensor]:
-    """Return correctness [s n] by encoder."""
-    return {name: torch.stack([one.right[way.name] for one in scores]) for name, scores in groups.items()}
-
-
-def _table(
-    ways: Sequence[Way],
-    tasks: Mapping[str, Sequence[Scores]],
-    controls: Mapping[str, Sequence[Scores]],
-    others: Mapping[str, Sequence[Scores]],
-    order: Sequence[str],
-    in_groups: Tensor | None,
-) -> TextTable:
-    rows = []
-    for names, group in ((order, tasks), ([*controls], controls), ([*others], others)):
-        for name in names:
-            cells = [_cell(torch.stack([one.right[way.name] for one in group[name]]), in_groups) for way in ways]
-            rows.append((name, *cells))
-    ends = frozenset({len(tasks) - 1, len(tasks) + len(controls) - 1})
-    return TextTable(("encoder", *(way.name for way in ways)), tuple(rows), names=frozenset({0}), ends=ends)
-
-
-def _cell(right: Tensor, groups: Tensor | None) -> str:
-    """Format the mean over seeds (range) and, below, the interval over images."""
-    means = right.double().mean(1)
-    mean = means.mean().item()
-    low, high = accuracy_interval(right.double().mean(0), groups)
-    spread = "" if len(means) == 1 else f" ({100 * means.min():.1f}-{100 * means.max():.1f})"
-    return Lines(f"{100 * mean:.1f} %{spread}\n[{100 * low:.1f}, {100 * high:.1f}]")
-
-
-def _behind(main: Ranking) -> TextTable:
-    rows = []
-    for name, found in main.against.items():
-        rows.append((name, found.text(), _TOLD.get(found.claim, found.claim.value)))
-    over = "images and seeds" if main.seeds > 1 else "images alone"
-    return TextTable(("encoder", f"difference, 95 % interval over {over}", "differs"), tuple(rows))
-
-
-def _rows(
-    way: Way,
-    found: Ranking,
-    tasks: Mapping[str, Tensor],
-    controls: Mapping[str, Tensor],
-    others: Mapping[str, Tensor],
-    scores: Sequence[tuple[Contender, Scores]],
-    in_groups: Tensor | None,
-) -> list[tuple[str | int | float | None, ...]]:
-    about = {one.name: its.about[way.name] for one, its in scores}
-    rows: list[tuple[str | int | float | None, ...]] = []
-    for kind, group in ((TASK, tasks), (CONTROL, controls), (BESIDE, others)):
-        for name in found.order if kind == TASK else group:
-            right = group[name]
-            means = right.double().mean(1)
-            mean = means.mean().item()
-            ends = accuracy_interval(right.double().mean(0), in_groups)
-            numbers = [mean, means.min().item(), means.max().item(), *ends]
-            apart = found.against.get(name)
-            behind = (None,) * 3 if apart is None else (apart.value, apart.low, apart.high)
-            rows.append((way.name, name, kind, len(right), *numbers, *behind, about[name]))
-    return rows

@@ -1,44 +1,135 @@
-"""Plan of a comparison: measured before it begins, and stored so that an interrupted comparison resumes unchanged."""
+"""Plan of a comparison, stored so that an interrupted comparison resumes unchanged."""
 
 from __future__ import annotations
 
 import math
-import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import torch
+import yaml
 
-from patchloom.compare.runner import Job, StopMessages, run_all
-from patchloom.compare.timing import TimeAfterTraining, TrainingSpeed, estimated_paces, measure_training_speeds
+from patchloom.compare.runner import OVERHEAD, Job
+from patchloom.data.loader import steps_per_epoch
 from patchloom.data.source import Data, Source
 from patchloom.data.stats import Stats
 from patchloom.display import StatusMessage, duration
-from patchloom.errors import PatchloomError, typed_fields
-from patchloom.runs.held_out import choose_held_out
-from patchloom.runs.settings import ResolvedSettings, request
+from patchloom.errors import PatchloomError, listing, typed_fields
+from patchloom.runs.folder import RunFolder
+from patchloom.runs.held_out import HeldOut, choose_held_out
+from patchloom.runs.settings import ResolvedSettings, Settings, request
 from patchloom.runs.task import prepare_task
 from patchloom.sizes import compact, in_pixels
 from patchloom.system.checksummed import read_checksummed, write_checksummed
 from patchloom.system.files import make_folder
-from patchloom.system.hardware import cores
-from patchloom.system.load import BackgroundLoad, Load
+from patchloom.system.hardware import Cores, cores
 from patchloom.tasks.custom import label
+from patchloom.train.estimate import forecast_run, rounded
+from patchloom.train.init import Start
 from patchloom.train.resolve import measure_data, resolve
 
 SPLIT_SEED = 0  # seed of the held-out split, the same for all runs of a comparison
 USUAL = ("mae", "droppos", "mp3", "restore", "extrema", "lut")
 _FILE = "compare.yaml"
 _SIZES = ("img_size", "patch_size")
-_AS_THEY_ARE = ("epochs", "top", "held_out", "threads")  # attributes of a plan that YAML stores without conversion
-_STORED = {"asked", "paces", "after", "notes", "load", *_AS_THEY_ARE}
-_UNPLANNED = StopMessages(
-    "stopping", "stopped while measuring this machine: no plan is stored yet, and nothing was trained"
-)
-_PILOT = 8  # steps of the run that measures the overhead
-USUAL_TOP = 60.0  # seconds of overhead that progress lines and dry runs assume
+_AS_THEY_ARE = ("held_out", "threads")  # attributes of a plan that YAML stores without conversion
+# options of pretrain that compare sets itself, so that its arms differ in their training only
+_SHARED = {"data", "task", "task.name", "out", "config", "config.file", "dry_run", "epochs", "minutes", "seed"}
+_SHARED |= {"split_seed", "held_out", "group", "log", "device", "devices", "strategy"}
+_LONGEST = 80  # characters of a run's folder
+
+# Arms: a task and the options in which it differs from the others.
+
+
+@dataclass(frozen=True)
+class Arm:
+    """Pretext task with options of its own.
+
+    Attributes:
+        text: as typed, such as ``mae:blr=1e-3:task.mask_ratio=0.5``.
+        task: name of the task, or FILE.py:CLASS.
+        options: options of ``pretrain`` as typed, by name.
+    """
+
+    text: str
+    task: str
+    options: dict[str, str]
+
+    @classmethod
+    def of(cls, text: str) -> Arm:
+        """Read an arm; a colon separates options only in front of ``NAME=``, since it also stands in FILE.py:CLASS."""
+        task, *options = re.split(r":(?=[A-Za-z_][\w.-]*=)", text)
+        options = [option.replace("model.name=", "model=") for option in options]
+        pairs = [(name.replace("-", "_"), value) for name, _, value in (option.partition("=") for option in options)]
+        if shared := [name for name, _ in pairs if name in _SHARED]:
+            raise PatchloomError(f"{text}: --{shared[0]} must be the same for all tasks: leave it out here")
+        if len(dict(pairs)) < len(pairs):
+            raise PatchloomError(f"{text} gives an option twice: leave one out")
+        return cls(text, task, dict(pairs))
+
+    @property
+    def name(self) -> str:
+        """Name in tables: the text, with the class alone of a custom task."""
+        return ":".join([label(self.task), *(f"{name}={value}" for name, value in self.options.items())])
+
+    def error(self, problem: PatchloomError) -> PatchloomError:
+        """Return an error about its settings, which names the arm if its own options may be the cause."""
+        return PatchloomError(f"{self.text}: {problem}") if self.options else problem
+
+    def settings(self, asked: ComparisonRequest) -> Settings:
+        """Return the requested settings of its runs, checked as those of ``pretrain`` in Python."""
+        task, given = {"name": self.task}, {**asked.given, "split_seed": SPLIT_SEED}
+        given["model"] = {"name": given.get("model", "auto")}
+        for option, typed in self.options.items():
+            option = {"model": "model.name", "from": "from_run"}.get(option, option)
+            owner, _, inner = option.partition(".")
+            whole, name = {"task": (task, inner), "model": (given["model"], inner)}.get(owner, (given, option))
+            whole[name] = _value(typed)
+        return request(asked.source, task, given)
+
+
+def _value(typed: str) -> Any:
+    """Return the value of an option as Python has it."""
+    if size := re.fullmatch(r"(\d+)x(\d+)", typed):
+        return int(size[1]), int(size[2])
+    try:
+        value = yaml.safe_load(re.sub(r":(?=\S)", ": ", typed) if typed.startswith("{") else typed)
+        return float(value) if isinstance(value, str) else value  # YAML takes 1e-3 for text
+    except (yaml.YAMLError, ValueError):
+        return typed
+
+
+def split_arms(text: str) -> list[str]:
+    """Split the text of several arms at commas outside brackets."""
+    found, depth = [""], 0
+    for letter in text:
+        depth += (letter in "[({") - (letter in "])}")
+        if letter == "," and not depth:
+            found.append("")
+        else:
+            found[-1] += letter
+    return [arm.strip() for arm in found if arm.strip()]
+
+
+def name_arms(texts: Iterable[str]) -> dict[str, str]:
+    """Return names of arms for tables; a name that is taken, as by a class of the same name, is numbered."""
+    return _numbered({text: Arm.of(text).name for text in texts})
+
+
+def name_folders(names: Iterable[str]) -> dict[str, str]:
+    """Return the beginning of the folders of runs by the name of their arm, with letters that every system takes."""
+    return _numbered({name: re.sub(r"[^\w.=+-]", "-", name)[:_LONGEST] for name in names})
+
+
+def _numbered(names: Mapping[str, str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for key, name in names.items():
+        same = sum(names[other] == name for other in found)
+        found[key] = name if not same else f"{name}-{same + 1}"
+    return found
 
 
 @dataclass(frozen=True)
@@ -47,12 +138,13 @@ class ComparisonRequest:
 
     Attributes:
         data: arguments of the command line.
-        tasks: names of the tasks.
-        seeds: runs of each task.
+        tasks: arms as text, as in `Arm.of`.
+        seeds: runs of each arm.
         minutes: training time of each run; None if samples are equal.
         samples: images seen by each run; None if minutes are equal.
         given: settings of `pretrain` for all runs.
         at_once: number of simultaneous runs.
+        log: experiment trackers of all runs.
     """
 
     data: tuple[str, ...]
@@ -62,6 +154,7 @@ class ComparisonRequest:
     samples: int | None
     given: dict[str, Any]
     at_once: int
+    log: tuple[str, ...] = ()
 
     @property
     def source(self) -> str | list[str]:
@@ -69,7 +162,7 @@ class ComparisonRequest:
         return self.data[0] if len(self.data) == 1 else list(self.data)
 
     def plain(self) -> dict[str, Any]:
-        """Return the settings that must not change on resuming; the number of simultaneous runs may."""
+        """Return the settings that must not change on resuming; simultaneous runs and trackers may."""
         sizes = {name: compact(self.given[name]) for name in _SIZES if name in self.given}
         lists = {name: size if isinstance(size, int) else list(size) for name, size in sizes.items()}
         return {
@@ -89,47 +182,51 @@ class ComparisonRequest:
 
 
 @dataclass(frozen=True)
+class ArmLength:
+    """Length of the runs of an arm.
+
+    Attributes:
+        batch: images per step.
+        epochs: number of epochs; None if the clock ends the training (--minutes).
+        seconds: training time in seconds, of equal samples a forecast; None if unknown.
+    """
+
+    batch: int
+    epochs: float | None
+    seconds: float | None
+
+
+@dataclass(frozen=True)
 class ComparisonPlan:
     """Plan of a comparison.
 
     Attributes:
         asked: request of the user.
-        epochs: number of epochs of each task.
-        paces: measured speed of each task.
-        top: overhead of a run in seconds.
-        after: time after training; None in a dry run.
+        arms: length of each arm by its text.
         held_out: number of images that all runs hold out.
         threads: CPU threads of each run, which affect its results; None on a GPU.
         notes: remarks on tasks that are left out, and on options that ``auto`` fitted.
-        load: load by other programs while the speeds were measured.
         resumed: whether the comparison was started before.
     """
 
     asked: ComparisonRequest
-    epochs: dict[str, float]
-    paces: dict[str, TrainingSpeed]
-    top: float
-    after: TimeAfterTraining | None
+    arms: dict[str, ArmLength]
     held_out: int
     threads: int | None
     notes: tuple[str, ...]
-    load: Load = Load()
     resumed: bool = False
 
-    def training(self, task: str) -> float:
-        """Return the training time of a task in seconds."""
-        return self.paces[task].seconds_of(self.epochs[task])
-
     def jobs(self, out: Path) -> list[Job]:
-        """Return the runs, first one of each task, so that an interrupted comparison has results of all."""
-        found, asked, names = [], self.asked.with_threads(self.threads), name_tasks(self.epochs)
+        """Return the runs, first one of each arm, so that an interrupted comparison has results of all."""
+        found, asked, names = [], self.asked.with_threads(self.threads), name_arms(self.arms)
+        folders = name_folders(names.values())
         for seed in range(asked.seeds):
-            for task, name in names.items():
-                folder = out / f"{name}-seed{seed}"
-                words = pretrain_arguments(asked, task, folder, self.epochs[task], self.paces[task].images, seed)
+            for text, name in names.items():
+                length, folder = self.arms[text], out / f"{folders[name]}-seed{seed}"
+                words = pretrain_arguments(asked, Arm.of(text), folder, length, seed)
                 log = out / "logs" / f"{folder.name}.txt"
-                seconds = self.training(task) + self.top
-                found.append(Job(name, seed, folder, words, log, seconds, self.top, self.epochs[task]))
+                seconds = (length.seconds or 0.0) + OVERHEAD
+                found.append(Job(name, seed, folder, words, log, seconds, asked.minutes, length.epochs))
         return found
 
     def seconds_left(self, out: Path) -> float:
@@ -138,48 +235,28 @@ class ComparisonPlan:
 
     def plain(self, out: Path) -> dict[str, Any]:
         """Return values for JSON; ``seconds`` is the time that the runs in ``out`` still need."""
-        tasks = [{"task": name, "epochs": self.epochs[name], "seconds": self.training(name)} for name in self.epochs]
-        seconds, load = self.seconds_left(out), self.load.plain()
+        tasks = [{"task": text, **asdict(length)} for text, length in self.arms.items()]
         found = {"tasks": tasks, "seeds": self.asked.seeds, "held_out": self.held_out}
-        return found | {"seconds": seconds, "load": load}
+        return found | {"seconds": self.seconds_left(out)}
 
-    def seconds_after(self, encoders: int) -> float:
-        """Return the seconds for scoring ``encoders`` encoders and writing the page; not in a dry run."""
-        assert self.after is not None
-        return encoders * self.after.scoring + len(self.epochs) * self.after.page
-
-    def lines(self, images: int, noun: str) -> list[str]:
-        """Return a line for each task; ``images`` counts the held-out images too."""
-        said = []
-        names = name_tasks(self.epochs)
+    def lines(self) -> list[str]:
+        """Return a line on the length of each arm."""
+        names, said = name_arms(self.arms), []
         wide = max(map(len, names.values()))
-        for task, epochs in self.epochs.items():
-            pace = self.paces[task]
-            said.append(
-                f"  {names[task]:<{wide}}  {duration(self.training(task))} of training: {epochs:,g} epochs of "
-                f"{images - self.held_out:,} {noun} ({self.held_out:,} held out), {pace.step:.2g} s for a step of "
-                f"{pace.images}"
-            )
+        for text, length in self.arms.items():
+            epochs = "" if length.epochs is None else f"{length.epochs:,g} epochs, "
+            time = f", about {duration(length.seconds)}" if epochs and length.seconds is not None else ""
+            said.append(f"  {names[text]:<{wide}}  {epochs}{length.batch} images per step{time}")
         return said
 
 
-def name_tasks(tasks: Iterable[str]) -> dict[str, str]:
-    """Return names of tasks for tables and folders: a user's task is named by its class, numbered if that is taken."""
-    found: dict[str, str] = {}
-    for task in tasks:
-        name = label(task)
-        same = sum(label(other) == name for other in found)
-        found[task] = name if not same else f"{name}-{same + 1}"
-    return found
-
-
-def pretrain_arguments(
-    asked: ComparisonRequest, task: str, folder: Path, epochs: float, batch: int, seed: int
-) -> list[str]:
+def pretrain_arguments(asked: ComparisonRequest, arm: Arm, folder: Path, length: ArmLength, seed: int) -> list[str]:
     """Return the arguments of ``patchloom pretrain``."""
-    given = {**asked.given, "task": task, "out": folder, "epochs": epochs, "batch_size": batch, "seed": seed}
-    given["split_seed"] = SPLIT_SEED
-    return [*asked.data, *(f"--{name}={value}" for name, value in to_option_values(given).items())]
+    own = {"minutes": asked.minutes} if length.epochs is None else {"epochs": length.epochs}
+    given = {**asked.given, "task": arm.task, "out": folder, **own, "batch_size": length.batch, "seed": seed}
+    given |= {"split_seed": SPLIT_SEED, **({"log": ",".join(asked.log)} if asked.log else {})}
+    values = to_option_values(given) | arm.options
+    return [*asked.data, *(f"--{name}={value}" for name, value in values.items())]
 
 
 def to_option_values(given: Mapping[str, Any]) -> dict[str, str]:
@@ -190,26 +267,29 @@ def to_option_values(given: Mapping[str, Any]) -> dict[str, str]:
 def resolve_settings(
     asked: ComparisonRequest, training: Source, explicit: bool
 ) -> tuple[dict[str, ResolvedSettings], Stats, list[str]]:
-    """Return the resolved settings of each task, and notes on tasks and options."""
+    """Return the resolved settings of each arm by its text, and notes on arms and options."""
     found: dict[str, ResolvedSettings] = {}
     notes: list[str] = []
+    chosen: dict[str, list[str]] = {}  # arms by the options that auto chose for them
     stats = None
-    for task in asked.tasks:
+    for text, name in name_arms(asked.tasks).items():
+        arm = Arm.of(text)
         try:
-            one = request(asked.source, task, dict(asked.given))
+            one = Start(arm.settings(asked)).shaped()[0]
             if stats is None:
                 channels, stats = measure_data(one, training)
             settings = resolve(one, len(training), channels, stats)[0]
             fitted = prepare_task(settings, stats).fitted()
         except PatchloomError as problem:
             if explicit:
-                raise
-            notes.append(f"{label(task)} is left out: {problem}")
+                raise arm.error(problem) from problem
+            notes.append(f"{name} is left out: {problem}")
             continue
-        found[task] = settings
+        found[text] = settings
         if fitted:
             listed = ", ".join(f"{option} {value} ({why})" for option, (value, why) in fitted.items())
-            notes.append(f"auto chose for {label(task)}: {listed}")
+            chosen.setdefault(listed, []).append(name)
+    notes += [f"auto chose for {listing(those, 'and')}: {listed}" for listed, those in chosen.items()]
     if len(found) < 2:
         raise PatchloomError(
             f"a comparison needs two tasks or more, and only these are possible: {', '.join(found) or 'none'}. "
@@ -227,92 +307,71 @@ def stored_plan(asked: ComparisonRequest, out: Path) -> ComparisonPlan | None:
             raise PatchloomError(f"{out} exists and holds no comparison: choose another folder with --out")
         return None
     found = read_checksummed(path)
-    before, now = found["asked"], asked.plain()
-    if different := [name for name in now if before.get(name) != now[name]]:
-        name = different[0]
-        raise PatchloomError(
-            f"{out} holds a comparison with other settings ({name}: was {before.get(name)}, now {now[name]}): choose "
-            "another folder with --out, or repeat its settings to resume it"
-        )
-    if not _STORED <= found.keys():
-        raise PatchloomError(f"{path} was written by another version of patchloom: choose another folder with --out")
     try:
-        paces = {task: TrainingSpeed(**typed_fields(TrainingSpeed, pace)) for task, pace in found["paces"].items()}
-        after = TimeAfterTraining(**typed_fields(TimeAfterTraining, found["after"]))
-        load = Load(**typed_fields(Load, found["load"], dict.fromkeys(get_type_hints(Load), (0.0, math.inf))))
+        before, now = found["asked"], asked.plain()
+        if different := [name for name in now if before.get(name) != now[name]]:
+            name = different[0]
+            raise PatchloomError(
+                f"{out} holds a comparison with other settings ({name}: was {before.get(name)}, now {now[name]}): "
+                "choose another folder with --out, or repeat its settings to resume it"
+            )
+        ends = {"batch": (1, 2**31), "epochs": (0, 2**31), "seconds": (0, math.inf)}
+        arms = {text: ArmLength(**typed_fields(ArmLength, arm, ends)) for text, arm in found["arms"].items()}
         its = typed_fields(ComparisonPlan, {name: found[name] for name in _AS_THEY_ARE})
-        # tasks become arguments of a command line: they must not come from a file that others may have written
-        if not {*its["epochs"]} == {*paces} <= {*asked.tasks}:
+        # arms become arguments of a command line: they must not come from a file that others may have written
+        if not {*arms} <= {*asked.tasks} or len(arms) < 2:
             raise ValueError("its tasks differ from the requested ones")
+        if any((arm.epochs is None) != (asked.samples is None) for arm in arms.values()):
+            raise ValueError("it has no epochs")
+        notes = tuple(map(str, found["notes"]))
     except (AttributeError, KeyError, TypeError, ValueError) as problem:
         raise PatchloomError(f"{path} is not the plan of a comparison ({problem}): choose another --out") from problem
-    notes = tuple(map(str, found["notes"]))
-    return ComparisonPlan(asked, paces=paces, after=after, notes=notes, load=load, resumed=True, **its)
+    return ComparisonPlan(asked, arms, notes=notes, resumed=True, **its)
 
 
-def new_plan(
-    asked: ComparisonRequest,
-    opened: Data,
-    explicit: bool,
-    devices: Sequence[str],
-    ending: Callable[[Path], TimeAfterTraining] | None,
-) -> ComparisonPlan:
-    """Measure the training speed of each task and the overhead of a run.
-
-    A dry run estimates the speed from a few steps and assumes an overhead of `USUAL_TOP`.
-    """
-    threads = asked.threads_each()
-    given = asked.with_threads(threads)
-    first = request(asked.source, asked.tasks[0], {**asked.given, "split_seed": SPLIT_SEED})
+def new_plan(asked: ComparisonRequest, opened: Data, explicit: bool, out: Path) -> ComparisonPlan:
+    """Resolve the settings of each arm, refuse steps that do not fit, and forecast the time of equal samples."""
     with StatusMessage("looking for copies among the images"):
-        training, held_out = choose_held_out(first, opened.train)[0].parts(opened.train)
+        held_out = _common_split(asked, opened.train)
+    training, rest = held_out.parts(opened.train)
     with StatusMessage("inspecting the images"):
-        settings, stats, notes = resolve_settings(given, training, explicit)
+        settings, stats, notes = resolve_settings(asked.with_threads(asked.threads_each()), training, explicit)
     training = training.heard_as(stats.sound)
+    threads, arms = torch.get_num_threads(), {}
+    try:
+        for text, one in settings.items():
+            batch, seconds, epochs = min(one.batch_size, len(training)), 60 * (asked.minutes or 0.0) or None, None
+            if asked.samples is not None:
+                per_epoch = steps_per_epoch(len(training), one.batch_size)
+                epochs = rounded(max(1 / per_epoch, asked.samples / (batch * per_epoch)))
+                one = replace(one, epochs=epochs)
+            forecast = forecast_run(one, training, batch, Cores(cores(), 1), RunFolder(out), timed=epochs is not None)
+            arms[text] = ArmLength(batch, epochs, seconds or forecast.total)
+    finally:
+        torch.set_num_threads(threads)
     one = next(iter(settings.values()))
-    if one.device == "cpu":  # fixed, so that a comparison resumed on another machine has the same number
-        threads = one.threads
-    others = BackgroundLoad()
-    paces = (estimated_paces if ending is None else measure_training_speeds)(settings, training)
-    load = others.load()
-    if asked.samples is not None:
-        epochs = {task: pace.epochs_of(asked.samples) for task, pace in paces.items()}
-    else:
-        assert asked.minutes is not None
-        epochs = {task: pace.epochs_in(60 * asked.minutes) for task, pace in paces.items()}
-    top, after = USUAL_TOP, None
-    if ending is not None:
-        top, after = _pilot(asked.with_threads(threads), [*paces][0], paces, devices, ending)
-    return ComparisonPlan(asked, epochs, paces, top, after, len(held_out), threads, tuple(notes), load)
+    # fixed, so that a comparison resumed on another machine has the same number
+    return ComparisonPlan(asked, arms, len(rest), one.threads if one.device == "cpu" else None, tuple(notes))
 
 
-def _pilot(
-    asked: ComparisonRequest,
-    task: str,
-    paces: dict[str, TrainingSpeed],
-    devices: Sequence[str],
-    ending: Callable[[Path], TimeAfterTraining],
-) -> tuple[float, TimeAfterTraining]:
-    """Measure the overhead of a run in seconds (start, measures, pictures, last evaluation), and the time after it."""
-    pace = paces[task]
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place) / "run"
-        epochs = _PILOT / pace.epoch
-        words = pretrain_arguments(asked, task, folder, epochs, pace.images, 0)
-        job = Job(task, 0, folder, words, Path(place) / "log.txt", USUAL_TOP, USUAL_TOP, epochs)
-        taken = run_all([job], 1, devices, lambda one, seconds: None, _UNPLANNED)
-        if job.failure:
-            raise PatchloomError(job.failure)
-        with StatusMessage("timing the evaluation"):
-            after = ending(folder)
-    return max(1.0, taken[job.name] - _PILOT * pace.step), after
+def _common_split(asked: ComparisonRequest, source: Source) -> HeldOut:
+    """Return the held-out split, which must be the same for all arms."""
+    first, *others = (Arm.of(text).settings(asked) for text in asked.tasks)
+    # images that initial weights were trained on are not held out
+    found, *splits = (
+        choose_held_out(one, source)[0] for one in (first, *(one for one in others if one.weights_before))
+    )
+    if any(split.indices.tolist() != found.indices.tolist() for split in splits):
+        raise PatchloomError(
+            "some tasks begin with weights that were trained on images which the first task holds out: begin all tasks "
+            "with the same weights"
+        )
+    return found
 
 
 def store(plan: ComparisonPlan, out: Path) -> None:
     """Store a plan in the folder of its comparison."""
     make_folder(out)
     found = {"asked": plan.asked.plain()} | {name: getattr(plan, name) for name in _AS_THEY_ARE}
-    assert plan.after is not None  # a dry run stores nothing
-    found["after"], found["notes"], found["load"] = plan.after._asdict(), list(plan.notes), asdict(plan.load)
-    found["paces"] = {task: pace._asdict() for task, pace in plan.paces.items()}
+    found |= {"notes": list(plan.notes), "arms": {text: asdict(arm) for text, arm in plan.arms.items()}}
     write_checksummed(out / _FILE, found)

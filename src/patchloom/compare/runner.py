@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO
 
 from patchloom.display import StatusMessage, print_line, time_left
 from patchloom.errors import PatchloomError, Stopped
@@ -65,6 +65,9 @@ _PROGRAM = (sys.executable, "-m", "patchloom", "pretrain")
 _LOOK = 0.5  # seconds between two checks of the processes
 _LAST = 2000  # bytes at the end of a log that are searched for its last line
 _PATIENCE = 10.0  # seconds that a process has to stop on request
+_STOPPING = "stopping after this update, with a checkpoint; run the same command to resume"
+_STOPPED = "stopped, with all progress saved: run the same command to resume"
+OVERHEAD = 60.0  # seconds of a run before and after its training, roughly: start, pictures, final evaluation
 
 
 @dataclass
@@ -72,14 +75,14 @@ class Job:
     """Pre-training run of a comparison.
 
     Attributes:
-        task: name of the task in tables and folders.
+        task: name of its arm in tables.
         seed: random seed of the run.
         folder: folder of the run.
         words: arguments of ``patchloom pretrain``.
         log: file for its output.
-        seconds: estimated duration.
-        overhead: seconds of it that are no training.
-        epochs: number of epochs.
+        seconds: estimated duration, including `OVERHEAD`.
+        minutes: training time; None if the epochs are given.
+        epochs: number of epochs; None if the clock ends the training.
         failure: last line of its output, if it failed.
     """
 
@@ -89,8 +92,8 @@ class Job:
     words: list[str]
     log: Path
     seconds: float
-    overhead: float
-    epochs: float
+    minutes: float | None
+    epochs: float | None
     failure: str = ""
 
     @property
@@ -109,8 +112,10 @@ class Job:
             return 1.0
         try:
             *_, row = csv.DictReader(io.StringIO(read_text(RunFolder(self.folder).metrics, newline="")))
-            trained = min(1.0, max(0.0, float(row.get("epoch") or 0)) / max(self.epochs, 1e-9))
-            return min(0.99, trained * (1 - self.overhead / max(self.seconds, 1e-9)))
+            clock = self.minutes is not None
+            whole = 60 * self.minutes if self.minutes is not None else self.epochs or 1.0
+            trained = min(1.0, max(0.0, float(row.get("seconds" if clock else "epoch") or 0)) / whole)
+            return min(0.99, trained * (1 - OVERHEAD / self.seconds))
         except (OSError, ValueError, csv.Error):
             return 0.0
 
@@ -157,25 +162,11 @@ class _Process:
             self.process.stdin.close()
 
 
-class StopMessages(NamedTuple):
-    """Messages for an interrupted comparison: at once on a terminal, and at the end."""
-
-    now: str
-    then: str
-
-
-STOPPED = StopMessages(
-    "stopping after this update, with a checkpoint; run the same command to resume",
-    "stopped, with all progress saved: run the same command to resume",
-)
-
-
 def run_all(
     jobs: Sequence[Job],
     at_once: int,
     devices: Sequence[str],
     told: Callable[[Job, float], None],
-    words: StopMessages = STOPPED,
 ) -> dict[str, float]:
     """Run all jobs that have not finished yet.
 
@@ -187,7 +178,7 @@ def run_all(
     running: list[_Process] = []
     waiting: set[str] = set()  # names of jobs that were announced as waiting
     bar, load = Bar(jobs, at_once), LoadWatch()
-    with Stop(words.now) as stop, bar:
+    with Stop(_STOPPING) as stop, bar:
         try:
             while (todo and not stop.asked) or running:
                 todo = [job for job in todo if not job.finished]  # finished here, or by the process they waited for
@@ -216,7 +207,7 @@ def run_all(
         finally:  # no process outlives an error here
             _end(running)
     if stop.asked:
-        raise Stopped(words.then)
+        raise Stopped(_STOPPED)
     return taken
 
 

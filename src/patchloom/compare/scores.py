@@ -1,88 +1,51 @@
-"""Scores of encoders by labels: correctness of the prediction for each test image."""
+"""Results of encoders by labels, which a comparison keeps in its folder so that it measures nothing twice."""
 
 from __future__ import annotations
 
-import base64
 import hashlib
-import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from patchloom.audio.compatibility import with_encoder_sound
+from patchloom.compare.finetuned import finetuned
 from patchloom.compare.runner import Job
 from patchloom.data.source import Data, Source, Subset
 from patchloom.data.sources.in_memory import DataLike
+from patchloom.display import StatusMessage
 from patchloom.evaluate.features import ImageFeatures, count_classes, has_labels, known_labels, only_labelled
-from patchloom.evaluate.frozen import FeatureExtractor, FrozenProtocol, constant_answer, evaluate_extractor, extractors
+from patchloom.evaluate.frozen import FeatureExtractor, FrozenProtocol, constant_answer, extractors
 from patchloom.evaluate.protocols.fewshot import subsample_training
 from patchloom.evaluate.protocols.knn import KNN
 from patchloom.evaluate.protocols.linear import LINEAR
 from patchloom.evaluate.settings import EvalSettings, Parts, limit_training_images, parts_of
 from patchloom.nets.checkpoints.format import EncoderCard, extra_module_file, is_on_hub, weights_file
+from patchloom.results import store
+from patchloom.results.claims import CONSTANT
+from patchloom.results.result import Result
 from patchloom.runs.encoder import load_encoder, load_extra_module, unfinished_run
 from patchloom.runs.held_out import unchanged_held_out
-from patchloom.system.files import make_folder, open_regular, read_bytes, write_whole
+from patchloom.system.files import open_regular
 from patchloom.version import __version__
+
+ResultsByWay = dict[str, dict[str, list[Result]]]  # results by way and encoder, one per seed
 
 
 class Way(NamedTuple):
-    """Way of scoring: name in tables, protocol, and number or fraction of labels (None: all)."""
+    """Way of scoring: name in tables, protocol, and number or fraction of labels (None: all).
+
+    With a ``recipe``, encoders are fine-tuned instead (`patchloom.compare.finetuned`).
+    """
 
     name: str
     protocol: FrozenProtocol
     few: float | None = None
-
-
-@dataclass(frozen=True)
-class Scores:
-    """Scores of one encoder.
-
-    Attributes:
-        right: [n] by name of the way: whether each test image is classified correctly.
-        about: by name of the way: details such as k or the number of labels.
-        constant: [n] whether the best constant answer is right.
-        answer: name of its class.
-        groups: [n] groups of the test images; None: no groups.
-    """
-
-    right: dict[str, Tensor]
-    about: dict[str, str]
-    constant: Tensor
-    answer: str
-    groups: Tensor | None = None
-
-    def plain(self) -> dict[str, Any]:
-        """Return values for JSON; correctness is stored as bits in base64."""
-        return {
-            "right": {name: _bits(right) for name, right in self.right.items()},
-            "about": self.about,
-            "constant": _bits(self.constant),
-            "answer": self.answer,
-            "groups": None if self.groups is None else self.groups.tolist(),
-        }
-
-    @staticmethod
-    def of(values: dict[str, Any]) -> Scores:
-        """Read the values of `plain`."""
-        right = {name: _from_bits(*bits) for name, bits in values["right"].items()}
-        groups = values["groups"]
-        groups = None if groups is None else torch.tensor(groups, dtype=torch.int64)
-        return Scores(right, values["about"], _from_bits(*values["constant"]), str(values["answer"]), groups)
-
-
-def _bits(right: Tensor) -> list[int | str]:
-    return [len(right), base64.b64encode(np.packbits(right.numpy()).tobytes()).decode()]
-
-
-def _from_bits(n: int, bits: str) -> Tensor:
-    return torch.from_numpy(np.unpackbits(np.frombuffer(base64.b64decode(bits), np.uint8))[:n].astype(bool))
+    recipe: str = ""
 
 
 def ways_of(shares: Sequence[float], train: Source) -> tuple[list[Way], list[str]]:
@@ -103,90 +66,91 @@ def ways_of(shares: Sequence[float], train: Source) -> tuple[list[Way], list[str
 
 def score_encoder(
     extractor: FeatureExtractor, ways: Sequence[Way], parts: Parts, settings: EvalSettings, seed: int
-) -> Scores:
-    """Score one encoder in several ways."""
-    right, about = {}, {}
-    once = caching_extractor(extractor, parts.train)
+) -> dict[str, tuple[Result, Result]]:
+    """Return the results of one encoder and of the best constant answer by the name of each way.
+
+    The images are read once for all ways.
+    """
+    train, fits = extractor.features_of(parts.train), []
     for way in ways:
-        its = parts
+        some, few = train, dict[str, Any]()
         if way.few is not None:
             share, per_class = (way.few, None) if way.few < 1 else (None, int(way.few))
-            its = subsample_training(parts, share, per_class, seed)[0]
-        rows, train, test = evaluate_extractor(once, [way.protocol], its, settings)
-        row = way.protocol.quoted(rows[way.protocol.name])
-        assert row.outcomes is not None
-        right[way.name], k = torch.from_numpy(row.outcomes.values), row.settings.get("k")
-        about[way.name] = f"k = {k}" if k else f"{len(train.labels):,} labels, {row.pooling}"
-    constant = constant_answer(ways[0].protocol.name, test.labels, parts.test, test.groups)
-    assert constant.outcomes is not None
-    always = torch.from_numpy(constant.outcomes.values)
-    return Scores(right, about, always, constant.settings["answer"], test.groups)
-
-
-def caching_extractor(extractor: FeatureExtractor, train: Source) -> FeatureExtractor:
-    """Return an extractor that reads every source once and selects features of a subset of ``train``."""
-    found: dict[int, tuple[Source, ImageFeatures]] = {}  # keeps the source, whose id could be reused otherwise
-
-    def features_of(source: Source) -> ImageFeatures:
-        if isinstance(source, Subset) and source.source is train:
-            return subset_features(features_of(train), source)
-        if id(source) not in found:
-            found[id(source)] = source, extractor.features_of(source)
-        return found[id(source)][1]
-
-    return extractor._replace(features_of=features_of)
-
-
-def subset_features(features: ImageFeatures, some: Subset) -> ImageFeatures:
-    """Select the features of some images from those of all, which all have labels."""
-    rows = {index: row for row, index in enumerate(features.indices.tolist())}
-    there = [(place, rows[index]) for place, index in enumerate(some.indices.tolist()) if index in rows]
-    places, chosen = (torch.tensor(one, dtype=torch.int64) for one in zip(*there, strict=True))
-    lost = [some.describe(place) for place, index in enumerate(some.indices.tolist()) if index not in rows]
-    return ImageFeatures(
-        {name: values[chosen] for name, values in features.tokens.items()},
-        features.labels[chosen],
-        places,
-        lost,
-        features.cached,
-        None if features.groups is None else features.groups[chosen],
-        features.noun,
-    )
-
-
-# Cache of measurements in the comparison's folder, so that none is repeated.
-
-
-T = TypeVar("T")
-
-_AT_ONCE = 2**20  # bytes
-
-
-def load_or_compute(
-    path: Path, key: str, make: Callable[[], T], to_plain: Callable[[T], Any], from_plain: Callable[[Any], T]
-) -> T:
-    """Return the content of a cache file, or compute and store it if the file is missing or has another ``key``."""
-    try:
-        values = json.loads(read_bytes(path))
-        if values["key"] == key:
-            return from_plain(values["found"])
-    except (OSError, ValueError, KeyError, TypeError):  # missing or damaged: it is computed again
-        pass
-    found = make()
-    make_folder(path.parent)
-    write_whole(path, json.dumps({"key": key, "found": to_plain(found)}, indent=1))
+            its, few = subsample_training(parts, share, per_class, seed)
+            some = subset_features(train, cast(Subset, its.train))
+        fits.append((way, few, [(pooling, way.protocol.fit(some, pooling, settings)) for pooling in some.poolings()]))
+    # all choices are made: read the test images
+    test, found = extractor.features_of(parts.test), {}
+    for way, few, of_pooling in fits:
+        name = way.protocol.name
+        rows = [
+            Result.of_images(extractor.name, name, {"pooling": pooling, **its, **few}, right.cpu(), test.groups)
+            for pooling, score in of_pooling
+            for its, right in score(test)
+        ]
+        constant = constant_answer(name, test.labels, parts.test, test.groups)
+        found[way.name] = way.protocol.quoted(rows), replace(constant, settings={**constant.settings, **few})
     return found
 
 
+def subset_features(features: ImageFeatures, some: Subset) -> ImageFeatures:
+    """Select the features of some images from those of all; images that could not be read are left out of both."""
+    wanted = torch.from_numpy(some.indices)
+    rows = torch.searchsorted(features.indices, wanted).clamp(max=len(features.indices) - 1)
+    there = features.indices[rows] == wanted
+    rows = rows[there]
+    return replace(
+        features,
+        tokens={name: values[rows] for name, values in features.tokens.items()},
+        labels=features.labels[rows],
+        indices=there.nonzero().flatten(),
+        unreadable=[some.describe(i) for i in (~there).nonzero().flatten().tolist()],
+        groups=None if features.groups is None else features.groups[rows],
+    )
+
+
+# Results in the comparison's folder, by a key of everything that they depend on.
+
+
+class ResultCache:
+    """Results in the folder of a comparison, by the key in their settings."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.by_key = folder, dict[str, list[Result]]()
+        damaged: list[str] = []
+        for one in store.load(folder, damaged, outcomes=True):
+            self.by_key.setdefault(str(one.settings.get("key")), []).append(one)
+        if damaged:  # the results of a key may be incomplete: all are measured again
+            (folder / store.FILE).unlink()
+            self.by_key = {}
+
+    def outcome(self, key: str) -> Result | None:
+        """Return the newest result of a key that has the outcomes of images; None if there is none."""
+        return next((one for one in reversed(self.by_key.get(key, [])) if one.outcomes is not None), None)
+
+    def add(self, encoder: str, seed: int, test: Source, results: Sequence[tuple[str, Result]]) -> None:
+        """Store results of an encoder on the images ``test``, each with its key."""
+        about: dict[str, Any] = {"encoder": encoder, "seed": seed, "data": test.name, "noun": test.noun}
+        about |= {"fingerprint": test.fingerprint(), "date": datetime.now(UTC).isoformat(), "quoted": True}
+        made = [replace(one, **about, settings={**one.settings, "key": key}) for key, one in results]
+        store.append(self.folder, made)
+        for one in made:
+            self.by_key.setdefault(one.settings["key"], []).append(one)
+
+
 def measurement_key(place: str, about: Sequence[str], sources: Sequence[Source]) -> str:
-    """Return a key of everything that a measurement depends on: weights, images, settings and version."""
+    """Return a digest of everything that a measurement depends on: weights, images, settings and version."""
     states = [f"{len(one)} {one.fingerprint()} {one.stamp()}" for one in sources]
     # a moved folder is still the same encoder
-    return "\n".join([weights_digest(place) or place, *about, *states, __version__])
+    return _digest(weights_digest(place) or place, *about, *states, __version__)
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 
 def weights_digest(place: str) -> str:
-    """Return 64 hex digits of an encoder's files; "" for timm, where the name identifies the weights."""
+    """Return a digest of an encoder's files; "" for timm, where the name identifies the weights."""
     if place.startswith("timm:") and not is_on_hub(place):
         return ""
     run = unfinished_run(place)
@@ -195,14 +159,12 @@ def weights_digest(place: str) -> str:
     else:
         head = extra_module_file(place, "pooling")
         files = [weights_file(place), *([] if head is None else [head])]
-    total = hashlib.sha256()
+    found = []
     for file in files:
         if file.exists():
-            total.update(f"\0{file.name}\0".encode())
             with open_regular(file, follow=True) as opened:
-                while part := opened.read(_AT_ONCE):
-                    total.update(part)
-    return total.hexdigest()
+                found += [file.name, hashlib.file_digest(opened, "sha256").hexdigest()]  # type: ignore[arg-type]
+    return _digest(*found)
 
 
 # Labelled images for scoring, and the encoders that are scored.
@@ -252,13 +214,11 @@ def labelled_parts(
         test = held_out if own is None else own
         if not has_labels(training) or not has_labels(test) or count_classes(training) < 2:
             return None
-        story = (
-            "The test images are those that all runs held out." if own is None else "The data has its own test images."
-        )
-        story = story.replace("images", training.noun)
-        parts = limit_training_images(
-            Data(only_labelled(training), only_labelled(test)), story, settings, looked=own is None
-        )
+        noun = training.noun
+        held_out_by_all = f"The test {noun} are those that all runs held out."
+        story = held_out_by_all if own is None else f"The data has its own test {noun}."
+        both = Data(only_labelled(training), only_labelled(test))
+        parts = limit_training_images(both, story, settings, looked=own is None)
     ways, notes = ways_of(few, parts.train)
     return LabelledData(parts, ways, notes)
 
@@ -275,27 +235,42 @@ def contenders(jobs: Sequence[Job], seeds: int, beside: Sequence[str], draws: in
     return [*tasks, *twins, *pixels, *(Contender(one, seed, BESIDE, one) for one in beside for seed in range(draws))]
 
 
-def all_scores(
-    those: Sequence[Contender], on: LabelledData, settings: EvalSettings, out: Path
-) -> Iterator[tuple[Contender, Scores]]:
-    """Yield the scores of each encoder, from ``out/scores`` if they are stored there."""
-    about = [*(way.name for way in on.ways), *["groups"] * (on.parts.test.groups is not None)]
-    for number, one in enumerate(those):
-        key = measurement_key(one.place, [one.name, str(one.seed), *about], [on.parts.train, on.parts.test])
-        make = partial(_score, one, on, settings)
-        yield one, load_or_compute(file_of(one, number, out), key, make, Scores.plain, Scores.of)
+def all_scores(those: Sequence[Contender], on: LabelledData, settings: EvalSettings, out: Path) -> ResultsByWay:
+    """Return the results of all encoders and of the best constant answer; those in ``out`` are not measured again."""
+    cache, found = ResultCache(out), ResultsByWay({way.name: {} for way in on.ways})
+    grouped = ["groups"] * (on.parts.test.groups is not None)
+    with StatusMessage("scoring encoders", len(those)) as waiting:
+        for one in those:
+            measured = measurement_key(one.place, [one.name, str(one.seed), *grouped], [on.parts.train, on.parts.test])
+            # the constant answer is that to readable images, which only a pass over them tells
+            names = (one.name, CONSTANT) if (one.name, one.seed) == (PIXELS, 0) else (one.name,)
+            ways = [way for way in on.ways if not (way.recipe and one.name == PIXELS)]
+            keys = {(way.name, name): _digest(measured, way.name, name) for way in ways for name in names}
+            new = [way for way in ways if any(cache.outcome(keys[way.name, name]) is None for name in names)]
+            made = _score(one, new, on, settings) if new else {}
+            for place, name in enumerate(names):
+                results = [(keys[way, name], pair[place]) for way, pair in made.items()]
+                cache.add(name, one.seed, on.parts.test, results)
+            for (way, name), key in keys.items():
+                if (result := cache.outcome(key)) is not None:
+                    found[way].setdefault(name, []).append(result)
+            waiting.advance()
+    return found
 
 
-def file_of(one: Contender, number: int, out: Path, kind: str = "") -> Path:
-    """Return the file for scores of a ``kind`` in a comparison's folder."""
-    name = "".join(c if c.isalnum() else "-" for c in one.name)
-    return out / "scores" / f"{number:03d}-{name}-seed{one.seed}{kind}.json"
-
-
-def _score(one: Contender, on: LabelledData, settings: EvalSettings) -> Scores:
+def _score(
+    one: Contender, ways: Sequence[Way], on: LabelledData, settings: EvalSettings
+) -> dict[str, tuple[Result, ...]]:
+    """Return by way the result of an encoder and, of a frozen one, that of the best constant answer."""
     vit, card = load_encoder(one.place)
     head = load_extra_module(one.place, "pooling")
     its = replace(settings, seed=one.seed, cache=False)
     # in the order of `extractors`: the encoder, its untrained twin, raw pixels
     which = {UNTRAINED: 1, PIXELS: 2}.get(one.name, 0) if one.kind == CONTROL else 0
-    return score_encoder(extractors(vit, card, its, head)[which], on.ways, on.parts, its, one.seed)
+    found: dict[str, tuple[Result, ...]] = {}
+    if frozen := [way for way in ways if not way.recipe]:
+        found |= score_encoder(extractors(vit, card, its, head)[which], frozen, on.parts, its, one.seed)
+    for way in ways:
+        if way.recipe:
+            found[way.name] = (finetuned(one.place, one.name == UNTRAINED, one.seed, on.parts, its, way.recipe),)
+    return found

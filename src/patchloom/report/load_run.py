@@ -191,7 +191,7 @@ def _describe_comparison(folder: Path, its: Sequence[Path]) -> str:
         raise PatchloomError(f"no run of the comparison {folder} has begun: wait until one trains")
     plan = read_checksummed(folder / _COMPARISON)
     try:
-        planned = len(plan["epochs"]) * int(plan["asked"]["seeds"])
+        planned = len(plan["arms"]) * int(plan["asked"]["seeds"])
     except (KeyError, TypeError, ValueError) as problem:
         raise PatchloomError(
             f"{folder / _COMPARISON} is not the plan of a comparison: give the folders of its runs"

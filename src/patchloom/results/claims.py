@@ -129,23 +129,24 @@ class Difference:
         """Format as "+2.1 points [+0.4, +3.8]"."""
         return f"{self.amount(self.value)} {self._units()} {self.interval()}"
 
-    def sentence(self) -> str:
-        """Return the claim as a sentence on the encoder; no other code words it."""
+    def sentence(self, encoder: str = "the encoder") -> str:
+        """Return the claim as a sentence on the encoder, perhaps by its name; no other code words it."""
+        subject = encoder if encoder != "the encoder" else "The encoder"
         called = _CALLED.get(self.control, self.control)
         by, claim = f"{self.amount(abs(self.value), '')} {self._units()}", self.claim
         if claim is Claim.APART:
-            return f"The encoder cannot be compared with {called}: they were tested on different {self.noun}."
+            return f"{subject} cannot be compared with {called}: they were tested on different {self.noun}."
         if claim is Claim.FEW:
             few = f"{self.n} test {self.noun} are" if self.n > 1 else f"1 test {self.noun.removesuffix('s')} is"
             return (
-                f"{few} too few to compare the encoder with {called} ({self.amount(self.value)} {self._units()}): no "
+                f"{few} too few to compare {encoder} with {called} ({self.amount(self.value)} {self._units()}): no "
                 f"claim is made below {MIN_VERDICT_IMAGES}. Label more: 100 test {self.noun} tell an accuracy to "
                 "within 10 points."
             )
         if claim is Claim.ONCE:
             side = "ahead of" if self.value > 0 else "behind"
             return (
-                f"The encoder is {by} {side} {called} in this one training {self.interval()}; --seeds 3 tells whether "
+                f"{subject} is {by} {side} {called} in this one training {self.interval()}; --seeds 3 tells whether "
                 "that holds."
             )
         over = ""
@@ -154,13 +155,13 @@ class Difference:
         elif self.trained:
             over = " in this one training"
         if claim is Claim.NONE:
-            return f"The encoder is indistinguishable from {called}{over} ({self.text()})."
+            return f"{subject} is indistinguishable from {called}{over} ({self.text()})."
         if self.control == START and claim is Claim.BETTER:
-            return f"Adaptation helped: the encoder is {by} better than its start{over} {self.interval()}."
+            return f"Adaptation helped: {encoder} is {by} better than its start{over} {self.interval()}."
         if self.control == START:
-            harmed = f"the encoder is {by} worse than its start{over} {self.interval()}"
+            harmed = f"{encoder} is {by} worse than its start{over} {self.interval()}"
             return f"Adaptation harmed: {harmed}. Keep the start."
-        return f"The encoder is {by} {claim.value} than {called}{over} {self.interval()}."
+        return f"{subject} is {by} {claim.value} than {called}{over} {self.interval()}."
 
     def plain(self) -> dict[str, Any]:
         """Return values for JSON."""

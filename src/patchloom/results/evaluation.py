@@ -121,16 +121,21 @@ def _short(value: Any) -> str:
 
 
 def compare_results(ours: Sequence[Result], theirs: Sequence[Result], trained: bool) -> Difference:
-    """Compare the results of an encoder and of a control on the same images, one result per seed."""
-    control, noun, n = theirs[-1].encoder, ours[-1].noun, ours[-1].n
+    """Compare results of an encoder and of a control, one per seed, on the same images or on those of each seed."""
+    noun, n = ours[-1].noun, min(one.n for one in (*ours, *theirs))
+    about: dict[str, Any] = {"control": theirs[-1].encoder, "trained": trained, "noun": noun}
+    splits = [[one.fingerprint for one in side] for side in (ours, theirs)]
+    same = len({*splits[0], *splits[1]}) == 1
+    values = [one.value for one in ours], [one.value for one in theirs]
     sides = [[one.outcomes for one in side if one.outcomes is not None] for side in (ours, theirs)]
     known = len(sides[0]) == len(ours) and len(sides[1]) == len(theirs)
-    if not known or len({len(one.values) for side in sides for one in side}) > 1:
-        return Difference(control, _mean(ours) - _mean(theirs), -1.0, 1.0, 0, len(ours), trained, noun=noun)
+    if not same and splits[0] == splits[1]:
+        return difference_over_splits(*values, n if known else 0, **about)
+    if not known or not same or len({len(one.values) for side in sides for one in side}) > 1:
+        return Difference(value=_mean(ours) - _mean(theirs), low=-1.0, high=1.0, n=0, trainings=len(ours), **about)
     one, two = (np.stack([outcome.values for outcome in side]).astype(np.float64) for side in sides)
-    about: dict[str, Any] = {"control": control, "trained": trained, "noun": noun}
     if sides[0][0].pseudo:
-        return difference(one, two, ([row.value for row in ours], [row.value for row in theirs]), n=n, **about)
+        return difference(one, two, values, n=n, **about)
     return difference(one, two, groups=sides[0][0].groups, **about)
 
 
@@ -292,7 +297,7 @@ class Evaluation(Displayable):
             said.append(telling_remark(name, self.telling, measure, found) if found else "")
         for i, row in enumerate(self.quoted):
             if row.encoder in RAW:
-                said.append(raw_remark(self._apart(self._of_seeds(0), self._of_seeds(i), False)))
+                said.append(raw_remark(compare_results(self._of_seeds(0), self._of_seeds(i), False)))
         return [*filter(None, said)]
 
     def _no_better_than_constant(self) -> list[int]:
@@ -316,7 +321,7 @@ class Evaluation(Displayable):
             for report in reports
         ]
         ours, theirs = ([row for row in side if row is not None] for side in zip(*pairs, strict=True))
-        return self._apart(ours, theirs, False) if len(ours) == len(theirs) == len(reports) else None
+        return compare_results(ours, theirs, False) if len(ours) == len(theirs) == len(reports) else None
 
     def _of_seeds(self, i: int) -> list[Result]:
         """Return a quoted row of every seed."""
@@ -325,23 +330,12 @@ class Evaluation(Displayable):
     def _mean(self, i: int) -> float:
         return _mean(self._of_seeds(i))
 
-    def _apart(self, ours: Sequence[Result], theirs: Sequence[Result], trained: bool) -> Difference:
-        """Compare two rows of every seed, on the same test images or on those of each seed's split."""
-        reports = (*self.others, self)
-        if len({report.fingerprint for report in reports}) == 1:
-            return compare_results(ours, theirs, trained)
-        values = [row.value for row in ours], [row.value for row in theirs]
-        known = all(row.outcomes is not None for row in (*ours, *theirs))
-        n = min(report.n_test for report in reports) if known else 0
-        about: dict[str, Any] = {"control": theirs[-1].encoder, "trained": trained, "noun": self.noun}
-        return difference_over_splits(*values, n, **about)
-
     def with_differences(self, trained: bool, *controls: int) -> Evaluation:
         """Return the evaluation with the encoder's differences from quoted results (default: all), over all seeds."""
         controls = controls or tuple(range(1, len(self.quoted)))
         answer = self.constant.settings["answer"] if self.constant is not None else ""
         level = self._no_better_than_constant()
-        found = [self._apart(self._of_seeds(0), self._of_seeds(i), trained) for i in controls]
+        found = [compare_results(self._of_seeds(0), self._of_seeds(i), trained) for i in controls]
         found = [replace(one, constant=answer) for one in found] if 0 in level else found
         changed = self._changed(lambda one: replace(one, against=tuple(found)) if one is self.quoted[0] else one)
         return replace(self, controls=controls, **changed)

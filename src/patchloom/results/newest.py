@@ -12,7 +12,7 @@ from patchloom.results.result import Result
 from patchloom.results.store import evaluations
 
 _MEASURED = {  # settings that an evaluation measured: they differ between seeds
-    *("l2", "held_out", "held_out_accuracy", "best_epoch", "best_step", "agreement"),
+    *("l2", "key", "held_out", "held_out_accuracy", "best_epoch", "best_step", "agreement"),
     *("validation_accuracy", "validation_score", "validation_images"),
 }
 _SELECTED = {"pooling", "layer", "blend", "blr", "lr"}  # settings that held-out training images may have selected

@@ -461,10 +461,13 @@ def train(
 
     def follow(planned: int) -> ResolvedSettings:
         """Return the settings of another number of steps, and store its epochs; the clock of ``--minutes`` plans it."""
-        followed = replace(settings, epochs=rounded(planned / per_epoch))
+        epochs = rounded(planned / per_epoch)
+        followed = replace(settings, epochs=epochs, warmup_epochs=min(settings.warmup_epochs, epochs))
         stepper.settings = followed
         if fabric.is_global_zero:
             why = f"{duration(seconds or 0)} of training by the clock (--minutes)"
+            if followed.warmup_epochs < settings.warmup_epochs:  # else the configuration could not be read
+                folder.rewrite("warmup_epochs", followed.warmup_epochs, why=why)
             folder.rewrite("epochs", followed.epochs, followed.epochs * task.views, why)
         return followed
 

@@ -109,7 +109,7 @@ def test_hidden_files_are_skipped_and_names_need_not_be_text(tmp_path):
 
 
 @pytest.mark.parametrize("split", ["", "train/"])
-@pytest.mark.parametrize("files", [("requested.yaml", "config.yaml"), ("compare.yaml", "comparison.csv")])
+@pytest.mark.parametrize("files", [("requested.yaml", "config.yaml"), ("compare.yaml", "summary.txt")])
 def test_pictures_of_a_run_are_not_data(tmp_path, draw, split, files):
     for path in ("a.png", f"{split}b.png", "test/c.png" if split else "c.png", "runs/own/pictures/1.png"):
         draw(path)

@@ -16,7 +16,7 @@ from patchloom.data.sources.files import PackedStrings
 from patchloom.errors import PatchloomError, pip_install
 
 _ARCHIVES = frozenset(".zip .7z .rar .tar .tgz .gz .bz2 .xz .zst".split())
-_RUNS = ("requested.yaml", "config.yaml"), ("compare.yaml", "comparison.csv")  # files of a run, of a comparison
+_RUNS = ("requested.yaml", "config.yaml"), ("compare.yaml", "summary.txt")  # files of a run, of a comparison
 # folders in which other programs keep thumbnails, previews, deleted or recovered files: the ends of their paths
 _FOREIGN = re.compile(
     r"""(?ix) (?: ^ | / ) (?:

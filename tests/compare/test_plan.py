@@ -1,0 +1,182 @@
+"""Arms of a comparison, and its plan."""
+
+from dataclasses import replace
+
+import pytest
+
+from patchloom import PatchloomError
+from patchloom.compare.compare import _describe_plan
+from patchloom.compare.plan import (
+    Arm,
+    ArmLength,
+    ComparisonPlan,
+    ComparisonRequest,
+    name_arms,
+    name_folders,
+    new_plan,
+    pretrain_arguments,
+    resolve_settings,
+    split_arms,
+    store,
+    stored_plan,
+)
+from patchloom.compare.runner import Bar, Job
+from patchloom.data.sources.open import open_data
+from patchloom.results import store as results_store
+from patchloom.results.result import Result
+from patchloom.system.checksummed import read_checksummed, write_checksummed
+
+GIVEN = {"img_size": 16, "patch_size": 8, "batch_size": 16, "threads": 1, "workers": 0}
+
+
+def asked_of(folder, tasks=("mae", "mp3"), **changes) -> ComparisonRequest:
+    given = dict(seeds=1, minutes=None, samples=96, given=dict(GIVEN), at_once=1)
+    return ComparisonRequest(data=(str(folder),), tasks=tasks, **{**given, **changes})
+
+
+def plan_of(asked: ComparisonRequest, threads: int | None = None) -> ComparisonPlan:
+    length = ArmLength(16, 1.5 if asked.minutes is None else None, 6.0)
+    return ComparisonPlan(asked, dict.fromkeys(asked.tasks, length), 40, threads, ("a note",))
+
+
+def test_arms_are_separated_by_commas_and_options_by_colons():
+    text = "mae, mae:blr=1e-3:task.mask_ratio=0.5,my/t.py:Mine:init=timm:vit_tiny:betas=[0.9,0.95],mae:img-size=64x128"
+    plain, rates, custom, size = map(Arm.of, split_arms(text))
+    assert (plain.task, plain.options) == ("mae", {})
+    assert rates.options == {"blr": "1e-3", "task.mask_ratio": "0.5"}
+    assert (custom.task, custom.name) == ("my/t.py:Mine", "Mine:init=timm:vit_tiny:betas=[0.9,0.95]")
+    assert custom.options == {"init": "timm:vit_tiny", "betas": "[0.9,0.95]"} and size.options == {"img_size": "64x128"}
+
+
+def test_an_arm_has_settings_of_pretrain(tmp_path):
+    asked = asked_of(tmp_path, given={**GIVEN, "model": "nano"})
+    found = Arm.of("mae:blr=1e-3:task.mask_ratio=.5:model.depth=2:img_size=16x32:flip=false").settings(asked)
+    assert found.blr == 1e-3 and found.task["mask_ratio"] == 0.5 and not found.flip and found.img_size == (16, 32)
+    assert found.model == {"name": "nano", "depth": 2} and found.batch_size == 16
+    assert Arm.of("mae:model.name=mini").settings(asked).model == {"name": "mini"}
+    with pytest.raises(PatchloomError, match="--blr needs a value"):
+        Arm.of("mae:blr=").settings(asked)
+
+
+@pytest.mark.parametrize("option", ["seed=1", "held-out=0.5", "minutes=3", "task.name=mp3", "out=here", "blr=1:blr=2"])
+def test_an_arm_cannot_change_what_is_common_to_all_nor_an_option_twice(option):
+    with pytest.raises(PatchloomError, match="same for all|twice"):
+        Arm.of(f"mae:{option}")
+
+
+def test_a_run_gets_the_settings_of_its_arm_and_a_folder_of_its_own(tmp_path):
+    places = ("/mine/t.py:Mine", "/yours/t.py:Mine", "mae:blr=1e-3", "mae:batch_size=8")
+    names = ["Mine", "Mine-2", "mae:blr=1e-3", "mae:batch_size=8"]
+    assert [*name_arms(places).values()] == names
+    jobs = plan_of(asked_of(tmp_path, places, log=("tensorboard", "wandb"))).jobs(tmp_path / "out")
+    folders = ["Mine-seed0", "Mine-2-seed0", "mae-blr=1e-3-seed0", "mae-batch_size=8-seed0"]
+    assert [job.folder.name for job in jobs] == folders and [job.task for job in jobs] == names
+    assert jobs[1].log == tmp_path / "out" / "logs" / "Mine-2-seed0.txt" and f"--task={places[1]}" in jobs[1].words
+    assert {"--blr=1e-3", "--task=mae", "--epochs=1.5", "--split_seed=0", "--log=tensorboard,wandb"} <= {*jobs[2].words}
+    assert "--batch_size=8" in jobs[3].words and "--batch_size=16" not in jobs[3].words
+    clock = asked_of(tmp_path, minutes=2.5, samples=None)
+    words = pretrain_arguments(clock, Arm.of("mae"), tmp_path, ArmLength(16, None, 150.0), 3)
+    assert {"--minutes=2.5", "--seed=3", "--img_size=16"} <= {*words} and not any("epochs" in word for word in words)
+    one, other = name_folders([f"mae:init={'/x' * 200}{letter}" for letter in "ab"]).values()
+    assert other == f"{one}-2" and "/" not in one and len(other) < 100
+
+
+def test_equal_samples_become_epochs_of_each_batch_size(draw):
+    folder = [draw(f"images/{i}.png", 16, 16) for i in range(60)][0].parent
+    asked = asked_of(folder, ("mae", "mae:batch_size=8"), given={**GIVEN, "device": "cpu"})
+    plan = new_plan(asked, open_data(str(folder)), True, folder.parent / "out")
+    n = 60 - plan.held_out
+    for arm, batch in (("mae", 16), ("mae:batch_size=8", 8)):
+        assert plan.arms[arm].batch == batch and plan.arms[arm].seconds > 0
+        assert round(plan.arms[arm].epochs * (n // batch)) * batch == 96
+    clock = new_plan(replace(asked, minutes=0.5, samples=None), open_data(str(folder)), True, folder.parent / "out")
+    assert clock.arms["mae"] == ArmLength(16, None, 30.0) and clock.threads == 1
+
+
+def test_an_unsuitable_task_is_left_out_unless_it_was_requested(draw):
+    folder = [draw(f"images/{i}.png", 16, 16) for i in range(20)][0].parent
+    source = open_data(str(folder)).train
+    asked = asked_of(folder, ("mae", "mp3", "restore"), given={**GIVEN, "model": "swin-nano"})
+    found, _, notes = resolve_settings(asked_of(folder), source, explicit=False)
+    assert [*found] == ["mae", "mp3"] and not any("left out" in note for note in notes)
+    with pytest.raises(PatchloomError):
+        resolve_settings(asked, source, explicit=True)
+    with pytest.raises(PatchloomError, match="two tasks or more"):
+        resolve_settings(asked, source, explicit=False)
+    with pytest.raises(PatchloomError, match=r"^mae:task.mask_ratio=1.5: .*leaves 0 of 4 patches"):
+        resolve_settings(asked_of(folder, ("mae", "mae:task.mask_ratio=1.5")), source, explicit=True)
+
+
+@pytest.mark.parametrize("changes", [{}, {"minutes": 2.0, "samples": None}])
+def test_a_plan_is_read_back(tmp_path, changes):
+    asked = asked_of(tmp_path, ("mae", "mae:blr=1e-3"), **changes)
+    plan = plan_of(asked, 1)
+    store(plan, tmp_path)
+    assert stored_plan(asked, tmp_path) == replace(plan, resumed=True)
+    with pytest.raises(PatchloomError, match="other settings .tasks"):
+        stored_plan(replace(asked, tasks=("mae", "mae:blr=2e-3")), tmp_path)
+    stored = read_checksummed(tmp_path / "compare.yaml")
+    for wrong in ({"held_out": "x"}, {"arms": {"mae": {}}}, {"arms": {"mae:out=/": {}, "mae": {}}}, {"asked": 3}):
+        write_checksummed(tmp_path / "compare.yaml", stored | wrong)
+        with pytest.raises(PatchloomError, match="not the plan of a comparison"):
+            stored_plan(asked, tmp_path)
+
+
+def test_a_resumed_comparison_prints_the_remaining_time(draw, tmp_path):
+    draw("images/bright/0.png", 16, 16), draw("images/dark/1.png", 16, 16)
+    asked = asked_of(tmp_path / "images", seeds=2, at_once=2)
+    plan, out, opened = plan_of(asked), tmp_path / "out", open_data(str(tmp_path / "images"))
+    assert plan.seconds_left(out) == pytest.approx(4 * 66 / 2)
+    said = "\n".join(_describe_plan(plan, opened, out, None, 1, ""))
+    assert "4 runs, 2 of each task, with 96 samples each, take about 2 min 12 s, with 1 min 0 s" in said
+    assert "mp3  1.5 epochs, 16 images per step, about 6 s" in said and "2 at once may be slower" in said
+    assert "8 encoders are scored," in said  # four, two untrained ones, raw pixels and one of --beside
+    (out / "mae-seed0").mkdir(parents=True)
+    (out / "mae-seed0" / "summary.txt").write_text("done\n")
+    results_store.append(out, [Result.of_images("mae", "linear", {}, [True])])
+    said = "\n".join(_describe_plan(plan, opened, out, None, 1, "small"))
+    assert (
+        "about 1 min 39 s from now: 1 of them are finished" in said and "7 encoders are scored and fine-tuned" in said
+    )
+
+
+def test_a_plan_has_sizes_of_both_sides_and_refuses_others(tmp_path):
+    sizes = {"img_size": (64, 16), "patch_size": (8, 4)}
+    asked = asked_of(tmp_path, given={**GIVEN, **sizes})
+    store(plan_of(asked), tmp_path / "out")
+    (job, _) = stored_plan(asked, tmp_path / "out").jobs(tmp_path / "out")
+    assert {"--img_size=64x16", "--patch_size=8x4"} <= {*job.words}
+    with pytest.raises(PatchloomError, match=r"settings: .*\[64, 16\].*\[16, 64\]"):
+        stored_plan(asked_of(tmp_path, given={**GIVEN, **sizes, "img_size": (16, 64)}), tmp_path / "out")
+    store(plan_of(asked_of(tmp_path, given={**GIVEN, "img_size": (16, 16)})), tmp_path / "square")
+    assert stored_plan(asked_of(tmp_path), tmp_path / "square").resumed  # a square is stored as its side
+
+
+def test_the_number_of_simultaneous_runs_may_change(tmp_path, monkeypatch):
+    monkeypatch.setattr("patchloom.compare.plan.cores", lambda: 8)
+    given = {name: value for name, value in GIVEN.items() if name != "threads"} | {"device": "cpu"}
+    alone, four, nine = (asked_of(tmp_path, given=given, at_once=count) for count in (1, 4, 9))
+    assert [one.threads_each() for one in (alone, four, nine)] == [None, 2, 1]
+    assert asked_of(tmp_path, at_once=4).threads_each() is None  # set by the user
+    store(plan_of(four, threads=2), tmp_path / "out")
+    for asked in (alone, nine):  # resumed runs keep their number of threads
+        found = stored_plan(asked, tmp_path / "out")
+        assert found.threads == 2 and all("--threads=2" in job.words for job in found.jobs(tmp_path / "out"))
+
+
+@pytest.mark.parametrize(("minutes", "epochs"), [(None, 4.0), (2 / 3, None)])
+def test_the_progress_line(tmp_path, minutes, epochs):
+    jobs = [Job(name, 0, tmp_path / name, [], tmp_path / "log", 100.0, minutes, epochs) for name in ("one", "two")]
+    now = [0.0]
+    bar = Bar(jobs, 1, lambda: now[0])
+    bar.running = [jobs[0].name]
+    assert bar.line().startswith("3 min 20 s left ····") and bar.line().endswith("0 of 2 runs finished · one, seed 0")
+    (tmp_path / "one").mkdir()
+    for quarter in range(1, 5):  # 40 of 100 seconds are training
+        now[0] += 10
+        (tmp_path / "one" / "metrics.csv").write_text(f"step,epoch,seconds\n{quarter},{quarter}.0,{10 * quarter}\n")
+        bar.line()
+    assert bar.line().startswith("2 min 40 s left ████·"), "as planned, until there are enough rows"
+    now[0] += 40
+    (tmp_path / "one" / "summary.txt").write_text("done\n")
+    assert " ██████████·" in bar.line() and "1 of 2" in bar.line()
