@@ -32,10 +32,9 @@ from scipy.ndimage import gaussian_filter
 
 import patchloom
 from patchloom.data.sources.open import open_data
-from patchloom.evaluate.frozen import UNTRAINED
 from patchloom.evaluate.protocols import evaluate
 from patchloom.results import store
-from patchloom.results.claims import Difference
+from patchloom.results.claims import UNTRAINED, Difference
 from patchloom.results.evaluation import compare_results
 from patchloom.results.result import Result
 

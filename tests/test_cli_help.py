@@ -42,7 +42,7 @@ TYPED = {
     "pretrain photos --gpus 2": "did you mean --devices?",
     "pretrain photos --mask_ratio 0.5": "did you mean --task.mask_ratio?",
     "pretrain photos --task mae --task.sigma 1": "--task.sigma is an option of --task droppos and --task mixture",
-    "compare photos --task.mask_ratio 0.5": "derive a class from the task and give FILE.py:CLASS in --tasks",
+    "compare photos --task.mask_ratio 0.5": "write it behind a task, as in --tasks mae,mae:task.mask_ratio=VALUE",
     "pretrain photos --task DropPos": "did you mean droppos?",
     "pretrain photos mae": "mae does not exist, but is a task: did you mean --task mae?",
     "pretrain photos --no-flip": "did you mean --flip false?",

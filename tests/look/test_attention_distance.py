@@ -13,8 +13,8 @@ from swins import swin
 from patchloom.look import attention_distance, charts
 from patchloom.look.attention import attention_maps
 from patchloom.look.attention_distance import draw_relative, relative_attention, uniform_distance
-from patchloom.look.context import UNTRAINED
 from patchloom.nets.encode import grid_size
+from patchloom.results.claims import UNTRAINED
 
 
 @pytest.mark.parametrize("options", PREFIXES.values(), ids=PREFIXES)

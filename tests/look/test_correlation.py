@@ -13,7 +13,7 @@ from patchloom.data.loader import plain_batches
 from patchloom.data.sources.synthetic import Shapes
 from patchloom.data.stats import normalize
 from patchloom.errors import PatchloomError
-from patchloom.look.context import UNTRAINED, ImagePoint, mark_of, output_of, patch_at
+from patchloom.look.context import ImagePoint, mark_of, output_of, patch_at
 from patchloom.look.correlation import (
     _map_of_pairs,
     centred,
@@ -23,6 +23,7 @@ from patchloom.look.correlation import (
     salient_patches,
 )
 from patchloom.look.image_grid import Scale
+from patchloom.results.claims import UNTRAINED
 
 
 def test_cosines_of_a_case_by_hand():

@@ -14,9 +14,9 @@ from patchloom.data.sources.synthetic import Shapes
 from patchloom.errors import PatchloomError
 from patchloom.look import charts, image_grid
 from patchloom.look.captions import read_caption
-from patchloom.look.context import UNTRAINED
 from patchloom.look.look import PICTURES, draw_pictures
 from patchloom.nets.heads import InstanceHead
+from patchloom.results.claims import UNTRAINED
 
 VITS = {
     "registers": {"reg_tokens": 2},

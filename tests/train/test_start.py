@@ -12,12 +12,11 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from patchloom.errors import PatchloomError
-from patchloom.evaluate.frozen import UNTRAINED
 from patchloom.evaluate.protocols import evaluate
 from patchloom.export.export import export
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file, save_encoder
-from patchloom.results.claims import BLEND, START, Claim, Difference
+from patchloom.results.claims import BLEND, START, UNTRAINED, Claim, Difference
 from patchloom.runs.encoder import load_blend, load_encoder, load_start
 from patchloom.runs.folder import RunFolder
 from patchloom.train.loop import pretrain
