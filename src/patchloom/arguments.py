@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 # Messages about unknown options and wrong values, each with a suggestion.
 
 
-# names of options in other programs, or in earlier versions, without hyphens and underscores
+# names of options in other programs, without hyphens and underscores
 _RATE = "the base learning rate: the peak is blr · (images per update) / 256, independent of the batch size"
 _ELSEWHERE: dict[str, tuple[str, str]] = {
     **dict.fromkeys(("lr", "learningrate", "baselr"), ("blr", _RATE)),
@@ -69,13 +69,7 @@ _NEEDLESS = {
     **dict.fromkeys(("verbose", "quiet"), "the output is always the same"),
     **dict.fromkeys(("augment", "augmentation", "transforms"), "use --flip, --crop_scale and --randaugment"),
 }
-_REMOVED = ("nodes",)  # settings that only files of older versions have
 _WORDS = ("data", "dataset", "datapath", "datadir", "input", "images", "run")  # names of positional arguments
-
-
-def without_removed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a file without those of older versions that have no effect now."""
-    return {name: value for name, value in values.items() if name not in _REMOVED}
 
 
 def shorten_options(text: str) -> str:

@@ -19,7 +19,6 @@ from patchloom.arguments import (
     read_signature,
     shorten_options,
     without_hyphens,
-    without_removed,
 )
 from patchloom.errors import PatchloomError, listing, suggestion
 from patchloom.loggers import TRACKERS
@@ -439,7 +438,7 @@ def _configuration(file: str | None) -> tuple[list[str], list[str]]:
             f"the configuration {file} does not hold settings: write one setting and its value per line, such as "
             "'epochs: 100'"
         )
-    values = without_removed(values)
+    values = {**values}
     data = values.pop("data", None)
     options = list(_as_words(values, f"the configuration {file}"))
     return list(map(str, data if isinstance(data, list) else [] if data is None else [data])), options

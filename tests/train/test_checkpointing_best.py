@@ -121,9 +121,9 @@ def test_a_state_knows_when_training_ends_and_is_longer():
     assert TrainState(step=10).is_finished(10, Settings("")) and not TrainState(step=9).is_finished(10, Settings(""))
     assert state.is_finished(20, settings), "by early stopping"
     assert not TrainState(step=0, best=BestMeasure(0.5, 0, 1)).is_finished(20, settings), "not before an update"
-    state.train_on(10, earlier=False)
+    state.train_on(10)
     assert (state.began, state.best.failed) == (0, 1)
-    state.train_on(20, earlier=False)
+    state.train_on(20)
     assert (state.began, state.steps, state.best.failed, state.best.chosen) == (10, 20, 0, False)
     assert TrainState(pieces=[[0, 0.0, 9], [3, 0.5, 7]]).piece == Piece(3, 0.5, 7)
     assert TrainState(pieces=[[0, 0.0, 9]], began=4).piece is None

@@ -281,9 +281,8 @@ def restore(tensors: dict[str, Tensor], task: nn.Module, optimizer: torch.optim.
     own = task.state_dict() | {name: one for name, one in task.named_buffers() if name in weights}
     if weights.keys() != own.keys():
         raise PatchloomError(
-            "the checkpoint is of another task or model, or of an older patchloom "
-            f"({_first_difference(weights, own)}): use the version that wrote it, or begin a new run from its encoder "
-            "with --from RUN or --init RUN/encoder.safetensors"
+            f"the checkpoint is of another task or model, or of another version ({_first_difference(weights, own)}): "
+            "begin a new run from its encoder with --from RUN or --init RUN/encoder.safetensors"
         )
     try:
         placed = {name: _as(own[name], value) if name in own else value for name, value in weights.items()}

@@ -17,9 +17,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 import numpy as np
-import torch
 
-from patchloom.arguments import without_removed
 from patchloom.audio.config import sound_from
 from patchloom.data.sources.glob import is_pattern, is_single
 from patchloom.data.sources.in_memory import DataLike, is_object
@@ -308,7 +306,7 @@ class RunFolder:
             why = suggest_run(self.path) or f"{self.config.name} is missing"
             raise PatchloomError(f"{self.path} is not the folder of a run: {why}")
         check_links(self.path)
-        values = without_removed(read_checksummed(self.config))
+        values = read_checksummed(self.config)
         try:
             return _settings_from(values)
         except (AttributeError, TypeError, KeyError, IndexError, ValueError, PatchloomError) as problem:
@@ -316,7 +314,7 @@ class RunFolder:
 
     def read_requested(self) -> dict[str, Any]:
         """Return the settings that the user gave, as plain values."""
-        found = without_removed(read_checksummed(self.requested))
+        found = read_checksummed(self.requested)
         task, model = (found.get(name, {}) for name in ("task", "model"))
         if not (isinstance(task, dict) and isinstance(task.get("name", ""), str) and isinstance(model, dict)):
             raise PatchloomError(
@@ -325,7 +323,7 @@ class RunFolder:
         return found
 
     def read_reasons(self) -> dict[str, str]:
-        """Return the reasons for the values of ``auto``, by setting; {} for an older run without the file."""
+        """Return the reasons for the values of ``auto``, by setting; {} without the file."""
         if not self.reasons.exists():
             return {}
         found = read_checksummed(self.reasons)
@@ -395,16 +393,9 @@ class RunFolder:
             write_whole(self.unreadable, "".join(f"{line_of(name)}\n" for name in sorted({*there, *names})))
 
 
-# values of settings that older versions did not have
-_BEFORE: dict[str, Any] = {"attention": "fused", "kernels": "torch", "compile": False, "crop_scale": 0.2, "devices": 1}
-_BEFORE |= {"normalization": "data", "layer_decay": 1.0, "heads_first": 0.0}
-
-
 def _settings_from(values: dict[str, Any]) -> ResolvedSettings:
     """Build resolved settings from a file, and validate them, since the file may have been edited."""
-    before = _BEFORE | {"threads": torch.get_num_threads()}
-    before["adapt"] = "all" if values.get("train_blocks") is None else "blocks"
-    settings = ResolvedSettings(**before | typed_fields(ResolvedSettings, values))
+    settings = ResolvedSettings(**typed_fields(ResolvedSettings, values))
     settings = replace(settings, patch_size=compact(settings.patch_size))
     settings.check()
     model, task = settings.model["name"], settings.task["name"]
@@ -422,7 +413,7 @@ def line_of(name: str) -> str:
 
 
 def name_in(line: str) -> str:
-    """Return the name in a line of `line_of`, or the line itself, as older versions wrote it."""
+    """Return the name in a line of `line_of`, or the line itself if it is no such string."""
     try:
         found = json.loads(line) if line.startswith('"') else line
     except ValueError:

@@ -435,13 +435,6 @@ def dotted(values: Mapping[str, Any]) -> dict[str, Any]:
 # Comparison with the settings of an existing run.
 
 
-# Defaults of settings and task options in versions without auto there. Runs store the values of auto, so the same
-# command still means the same run.
-_BEFORE_AUTO = {"held_out": 0.05, "weight_decay": 0.05}
-_AUTO_SINCE_RECIPES = {"crop_scale": 0.2, "normalization": "data"}  # in versions with recipes and before
-_OPTIONS_BEFORE_AUTO = {"loss": "byol", "momentum": 0.996}
-
-
 def command(asked: dict[str, Any], data: str | list[str], out: Path | None) -> str:
     """Return the shell command of a run without its epochs; "" if there is none, as for data in memory."""
     task, model = asked["task"], asked["model"]
@@ -482,20 +475,9 @@ def setting_differences(requested: dict[str, Any], settings: Settings, became: d
         # removed options are listed as differences; the code of a run is not executed without permission
         with suppress(PatchloomError):
             one["task"] = with_defaults(one["task"]) if is_loaded(one["task"].get("name", "")) else one["task"]
-    if "recipe" not in requested:  # else a version with auto wrote it, and the user gave the value
-        _as_auto(before, now, _BEFORE_AUTO)
-        _as_auto(before["task"], now["task"], _OPTIONS_BEFORE_AUTO)
-    _as_auto(before, now, _AUTO_SINCE_RECIPES)
     for name in (*LAUNCH, "recipe"):  # may change on resume; a recipe counts by the settings that it sets
         before[name] = now[name]
     return _differences(before, now, became)
-
-
-def _as_auto(before: dict[str, Any], now: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
-    """Replace an old default in ``before`` by auto if the value is auto ``now``."""
-    for name, was in defaults.items():
-        if name in before and before[name] == was and now.get(name) == "auto":
-            before[name] = "auto"
 
 
 def _differences(before: dict[str, Any], now: dict[str, Any], became: dict[str, Any], prefix: str = "") -> list[str]:

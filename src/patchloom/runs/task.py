@@ -160,9 +160,8 @@ def newest_card(folder: RunFolder, settings: ResolvedSettings, about: Mapping[st
 
 
 def step_of(about: Mapping[str, Any]) -> str:
-    """Describe the step of a checkpoint's weights, such as "step 50 of 100"; older versions have no total."""
-    steps = about.get("steps", 0)
-    return f"step {step_of_weights(about):,}" + (f" of {steps:,}" if steps else "")
+    """Describe the step of a checkpoint's weights, such as "step 50 of 100"."""
+    return f"step {step_of_weights(about):,} of {about.get('steps', 0):,}"
 
 
 def step_of_weights(about: Mapping[str, Any]) -> int:

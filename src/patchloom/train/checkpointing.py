@@ -130,7 +130,7 @@ class TrainState:
         setbacks: number of times the run went back to a checkpoint; each halves the learning rate.
         scale: loss scale for float16.
         steady: number of updates since the loss scale last changed.
-        steps: number of steps of the whole run; 0 in checkpoints of older versions.
+        steps: number of steps of the whole run.
         began: first step of the present schedule: 0, or the previous end of a run that is trained longer.
         pieces: parts of the schedule of a run with ``--minutes``, as in `patchloom.train.clock.Piece`.
         passed: number of points behind at which such a run is planned anew.
@@ -196,9 +196,9 @@ class TrainState:
         step, progress, steps = self.pieces[-1]
         return Piece(int(step), float(progress), int(steps))
 
-    def train_on(self, steps: int, earlier: bool) -> None:
+    def train_on(self, steps: int) -> None:
         """Begin a new schedule at this step if the number of steps has grown since the checkpoint was written."""
-        if (self.steps or (self.step if earlier else steps)) < steps:
+        if self.steps < steps:
             self.began, self.steps = self.step, steps
             self.best.failed, self.best.chosen = 0, False
 

@@ -222,7 +222,7 @@ def restored_state(folder: RunFolder, stepper: Stepper, reporter: Reporter) -> T
     stepper.begin(state.scale, state.steady)
     if state.pieces and folder.last_end() is None:  # planned by the clock; the configuration has rounded epochs
         stepper.steps = state.steps
-    state.train_on(stepper.steps, folder.last_end() is not None)
+    state.train_on(stepper.steps)
     stepper.began, stepper.piece = state.began, state.piece
     return state
 

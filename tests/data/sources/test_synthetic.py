@@ -34,7 +34,7 @@ def test_seeds_numbers_and_sizes_differ():
 
 
 def test_images_never_change():
-    """Runs that began with an earlier version continue with the same images, which have the same fingerprint."""
+    """A run that goes on needs the same images, with the same fingerprint."""
     shapes = Shapes(20)
     assert shapes.labels[:10].tolist() == [7, 4, 3, 0, 1, 2, 8, 6, 5, 9]
     assert sorted(shapes.labels[10:].tolist()) == list(range(10))
@@ -102,7 +102,7 @@ def test_a_recording_depends_on_seed_and_number_only():
 
 
 def test_recordings_never_change():
-    """Runs that began with an earlier version continue with the same recordings, which have the same fingerprint."""
+    """A run that goes on needs the same recordings, with the same fingerprint."""
     tones = Tones(12)
     assert tones.labels.tolist() == [4, 11, 6, 8, 3, 2, 1, 7, 9, 10, 5, 0]
     waves = torch.stack([tones.read(i) for i in range(12)]).flatten(1).double()

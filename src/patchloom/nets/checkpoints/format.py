@@ -521,12 +521,6 @@ def extra_module_file(source: str | Path, use: Use) -> Path | None:
 def _extra_modules(path: Path) -> Iterable[tuple[str, Use]]:
     if not is_encoder_file(path):
         return ()
-    head, about = path.with_name("instance_head.safetensors"), read_about(path, ENCODER_FORMAT, "encoder weights")
-    if head.exists() and "extra_modules" not in about:  # else another pooling would be used silently
-        raise PatchloomError(
-            f"an older patchloom wrote {head} for {path}, and this version cannot read it: evaluate with that version, "
-            "train again, or move the head away"
-        )
     return read_encoder_card(path).extra_modules.items()
 
 
