@@ -560,6 +560,7 @@ def test_the_settings_of_a_run_are_checked(run, capsys):
 
 
 MEASURED = {"mean": [0.5] * 3, "std": [0.2] * 3, "height": 16, "width": 16, "sampled": 1, "fingerprint": "x"}
+MEASURED |= {"held_out": [0], "held_out_copies": [], "held_out_doubt": "", "held_out_looked": True}
 
 
 def test_what_was_measured_of_the_data_is_checked(run):

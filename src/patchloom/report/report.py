@@ -63,11 +63,11 @@ def _broken(run: RunData) -> list[str]:
 
 
 def _copies(run: RunData) -> list[str]:
-    if "held_out_copies" not in run.data:
+    if not run.data:
         return []
     if run.settings.held_out == 0:
         return [f"No {run.modality.noun} were held out (--held_out 0): nothing was measured on unseen ones."]
-    if not run.data.get("held_out_looked", True):
+    if not run.data["held_out_looked"]:
         return [f"The data were not searched for exact copies of the held-out {run.modality.noun}."]
     count = len(run.data["held_out_copies"])
     if not count:

@@ -170,7 +170,7 @@ def load_start(source: str | Path) -> tuple[Encoder, EncoderCard] | None:
         source: folder of a run, or ``encoder.safetensors`` in it.
 
     Returns:
-        None for a run from random weights, for one of a version that did not store them, and without a run.
+        None for a run from random weights, and without a run.
 
     Raises:
         PatchloomError: the file is damaged.

@@ -341,7 +341,7 @@ class RunFolder:
         """Return the statistics, the fingerprint and the held-out split of the data, as plain values."""
         path = self.path / "data.yaml"
         found = read_checksummed(path)
-        if missing := {"mean", "std", "height", "width", "sampled", "fingerprint"} - found.keys():
+        if missing := _MEASURED.keys() - {"effective_epochs"} - found.keys():
             raise PatchloomError(f"{path} lacks {min(missing)}: restore it from a copy")
         try:
             for name, hint in _MEASURED.items():

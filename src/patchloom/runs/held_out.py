@@ -89,16 +89,10 @@ def choose_held_out(asked: Settings, source: Source) -> tuple[HeldOut, Record]:
 
 
 def stored_held_out(folder: RunFolder, settings: ResolvedSettings, source: Source) -> HeldOut:
-    """Return the stored held-out split of a run, whose images are unchanged.
-
-    Runs of versions that did not store it have the split redrawn from the seed, without a search for copies.
-    """
+    """Return the stored held-out split of a run, whose images are unchanged."""
     found, start = folder.read_data(), " and ".join(settings.weights_before)
-    if "held_out" in found:
-        indices, copies = (np.array(found[name], np.int64) for name in ("held_out", "held_out_copies"))
-        return HeldOut(indices, copies, found["held_out_doubt"], start, found.get("held_out_looked", True))
-    drawn = _drawn(settings, source, exact=False)
-    return HeldOut(*drawn, "unknown" if start else "", start, looked=False)
+    indices, copies = (np.array(found[name], np.int64) for name in ("held_out", "held_out_copies"))
+    return HeldOut(indices, copies, found["held_out_doubt"], start, found["held_out_looked"])
 
 
 def unchanged_held_out(run: Path, source: Source) -> HeldOut:
@@ -112,13 +106,11 @@ def unchanged_held_out(run: Path, source: Source) -> HeldOut:
     return stored_held_out(folder, folder.read_config(), source)
 
 
-def _drawn(
-    settings: Settings, source: Source, known: np.ndarray | None = None, *, exact: bool = True
-) -> tuple[np.ndarray, np.ndarray]:
+def _drawn(settings: Settings, source: Source, known: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Draw the held-out images, as `choose_indices`; none with ``--held_out 0``."""
     if settings.held_out == 0:
         return np.empty(0, np.int64), np.empty(0, np.int64)
-    return choose_indices(source, held_out_count(settings, source), split_seed(settings), known, exact=exact)
+    return choose_indices(source, held_out_count(settings, source), split_seed(settings), known)
 
 
 def own_held_out(folder: RunFolder, settings: ResolvedSettings, source: Source) -> HeldOut:
