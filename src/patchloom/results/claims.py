@@ -201,24 +201,6 @@ def constant_remark(names: Sequence[str], answer: str, number: str) -> str:
     )
 
 
-def telling_remark(name: str, telling: str, measure: str, found: Difference) -> str:
-    """Return a sentence on an encoder that is better than a constant answer, but not by the quoted measure; else "".
-
-    Args:
-        name: the encoder.
-        telling: the measure by which it is better.
-        measure: the quoted measure.
-        found: difference from the best constant answer by ``telling``.
-    """
-    if found.claim is not Claim.BETTER:
-        return ""
-    return (
-        f"By {telling}, {name} is {found.amount(found.value, '')} points better than a constant answer "
-        f"{found.interval()}, so something was learnt, though by {measure} that is not clear on {found.n:,} test "
-        f"{found.noun}."
-    )
-
-
 def raw_remark(found: Difference) -> str:
     """Return a sentence if a control without an encoder is far better than the encoder; else ""."""
     if found.control not in RAW or found.n < MIN_VERDICT_IMAGES or not found.high < 0 or found.value > -_FAR:
