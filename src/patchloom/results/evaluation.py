@@ -25,7 +25,6 @@ from patchloom.results.claims import (
 from patchloom.results.result import Result
 from patchloom.results.table import cell, choose_fitting_table, table_across, table_by_row
 
-
 _WIDE = 0.07  # half-width of an interval from which a sentence says that the images are few
 
 
@@ -56,7 +55,7 @@ def as_control(one: Result) -> str:
 
 def few_remark(one: Result) -> str:
     """Return a sentence if the test images are too few for the number; else ""."""
-    if one.unit != "%" or max(one.high - one.value, one.value - one.low) <= _WIDE:
+    if one.unit != "%" or not max(one.high - one.value, one.value - one.low) > _WIDE:
         return ""
     few = f"{one.groups:,} test group{'s' * (one.groups != 1)}" if one.groups else f"{one.n:,} test {one.noun}"
     return f"Only {few}: others could have given anything from {one.number(one.low)} to {one.number(one.high)}."
@@ -287,13 +286,12 @@ def frozen_ahead(before: Sequence[Result], tuned: Evaluation) -> str:
         before: results of earlier evaluations.
         tuned: evaluation of a fine-tuning.
     """
-
-    def what(one: Result) -> tuple[str, str, str, int]:
-        return one.encoder, one.measure, one.fingerprint, one.n
-
     ours = tuned.quoted[0]
-    probes = [one for one in before if one.quoted and one.protocol in _PROBES and what(one) == what(ours)]
-    found = {one.protocol: one.value for one in probes}
+    found = {
+        one.protocol: one.value
+        for one in before
+        if one.quoted and one.protocol in _PROBES and (one.encoder, one.about) == (ours.encoder, ours.about)
+    }
     best = max(found, key=found.__getitem__, default="")
     if not best or not ours.value < found[best] <= 1:
         return ""

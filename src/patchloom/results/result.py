@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -149,6 +150,11 @@ class Result:
     def pooling(self) -> str:
         """Pooling of the features, "-" if not applicable."""
         return str(self.settings.get("pooling", "-"))
+
+    @cached_property
+    def about(self) -> tuple[str, ...]:
+        """Content and number of the images, measure and unit: equal for results that can be compared."""
+        return self.fingerprint, str(self.n), self.measure, self.unit
 
     # How it is shown. Every printer uses these.
 
