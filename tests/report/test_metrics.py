@@ -57,9 +57,9 @@ def test_quoted_numbers_have_intervals_and_controls(numbers):
     assert table.heading == ("measure", "encoder", "value")
     assert table.rows[0] == ("knn, accuracy (%)", "mine", "50.7 [48.9, 52.5]")  # the folder was named one at first
     assert [row[1] for row in table.rows] == ["mine", "untrained", "chance"]
-    assert "Data (tested): birds (2,000)." in table.note and "of 2026-11-22; all" in table.note
+    assert "Data (tested): birds (2,000)." in table.note and table.title.endswith("of 2026-11-22")
     (table,) = results_of(rows_of([*results, one(data="cats", n=30, date=LATER)], "mine", "mine"))
-    assert table.rows[-1][2] == "cats (30)" and "2026-11-22 to 2026-11-23" in table.note
+    assert table.rows[-1][2] == "cats (30)" and table.title.endswith("2026-11-22 to 2026-11-23")
 
 
 def test_a_renamed_run_keeps_the_step_and_the_names_of_others(run):

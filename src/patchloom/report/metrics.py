@@ -59,8 +59,8 @@ def results_of(groups: Sequence[Sequence[Row]]) -> list[Table]:
         return []
     found, dates = ResultsTable(rows), sorted(row.result.date[:10] for row in rows)
     table, measured = found.table(" ", once=False), " to ".join(dict.fromkeys((dates[0], dates[-1])))
-    note = f"The newest quoted results of each evaluation, of {measured}; all results are in {store.FILE}."
-    return [Table("Results", table.heading, table.rows, f"{found.remarks()} {note}")]
+    note = f"{found.remarks()} All results are in {store.FILE}."
+    return [Table(f"Newest quoted results, of {measured}", table.heading, table.rows, note)]
 
 
 def _title(row: Result) -> str:

@@ -186,13 +186,7 @@ class Difference:
 
 
 def constant_remark(names: Sequence[str], answer: str, number: str) -> str:
-    """Return a sentence on encoders that are not better than a constant answer.
-
-    Args:
-        names: the encoders, with their scores.
-        answer: the class that is always answered.
-        number: its score.
-    """
+    """Return a sentence on encoders, with their scores, that are not better than a constant ``answer`` of a score."""
     said = listing(names, "and")
     are = "are" if len(names) > 1 else "is"
     return (
@@ -289,7 +283,13 @@ def _welch(results: Sequence[np.ndarray]) -> tuple[float, float]:
 
 
 def difference_over_splits(
-    one: Sequence[float], other: Sequence[float], n: int, *, control: str = "", trained: bool = True, noun: str = ""
+    one: Sequence[float],
+    other: Sequence[float],
+    n: int,
+    *,
+    control: str = "",
+    trained: bool = True,
+    noun: str = "images",
 ) -> Difference:
     """Compare two results whose test split differs between seeds, drawn from the same images.
 
@@ -305,4 +305,4 @@ def difference_over_splits(
     seeds, middle = len(gains), float(gains.mean())
     reach = student(seeds - 1) * math.sqrt(gains.var(ddof=1) * (1 / seeds + _SPLIT))
     low, high = max(-1.0, middle - reach), min(1.0, middle + reach)
-    return Difference(control, middle, low, high, n, seeds, trained, noun=noun or "images")
+    return Difference(control, middle, low, high, n, seeds, trained, noun=noun)
