@@ -101,7 +101,7 @@ def test_the_card_tells_no_path_and_nothing_in_it_is_markup(run, done):
     assert yaml.safe_load(front)["license"] == "cc-by-4.0" and yaml.safe_load(front)["library_name"] == "timm"
     assert "| knn, accuracy (%) | this encoder | 50.0 \\[40.0, 60.0\\] |" in text
     assert "|  | untrained | 30.0 \\[40.0, 60.0\\] |" in text
-    assert "Settings: k 20. Data (tested): labels-of-mine (100)." in text
+    assert "Settings: k = 20. Data (tested): labels-of-mine (100)." in text
     assert "- **epochs**: " in text and "task `mae` (He et al. 2022" in text
     (title,) = re.findall(r"^# (.*)$", text, re.MULTILINE)
     assert title == escape_markdown("run_*x*") == r"run\_\*x\*"

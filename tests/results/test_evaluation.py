@@ -93,6 +93,8 @@ def test_few_test_images_are_said_to_be_few() -> None:
     assert "Only 10 test images" in few_remark(few) and "72.2 % to 100.0 %" in few_remark(few)
     assert not few_remark(Result.of_images("x", "knn", {}, _right(0.6, 1000)))
     assert not few_remark(Result.exact("top-1", "chance", "positions", {}, 0.1))
+    for low, high, said in ((0.42, 0.52, True), (0.48, 0.58, True), (0.44, 0.56, False)):  # the larger half decides
+        assert bool(few_remark(Result("accuracy", 0.5, low, high, 99))) == said
 
 
 def test_a_probe_that_is_ahead_of_fine_tuning_on_the_same_images_is_named() -> None:

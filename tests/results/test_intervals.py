@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from patchloom.results.claims import Claim, difference
-from patchloom.results.intervals import accuracy_interval, is_wide, mean_interval, student, wilson
+from patchloom.results.intervals import accuracy_interval, mean_interval, student, wilson
 
 
 def test_students_quantile_is_that_of_the_closed_forms():
@@ -26,11 +26,6 @@ def test_one_group_shows_nothing_about_others():
     assert accuracy_interval(right, of) == wilson(1, 1) and accuracy_interval(right, np.arange(20) // 4) == wilson(1, 5)
     assert difference(right, np.zeros(20), trained=False, groups=of).claim is Claim.NONE
     assert mean_interval(np.arange(20.0), groups=of) == (-math.inf, math.inf)
-
-
-def test_an_interval_is_wide_by_its_larger_half():
-    assert is_wide(0.5, 0.42, 0.52) and is_wide(0.5, 0.48, 0.58)
-    assert not is_wide(0.5, 0.44, 0.56) and not is_wide(0.5, 0.5, 0.5)
 
 
 def test_the_interval_of_a_mean_is_that_of_scipy():

@@ -9,9 +9,16 @@ import torch
 
 from patchloom.questions.question import Measure
 from patchloom.results.claims import Difference
-from patchloom.results.intervals import Z, mean_interval, wilson
+from patchloom.results.intervals import Z, mean_interval
 from patchloom.results.result import SHARE, Result
-from patchloom.results.shares import CLEAR, SMALL, Level, fell, level_of, share_between, share_of, share_of_way
+from patchloom.results.shares import CLEAR, SMALL, Level, fell, level_of, share_of_way, share_over
+
+UNKNOWN = Difference("", 0.0, -1.0, 1.0, 0)
+
+
+def between(value, control, n):
+    """Return the share between two accuracies of unknown images."""
+    return share_over(*(Result.of_share("", "", {}, one, n) for one in (value, control)), UNKNOWN)
 
 
 @pytest.mark.parametrize(
@@ -86,8 +93,7 @@ def test_accuracies_without_spread_have_wilsons_interval():
 def test_a_baseline_that_is_perfect_can_be_met_or_missed():
     assert level_of(share_of_way([0.0] * 19, [0.0] * 19, 0.0)) is Level.NONE
     assert level_of(share_of_way([0.1] * 19, [0.0] * 19, 0.0)) is Level.WORSE
-    assert level_of(share_between((1.0, 0.7, 1.0), (1.0, 0.7, 1.0), 19)) is Level.NONE
-    assert level_of(share_between((0.5, 0.2, 0.8), (1.0, 0.7, 1.0), 19)) is Level.WORSE
+    assert level_of(between(1.0, 1.0, 19)) is Level.NONE and level_of(between(0.5, 1.0, 19)) is Level.WORSE
 
 
 @pytest.mark.parametrize(
@@ -104,16 +110,15 @@ def test_a_baseline_that_is_perfect_can_be_met_or_missed():
     ],
 )
 def test_the_share_between_accuracies(value, baseline, n, level):
-    share = share_between((value, *wilson(value, n)), (baseline, *wilson(baseline, n)), n)
+    share = between(value, baseline, n)
     assert level_of(share) is level, share
     assert share.value == pytest.approx((value - baseline) / (1 - baseline))
 
 
 def test_newcombes_interval_of_his_own_example():
     """Newcombe 1998, table II, (a): 56/70 against 48/80 by method 10 is 0.0524 to 0.3339."""
-    (one, n), (other, m) = (56 / 70, 70), (48 / 80, 80)
-    share = share_between((one, *wilson(one, n)), (other, *wilson(other, m)), n, perfect=1 + other)
-    assert (share.low, share.high) == (pytest.approx(0.0524, abs=1e-4), pytest.approx(0.3339, abs=1e-4))
+    share = share_over(Result.of_share("", "", {}, 56 / 70, 70), Result.of_share("", "", {}, 48 / 80, 80), UNKNOWN)
+    assert (0.4 * share.low, 0.4 * share.high) == (pytest.approx(0.0524, abs=1e-4), pytest.approx(0.3339, abs=1e-4))
 
 
 def test_a_share_is_written_with_its_interval():
@@ -125,7 +130,8 @@ def test_a_share_is_written_with_its_interval():
         (0.5, 0.4875, 0.5125, 90): "50 % [49, 51]",
         (0.9, -math.inf, math.inf, 3): "90 %",
     }
-    assert {ends: share_of(Difference("", *ends), 0.0).text() for ends in texts} == texts
+    base = Result.exact("", "", "", {}, 0.0)
+    assert {ends: share_over(base, base, Difference("", *ends)).text() for ends in texts} == texts
 
 
 def test_a_measure_of_a_task_is_over_its_groups():
@@ -139,9 +145,8 @@ def test_a_measure_of_a_task_is_over_its_groups():
 
 
 def test_a_difference_is_a_share_of_the_way_from_the_control():
-    better = Difference("constant", 0.2, 0.1, 0.3, 50)
-    assert share_of(better, 0.5).text() == "40 % [20, 60]" and share_of(better, 1.0) is None
-    assert share_of(replace(better, n=0), 0.5) is None
+    half, better = Result.exact("", "", "", {}, 0.5), Difference("constant", 0.2, 0.1, 0.3, 50)
+    assert share_over(half, half, better).text() == "40 % [20, 60]"
 
 
 def test_a_measure_falls_by_its_larger_half():

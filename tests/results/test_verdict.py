@@ -134,7 +134,7 @@ def test_each_rule(case, tmp_path):
 
 
 def test_every_rule_has_a_case():
-    assert {rule.name for rule in RULES} == {rule for _, rule, *_ in CASES.values()} == {*VERDICTS}
+    assert {rule.__name__ for rule in RULES} == {rule for _, rule, *_ in CASES.values()} == {*VERDICTS}
 
 
 @pytest.mark.parametrize(

@@ -257,7 +257,8 @@ def _figures(told: RunData) -> ResultsTable:
             replace(own, encoder=one.name, value=one.value, low=one.value, high=one.value) for one in own.baselines
         )
         measured = [replace(one, data="held out") for one in (replace(own, encoder=name), *beside)]
-    return ResultsTable([*(over_seeds([one], "") for one in measured), *rows_of(told.results, "", name)], told.problems)
+    rows = [row for group in rows_of(told.results, "", name) for row in group]
+    return ResultsTable([*(over_seeds([one], "") for one in measured), *rows], told.problems)
 
 
 def _limits(one: Exportable, told: RunData | None) -> str:

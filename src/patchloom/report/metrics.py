@@ -4,58 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from statistics import fmean
 
 from patchloom.look.run_curves import PROTOCOL_TITLES
 from patchloom.report.load_run import RunData
 from patchloom.report.page import Number, Table
+from patchloom.report.results import ResultsTable, Row
 from patchloom.results import store
 from patchloom.results.claims import Claim, Difference
-from patchloom.results.newest import asked_of, newest
+from patchloom.results.newest import settings_of
 from patchloom.results.result import ACCURACY, Result
-
-# settings that are always displayed, with their templates
-_DISPLAYED = {
-    "k": "{} neighbours",
-    "per_class": "{} labels per class",
-    "labels": "labels: {}",
-    "epochs": "{} epochs",
-    "recipe": "recipe {}",
-    "head": "head {}",
-    "head_on": "head on {}",
-    "count": "{} blocks",
-    "network": "{}",
-    "test_crop": "test crop {}",
-    "pooling": "{} tokens",
-}
+from patchloom.results.table import describe_settings, varying
 
 
-class EvaluationGroup(NamedTuple):
-    """Newest evaluation of a protocol, of data and of settings, with its other seeds.
-
-    Attributes:
-        label: name of the measure, with settings if another evaluation has the same name.
-        seeds: quoted results of each seed, the newest seed last; the encoder's result first, then its controls'.
-    """
-
-    label: str
-    seeds: Sequence[Sequence[Result]]
-
-
-def newest_evaluations(results: Sequence[Result], name: str) -> list[EvaluationGroup]:
-    """Return the newest evaluation of each protocol, data and settings.
-
-    Args:
-        results: all results of a run.
-        name: present name of the run.
-    """
-    found = [[[one for one in rows if one.quoted] for rows in seeds] for seeds in newest(results, name)]
-    firsts = [seeds[-1][0] for seeds in found]
-    return [EvaluationGroup(_label(first, firsts), seeds) for first, seeds in zip(firsts, found, strict=True)]
-
-
-def key_numbers(run: RunData, groups: Sequence[EvaluationGroup]) -> list[Number]:
-    """Return the run's held-out measure, then the result of each evaluation with its controls.
+def key_numbers(run: RunData, groups: Sequence[Sequence[Row]]) -> list[Number]:
+    """Return the run's held-out measure, then the result of each evaluation (`rows_of`) with its controls.
 
     An unfinished run without a quoted kNN accuracy has the last one measured during training instead.
     """
@@ -64,51 +27,40 @@ def key_numbers(run: RunData, groups: Sequence[EvaluationGroup]) -> list[Number]
     seen = f"{many}{noun} that pre-trained weights may have seen"
     images = seen if run.data.get("held_out_doubt") else f"{many}held-out {noun}"
     found = _logged(run, "held_out", run.measured, f"On {images}")
-    if not run.finished and not any(one.seeds[-1][0].protocol == "knn" for one in groups):
+    if not run.finished and not any(rows[0].result.protocol == "knn" for rows in groups):
         for column, label in (("knn", "kNN accuracy"), ("instance_knn", "kNN accuracy, instance")):
             like = Result.exact(label, "", "", {}, 0.0)
             found += _logged(run, column, like, f"On held-out {noun}, measured during training")
-    return [*found, *map(_number, groups)]
+    return [*found, *(_number(label, rows) for label, rows in zip(_labels(groups), groups, strict=True))]
 
 
-def gains_of(groups: Sequence[EvaluationGroup]) -> Table | None:
+def gains_of(groups: Sequence[Sequence[Row]]) -> Table | None:
     """Return the differences from all controls, with the claim about each; None without any.
 
     Scores are means over the seeds that a difference covers.
     """
     found = [
-        (one, difference, place)
-        for one in groups
-        for place, row in enumerate(one.seeds[-1])
-        for difference in row.against
+        (label, rows, row, difference)
+        for label, rows in zip(_labels(groups), groups, strict=True)
+        for row in rows
+        for difference in row.result.against
     ]
     if not found:
         return None
     heading = ("measure", "this run", "control", "its score", "difference", "verdict")
-    note = _count_claims([difference.claim for _, difference, _ in found])
+    note = _count_claims([difference.claim for *_, difference in found])
     return Table("Difference from each control, with its 95 % interval", heading, [_gain(*one) for one in found], note)
 
 
-def results_of(groups: Sequence[EvaluationGroup]) -> list[Table]:
-    """Return the results behind `key_numbers` as a table; [] without any.
-
-    Columns with the same value in all rows, such as the data, move to the title.
-    """
-    cells = [
-        {
-            "encoder": row.encoder, "value": row.number(), "95 % interval": row.interval(), "measure": _title(row),
-            "settings": _settings(row), "data": row.data, "seed": str(row.seed), "tested": f"{row.n:,}",
-            "date": row.date[:10],
-        }
-        for one in groups for row in one.seeds[-1]
-    ]  # fmt: skip
-    if not cells:
+def results_of(groups: Sequence[Sequence[Row]]) -> list[Table]:
+    """Return the results behind `key_numbers` as a table, without the differences of `gains_of`; [] without any."""
+    rows = [row._replace(result=replace(row.result, against=())) for rows in groups for row in rows]
+    if not rows:
         return []
-    same = [name for name in ("data", "seed", "tested", "date") if len({row[name] for row in cells}) == 1]
-    heading = [name for name in cells[0] if name not in same]
-    title = ": ".join(filter(None, ["Results", ", ".join(f"{name} {cells[0][name]}" for name in same)]))
-    note = f"The newest quoted results of each evaluation; all results are in {store.FILE}."
-    return [Table(title, heading, [[row[name] for name in heading] for row in cells], note)]
+    found, dates = ResultsTable(rows), sorted(row.result.date[:10] for row in rows)
+    table, measured = found.table(" ", once=False), " to ".join(dict.fromkeys((dates[0], dates[-1])))
+    note = f"{found.remarks()} All results are in {store.FILE}."
+    return [Table(f"Newest quoted results, of {measured}", table.heading, table.rows, note)]
 
 
 def _title(row: Result) -> str:
@@ -116,21 +68,16 @@ def _title(row: Result) -> str:
     return named if row.measure == ACCURACY else f"{named}, {row.measure}"
 
 
-def _settings(row: Result) -> str:
-    shown = {**row.settings, "pooling": None if row.pooling in ("-", "pixels") else row.pooling}
-    return ", ".join(words.format(shown[name]) for name, words in _DISPLAYED.items() if shown.get(name) is not None)
-
-
-def _label(row: Result, others: Sequence[Result]) -> str:
-    """Return the name of a measure, with settings and data if several of the ``others`` have the same name."""
-    title, its = _title(row), asked_of(row)
-    same = [asked_of(other) for other in others if _title(other) == title]
-    alone = [title, "from scratch"] if row.encoder == "from scratch" else [title]
-    if len(same) == 1:
-        return ", ".join(alone)
-    differing = [name for name in its if name not in _DISPLAYED and any(one.get(name) != its[name] for one in same)]
-    said = [*alone, _settings(row), *(f"{name.replace('_', ' ')} {its[name]}" for name in differing), f"on {row.data}"]
-    return ", ".join(filter(None, said))
+def _labels(groups: Sequence[Sequence[Row]]) -> list[str]:
+    """Return the name of each measure, with settings and data if several evaluations have the same name."""
+    firsts, labels = [rows[0].each[-1] for rows in groups], list[str]()
+    for one in firsts:
+        same = [other for other in firsts if _title(other) == _title(one)]
+        said = [_title(one), *["from scratch"] * (one.encoder == "from scratch")]
+        if len(same) > 1:
+            said += [describe_settings(one, varying([settings_of(other) for other in same])), f"on {one.data}"]
+        labels.append(", ".join(filter(None, said)))
+    return labels
 
 
 def _logged(run: RunData, column: str, like: Result, note: str) -> list[Number]:
@@ -145,32 +92,37 @@ def _logged(run: RunData, column: str, like: Result, note: str) -> list[Number]:
     return [Number(like.measure, own, beside, f"{note}, after {epochs:.3g} epoch{'s' * (epochs != 1)}.")]
 
 
-def _number(one: EvaluationGroup) -> Number:
+def _number(label: str, rows: Sequence[Row]) -> Number:
     """Return the result of the newest seed with its controls; the note has all seeds and the claims."""
-    first, *controls = one.seeds[-1]
-    if len({row.encoder for row in one.seeds[-1]}) <= len(controls):
-        controls = [replace(row, encoder=", ".join(filter(None, [row.encoder, _settings(row)]))) for row in controls]
-    said = ["; ".join(filter(None, [_settings(first), f"on {first.n:,} test {first.noun} of {first.data}."]))]
-    if len(one.seeds) > 1:
-        each = ", ".join(rows[0].number() for rows in one.seeds)
-        said.append(f"Results of seeds {', '.join(str(rows[0].seed) for rows in one.seeds)}: {each}.")
-    note = " ".join([*said, *(difference.sentence() for row in one.seeds[-1] for difference in row.against)])
-    return Number(one.label, first, controls, f"{note[0].upper()}{note[1:]}")
+    first, *controls = newest = [row.each[-1] for row in rows]
+    if len({one.encoder for one in newest}) < len(newest):
+        names = [", ".join(filter(None, [one.encoder, describe_settings(one)])) for one in controls]
+        controls = [replace(one, encoder=name) for one, name in zip(controls, names, strict=True)]
+    how = describe_settings(first)
+    said = [f"On {first.n:,} test {first.noun} of {first.data}{how and f', {how}'}."]
+    if len(seeds := rows[0].each) > 1:
+        each = ", ".join(one.number() for one in seeds)
+        said.append(f"Results of seeds {', '.join(str(one.seed) for one in seeds)}: {each}.")
+    note = " ".join([*said, *(difference.sentence() for one in newest for difference in one.against)])
+    return Number(label, first, controls, note)
 
 
-def _gain(one: EvaluationGroup, found: Difference, place: int) -> tuple[str, ...]:
-    """Return the row of a difference from a control, of the quoted result at ``place``."""
-    newest = one.seeds[-1]
-    seeds = [rows for rows in one.seeds[-max(1, found.trainings) :] if len(rows) == len(newest)]
-    means = [sum(rows[i].value for rows in seeds) / len(seeds) for i in range(len(newest))]
+def _gain(label: str, rows: Sequence[Row], own: Row, found: Difference) -> tuple[str, ...]:
+    """Return the line of a difference of one of the rows of an evaluation from a control."""
     # a control may be quoted with several settings
-    controls = [mean for i, mean in enumerate(means) if i != place and newest[i].encoder == found.control]
-    theirs = min(controls, key=lambda mean: abs(means[place] - mean - found.value), default=None)
+    controls = [_mean(row, found) for row in rows if row is not own and row.result.encoder == found.control]
+    score = _mean(own, found)
+    theirs = min(controls, key=lambda mean: abs(score - mean - found.value), default=None)
     unit = "" if found.unit == "%" else f" {found.unit}"
     apart = f"{found.amount(found.value)}{unit}" if found.n else ""
     apart += f" {found.interval()}" if found.claim not in (Claim.APART, Claim.FEW) else ""
-    score = "" if theirs is None else newest[place].number(theirs)
-    return one.label, newest[place].number(means[place]), found.control, score, apart, _verdict(found)
+    number = own.result.number
+    return label, number(score), found.control, "" if theirs is None else number(theirs), apart, _verdict(found)
+
+
+def _mean(row: Row, found: Difference) -> float:
+    """Return the mean of a result over the seeds that a difference covers."""
+    return fmean(one.value for one in row.each[-found.trainings :])
 
 
 def _verdict(one: Difference) -> str:

@@ -26,11 +26,12 @@ from patchloom.report.load_run import (
     settings_of,
 )
 from patchloom.report.metadata import run_metadata
-from patchloom.report.metrics import gains_of, key_numbers, newest_evaluations, results_of
+from patchloom.report.metrics import gains_of, key_numbers, results_of
 from patchloom.report.page import Cloud, Page, Picture, Recording, RunPart, Tone, render
 from patchloom.report.pictures import COUNT, collect_pictures, images_of, recordings_of, sliders_of
 from patchloom.report.pictures import RECORDING_BUDGET as SOUNDS
 from patchloom.report.pictures import SLIDER_BUDGET as SLIDERS
+from patchloom.report.results import rows_of
 from patchloom.results import store
 from patchloom.results.verdict import Verdict, drop_no_labels
 from patchloom.runs.folder import line_of
@@ -190,7 +191,7 @@ def _part(run: RunData, pictures: Sequence[Picture], data: DataLike | None, coun
     """Collect the contents about one of ``count`` runs, and notes on missing parts."""
     images, health = images_of(run, data), run.health
     cloud, recordings, notes = _of_images(run, images.shown, images.what, count)
-    groups = newest_evaluations(run.results, run.name)
+    groups = rows_of(run.results, run.name, run.name)
     part = RunPart(
         name=run.name,
         state=run.state(),

@@ -20,10 +20,10 @@ from patchloom.display import Displayable, Lines, TextTable, Verbatim, json_valu
 from patchloom.errors import PatchloomError, listing, pip_install, suggestion
 from patchloom.results import store
 from patchloom.results.claims import Claim, Difference
-from patchloom.results.evaluation import choose_fitting_table
 from patchloom.results.intervals import mean_interval
 from patchloom.results.newest import newest, settings_of
 from patchloom.results.result import Result
+from patchloom.results.table import choose_fitting_table, describe_settings, varying
 from patchloom.system.files import distinct_names, similar, write_whole
 
 _ELSEWHERE = ("settings", "data (tested)", "seeds")  # columns that are a remark if all rows have the same cell
@@ -35,16 +35,21 @@ class Row(NamedTuple):
     Attributes:
         run: name of the run.
         result: the newest result and its differences from controls, with the mean over seeds as its value.
-        seeds: number of seeds.
+        each: results of each seed, the newest seed last.
         std: standard deviation over seeds; nan with one seed.
         over: what the interval of the result covers: "seeds", "images", or "" without one.
     """
 
     run: str
     result: Result
-    seeds: int
+    each: Sequence[Result]
     std: float
     over: str
+
+    @property
+    def seeds(self) -> int:
+        """Number of seeds."""
+        return len(self.each)
 
     @property
     def measure(self) -> str:
@@ -102,18 +107,18 @@ def over_seeds(same: Sequence[Result], run: str) -> Row:
     last, values = same[-1], [one.value for one in same]
     if len(set(values)) == 1:
         spread = 0.0 if len(values) > 1 else math.nan
-        return Row(run, last, len(values), spread, "images" if last.interval() else "")
+        return Row(run, last, same, spread, "images" if last.interval() else "")
     bounds = (0, 1) if last.unit == "%" else (-math.inf, math.inf)
     low, high = np.clip(mean_interval(values), *bounds).tolist()
     settings = {  # seeds may have selected different ones
         name: value for name, value in last.settings.items() if all(one.settings.get(name) == value for one in same)
     }
     mean = replace(last, value=float(np.mean(values)), low=low, high=high, settings=settings)
-    return Row(run, mean, len(values), float(np.std(values, ddof=1)), "seeds")
+    return Row(run, mean, same, float(np.std(values, ddof=1)), "seeds")
 
 
-def rows_of(results: Sequence[Result], run: str, name: str = "", every: bool = False) -> list[Row]:
-    """Return the quoted results of a run's newest evaluations over seeds.
+def rows_of(results: Sequence[Result], run: str, name: str = "", every: bool = False) -> list[list[Row]]:
+    """Return the quoted results of each of a run's newest evaluations over seeds.
 
     Args:
         results: all results of the run, the newest last.
@@ -121,13 +126,13 @@ def rows_of(results: Sequence[Result], run: str, name: str = "", every: bool = F
         name: name of its encoder; "": as it was when it was evaluated.
         every: whether to return the results that are not quoted, too.
     """
-    found = list[Row]()
+    found = list[list[Row]]()
     for group in newest(results, name):
         quoted = [[one for one in each if one.quoted] for each in group]
         same: dict[str, list[Result]] = {str(i): list(alike) for i, alike in enumerate(zip(*quoted, strict=True))}
         for one in (one for each in group for one in each if every and not one.quoted):
             same.setdefault(json.dumps([one.encoder, one.measure, settings_of(one)]), []).append(one)
-        found += [over_seeds(alike, run) for alike in same.values()]
+        found.append([over_seeds(alike, run) for alike in same.values()])
     return found
 
 
@@ -201,15 +206,15 @@ class ResultsTable(Displayable):
 
     def _columns(self, gap: str) -> dict[str, list[str]]:
         """Return the cells of all columns but those of differences, a cell for each row."""
-        alike: dict[str, list[Result]] = {}
+        alike: dict[str, list[dict[str, Any]]] = {}
         for row in self.rows:
-            alike.setdefault(row.measure, []).append(row.result)
-        names = {measure: _displayed(results) for measure, results in alike.items()}
+            alike.setdefault(row.measure, []).append(settings_of(row.result))
+        names = {measure: varying(settings) for measure, settings in alike.items()}
         return {
             "measure": [row.measure for row in self.rows],
             "run": [row.run for row in self.rows],
             "encoder": [row.result.encoder for row in self.rows],
-            "settings": [_settings(row.result, names[row.measure]) for row in self.rows],
+            "settings": [describe_settings(row.result, names[row.measure]) for row in self.rows],
             "data (tested)": [row.data for row in self.rows],
             "seeds": [f"{row.seeds}" for row in self.rows],
             "value": [Lines(row.text(gap)) for row in self.rows],
@@ -258,23 +263,6 @@ class ResultsTable(Displayable):
         schema = pa.schema([(name, pa.type_for_alias(_KINDS.get(name, "string"))) for name in records[0]])
         pa.parquet.write_table(pa.Table.from_pylist(records, schema), file)
         return file.getvalue()
-
-
-# settings that are always displayed
-_DISPLAYED = {"k", "per_class", "labels", "recipe", "epochs", "head", "count", "layer", "network", "group", "pooling"}
-
-
-def _displayed(results: Sequence[Result]) -> list[str]:
-    """Return the names of the settings to display: some always, others if they differ between the results."""
-    values: dict[str, list[Any]] = {}
-    for one in results:
-        for name, value in settings_of(one).items():
-            values.setdefault(name, []).append(value)
-    return [name for name, found in values.items() if name in _DISPLAYED or any(one != found[0] for one in found)]
-
-
-def _settings(one: Result, names: Sequence[str]) -> str:
-    return ", ".join(f"{name.replace('_', ' ')} {one.settings[name]}" for name in names if name in one.settings)
 
 
 _FORMULA = ("=", "+", "-", "@")  # first characters of formulas
@@ -345,10 +333,10 @@ def results(
     folders = [*{one.resolve(): one for place in places for one in _folders(place)}.values()]
     notes, rows = list[str](), list[Row]()
     for folder, name in zip(folders, distinct_names(folders), strict=True):
-        own = rows_of(store.load(folder, notes), name, name * _is_run(folder), all)
-        if not own:
+        groups = rows_of(store.load(folder, notes), name, name * _is_run(folder), all)
+        rows += [row for group in groups for row in group]
+        if not groups:
             notes.append(f"{folder} has no results: make some, as in patchloom evaluate knn {folder} labelled/")
-        rows += own
     if not rows:
         raise PatchloomError("; ".join(notes) or "results needs the folder of a run, such as runs/photos-mae")
     rows = _only("protocol", protocol, _only("measure", measure, rows))

@@ -186,36 +186,12 @@ class Difference:
 
 
 def constant_remark(names: Sequence[str], answer: str, number: str) -> str:
-    """Return a sentence on encoders that are not better than a constant answer.
-
-    Args:
-        names: the encoders, with their scores.
-        answer: the class that is always answered.
-        number: its score.
-    """
+    """Return a sentence on encoders, with their scores, that are not better than a constant ``answer`` of a score."""
     said = listing(names, "and")
     are = "are" if len(names) > 1 else "is"
     return (
         f"{said} {are} no better than always answering {answer} ({number}): these labels do not show that anything was "
         "learnt."
-    )
-
-
-def telling_remark(name: str, telling: str, measure: str, found: Difference) -> str:
-    """Return a sentence on an encoder that is better than a constant answer, but not by the quoted measure; else "".
-
-    Args:
-        name: the encoder.
-        telling: the measure by which it is better.
-        measure: the quoted measure.
-        found: difference from the best constant answer by ``telling``.
-    """
-    if found.claim is not Claim.BETTER:
-        return ""
-    return (
-        f"By {telling}, {name} is {found.amount(found.value, '')} points better than a constant answer "
-        f"{found.interval()}, so something was learnt, though by {measure} that is not clear on {found.n:,} test "
-        f"{found.noun}."
     )
 
 
@@ -307,7 +283,13 @@ def _welch(results: Sequence[np.ndarray]) -> tuple[float, float]:
 
 
 def difference_over_splits(
-    one: Sequence[float], other: Sequence[float], n: int, *, control: str = "", trained: bool = True, noun: str = ""
+    one: Sequence[float],
+    other: Sequence[float],
+    n: int,
+    *,
+    control: str = "",
+    trained: bool = True,
+    noun: str = "images",
 ) -> Difference:
     """Compare two results whose test split differs between seeds, drawn from the same images.
 
@@ -323,4 +305,4 @@ def difference_over_splits(
     seeds, middle = len(gains), float(gains.mean())
     reach = student(seeds - 1) * math.sqrt(gains.var(ddof=1) * (1 / seeds + _SPLIT))
     low, high = max(-1.0, middle - reach), min(1.0, middle + reach)
-    return Difference(control, middle, low, high, n, seeds, trained, noun=noun or "images")
+    return Difference(control, middle, low, high, n, seeds, trained, noun=noun)

@@ -5,119 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from patchloom.display import Displayable, Lines, TextTable, Verbatim
+from patchloom.display import Displayable, TextTable, Verbatim
 from patchloom.results.claims import (
     CONSTANT,
     RAW,
     START,
+    Claim,
     Difference,
     constant_remark,
     difference,
     difference_over_splits,
     raw_remark,
-    telling_remark,
 )
-from patchloom.results.intervals import is_wide
 from patchloom.results.result import Result
+from patchloom.results.table import cell, choose_fitting_table, table_across, table_by_row
 
-# The table of an evaluation, in several forms to fit the terminal.
-
-
-def choose_fitting_table(forms: Sequence[TextTable], width: int) -> TextTable:
-    """Return the first form that fits into ``width`` characters; else the last one, with names above their rows."""
-    return next((form for form in forms if form.least() <= width), _names_above(forms[-1]))
-
-
-def _by_row(rows: Sequence[Result]) -> TextTable:
-    """Return a table with a line per result, and a column for every setting that differs between results."""
-    names, first = _varying(rows), _names(rows)
-    lines = tuple((*_line(row, first, names), row.text()) for row in rows)
-    heading = *first, *(name.replace("_", " ") for name in names), "value, 95 % interval"
-    return TextTable(heading, lines, names=frozenset({0}), ends=_ends(lines))
-
-
-def _names_above(table: TextTable) -> TextTable:
-    """Return the table with the first column on separate lines."""
-    rows: list[tuple[str, ...]] = []
-    ends, before = set(), None
-    for number, (name, *others) in enumerate(table.rows):
-        if name != before:
-            rows.append((name,))
-            before = name
-        rows.append((f"  {others[0]}", *others[1:]))
-        if number in table.ends:
-            ends.add(len(rows) - 1)
-    return TextTable(table.heading[1:], tuple(rows), ends=frozenset(ends))
-
-
-def _across(of: Evaluation, gap: str) -> TextTable:
-    """Return a table with a line per encoder, pooling and other settings, and a column per value of ``across``."""
-    rows, across = of.results, of.across
-    columns = list(dict.fromkeys(_settings(row)[across] for row in rows if across in _settings(row)))
-    first, names = _names(rows), [name for name in _varying(rows) if name != across]
-    called = {name: of.symbols.get(name, name.replace("_", " ")) for name in (across, *names)}
-    headings = (value if isinstance(value, str) else f"{called[across]} = {_short(value)}" for value in columns)
-    lines: dict[tuple[str, ...], dict[Any, str]] = {}
-    for row in rows:
-        # a value that does not depend on the setting is repeated in every column
-        under = [_settings(row)[across]] if across in _settings(row) else columns
-        shown = row.amount() if of.short else Lines(row.text(gap))
-        lines.setdefault(_line(row, first, names), {}).update(dict.fromkeys(under, shown))
-    cells = tuple((*line, *(found.get(value, "") for value in columns)) for line, found in lines.items())
-    heading = *first, *(called[name] for name in names), *headings
-    return TextTable(heading, cells, names=frozenset({0}), ends=_ends(cells))
-
-
-def _down(of: Evaluation, gap: str) -> TextTable:
-    """Return a table with a line per value of ``across``, a column per encoder, and a line per other result."""
-    those = [row for row in of.results if of.across in _settings(row)]
-    encoders = list(dict.fromkeys(row.encoder for row in those))
-    cells: dict[str, dict[str, str]] = {}
-    for row in those:
-        cells.setdefault(_text(row, of.across), {})[row.encoder] = Lines(row.text(gap))
-    lines = [(value, *(found.get(encoder, "") for encoder in encoders)) for value, found in cells.items()]
-    others = [row for row in of.results if of.across not in _settings(row)]  # they appear in every column
-    lines += [(row.encoder, *[Lines(row.text(gap))] * len(encoders)) for row in others]
-    return TextTable((of.across, *encoders), tuple(lines), names=frozenset({0}), ends=frozenset({len(cells) - 1}))
-
-
-def _line(row: Result, first: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
-    return (row.encoder, row.pooling)[: len(first)] + tuple(_text(row, name) for name in names)
-
-
-def _ends(lines: Sequence[tuple[str, ...]]) -> frozenset[int]:
-    """Return the numbers of the last lines of each name."""
-    return frozenset(i for i, (one, after) in enumerate(pairwise(lines)) if one[0] != after[0])
-
-
-def _varying(rows: Sequence[Result]) -> list[str]:
-    """Return the names of settings that differ between the results that have them."""
-    each = [_settings(row) for row in rows]
-    values = {name: [one[name] for one in each if name in one] for settings in each for name in settings}
-    return [name for name, found in values.items() if any(value != found[0] for value in found)]
-
-
-def _settings(row: Result) -> dict[str, Any]:
-    """Return what may be a column: the settings, and the measure, but not the pooling, which has its own column."""
-    return {"measure": row.measure, **{name: value for name, value in row.settings.items() if name != "pooling"}}
-
-
-def _names(rows: Sequence[Result]) -> tuple[str, ...]:
-    return ("encoder", "pooling") if any(row.pooling != "-" for row in rows) else ("encoder",)
-
-
-def _text(row: Result, name: str) -> str:
-    return _short(_settings(row)[name]) if name in _settings(row) else ""
-
-
-def _short(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+_WIDE = 0.07  # half-width of an interval from which a sentence says that the images are few
 
 
 def compare_results(ours: Sequence[Result], theirs: Sequence[Result], trained: bool) -> Difference:
@@ -147,7 +55,7 @@ def as_control(one: Result) -> str:
 
 def few_remark(one: Result) -> str:
     """Return a sentence if the test images are too few for the number; else ""."""
-    if one.unit != "%" or not is_wide(one.value, one.low, one.high):
+    if one.unit != "%" or not max(one.high - one.value, one.value - one.low) > _WIDE:
         return ""
     few = f"{one.groups:,} test group{'s' * (one.groups != 1)}" if one.groups else f"{one.n:,} test {one.noun}"
     return f"Only {few}: others could have given anything from {one.number(one.low)} to {one.number(one.high)}."
@@ -274,71 +182,69 @@ class Evaluation(Displayable):
         """Return sentences on whether the encoder is better than its controls; "" without any."""
         return " ".join([*(one.sentence() for one in self.against), *self._remarks()])
 
-    @property
-    def constant(self) -> Result | None:
-        """Row of the best constant answer by the quoted measure; None without one."""
-        return self._by_measure(CONSTANT, self.quoted[0].measure) if self.quoted else None
-
-    def _by_measure(self, encoder: str, measure: str) -> Result | None:
-        """Return the first row of an encoder with a measure; None without one."""
-        those = (row for row in self.results if row.encoder == encoder and row.measure == measure)
-        return next(those, None)
-
     def _remarks(self) -> list[str]:
         """Return sentences on encoders no better than a constant answer, and on raw pixels that are far better."""
-        said = []
-        constant, level = self.constant, self._no_better_than_constant()
-        if constant is not None and 0 in level:
-            names = dict.fromkeys(f"{self.quoted[i].encoder} ({self.quoted[i].number(self._mean(i))})" for i in level)
+        said, level = list[str](), self._level_with_constant()
+        if 0 in level:
+            constant = self._by_seed(CONSTANT, self.quoted[0].measure)[-1]
+            means = {i: self.quoted[i].number(_mean(self._quoted_by_seed(i))) for i in level}
+            names = dict.fromkeys(f"{self.quoted[i].encoder} ({mean})" for i, mean in means.items())
             said.append(constant_remark([*names], constant.settings["answer"], constant.number()))
-        if self.telling and (quoted := self._over_constant(0)) and not quoted.exceeds:
-            name, measure = self.quoted[0].encoder, self.quoted[0].measure
-            found = self._over_constant(0, self.telling)
-            said.append(telling_remark(name, self.telling, measure, found) if found else "")
-        for i, row in enumerate(self.quoted):
-            if row.encoder in RAW:
-                said.append(raw_remark(compare_results(self._of_seeds(0), self._of_seeds(i), False)))
+        elif self.quoted and self.telling:
+            own, over = self.quoted[0], self._over_constant(0)
+            first, found = over.get(own.measure), over.get(self.telling)
+            if first and found and not first.exceeds and found.claim is Claim.BETTER:
+                said.append(
+                    f"By {self.telling}, {own.encoder} is {found.amount(found.value, '')} points better than a "
+                    f"constant answer {found.interval()}, so something was learnt, though by {own.measure} that is "
+                    f"not clear on {found.n:,} test {found.noun}."
+                )
+        for i, one in enumerate(self.quoted):
+            if one.encoder in RAW:
+                said.append(raw_remark(compare_results(self._quoted_by_seed(0), self._quoted_by_seed(i), False)))
         return [*filter(None, said)]
 
-    def _no_better_than_constant(self) -> list[int]:
-        """Return the indices in ``quoted`` of rows that are no better than the best constant answer by any measure."""
-        if any(report.constant is None for report in (*self.others, self)):
-            return []
-        measures = {"", self.telling}
-        found = [[self._over_constant(i, measure) for measure in measures] for i in range(len(self.quoted))]
-        return [i for i, those in enumerate(found) if not any(one and one.exceeds for one in those)]
+    def _level_with_constant(self) -> list[int]:
+        """Return the indices in ``quoted`` of results no better than the best constant answer by any measure."""
+        found = enumerate(map(self._over_constant, range(len(self.quoted))))
+        known = {i: over for i, over in found if self.quoted[i].measure in over}
+        return [i for i, over in known.items() if not any(one.exceeds for one in over.values())]
 
-    def _over_constant(self, i: int, measure: str = "") -> Difference | None:
-        """Compare a quoted row, or that of its encoder by another ``measure``, with the best constant answer by it.
+    def _over_constant(self, i: int) -> dict[str, Difference]:
+        """Return differences of a quoted result from the best constant answer, by its measure and the telling one.
 
-        None if a seed has no such row.
+        Those that are missing for a seed are left out.
         """
-        reports = (*self.others, self)
-        pairs = [
-            (report._by_measure(report.quoted[i].encoder, measure), report._by_measure(CONSTANT, measure))
-            if measure
-            else (report.quoted[i], report.constant)
-            for report in reports
+        own, found = self.quoted[i], dict[str, Difference]()
+        for measure in filter(None, (own.measure, self.telling)):
+            ours = self._quoted_by_seed(i) if measure == own.measure else self._by_seed(own.encoder, measure)
+            constant = self._by_seed(CONSTANT, measure)
+            if len(ours) == len(constant) == 1 + len(self.others):
+                found[measure] = compare_results(ours, constant, False)
+        return found
+
+    def _by_seed(self, encoder: str, measure: str) -> list[Result]:
+        """Return the first result of an encoder with a measure, of each seed that has one."""
+        those = [
+            [one for one in report.results if (one.encoder, one.measure) == (encoder, measure)]
+            for report in (*self.others, self)
         ]
-        ours, theirs = ([row for row in side if row is not None] for side in zip(*pairs, strict=True))
-        return compare_results(ours, theirs, False) if len(ours) == len(theirs) == len(reports) else None
+        return [found[0] for found in those if found]
 
-    def _of_seeds(self, i: int) -> list[Result]:
-        """Return a quoted row of every seed."""
+    def _quoted_by_seed(self, i: int) -> list[Result]:
         return [report.quoted[i] for report in (*self.others, self)]
-
-    def _mean(self, i: int) -> float:
-        return _mean(self._of_seeds(i))
 
     def with_differences(self, trained: bool, *controls: int) -> Evaluation:
         """Return the evaluation with the encoder's differences from quoted results (default: all), over all seeds."""
-        controls = controls or tuple(range(1, len(self.quoted)))
-        answer = self.constant.settings["answer"] if self.constant is not None else ""
-        level = self._no_better_than_constant()
-        found = [compare_results(self._of_seeds(0), self._of_seeds(i), trained) for i in controls]
-        found = [replace(one, constant=answer) for one in found] if 0 in level else found
-        changed = self._changed(lambda one: replace(one, against=tuple(found)) if one is self.quoted[0] else one)
-        return replace(self, controls=controls, **changed)
+        controls, own = controls or tuple(range(1, len(self.quoted))), self.quoted[0]
+        level = 0 in self._level_with_constant()
+        answer = self._by_seed(CONSTANT, own.measure)[-1].settings["answer"] if level else ""
+        ours = self._quoted_by_seed(0)
+        found = [compare_results(ours, self._quoted_by_seed(i), trained) for i in controls]
+        against = tuple(replace(one, constant=answer) for one in found)
+        return replace(
+            self, controls=controls, **self._changed(lambda one: replace(one, against=against) if one is own else one)
+        )
 
     def with_setting(self, name: str, value: str) -> Evaluation:
         """Return the evaluation with a setting of all results, such as the groups of the split or the network."""
@@ -351,27 +257,23 @@ class Evaluation(Displayable):
 
     def table(self, width: int) -> TextTable:
         """Return all results as a table that fits into ``width`` characters."""
-        forms = [_by_row(self.results)]
-        if any(self.across in _settings(row) for row in self.results):
-            forms = [*((_down if self.down else _across)(self, gap) for gap in (" ", "\n")), *forms]
-        return choose_fitting_table(forms, width)
+        how, forms = (self.down, self.symbols, self.short), list[TextTable]()
+        if self.across == "measure" or any(self.across in row.settings for row in self.results):
+            forms = [table_across(self.results, self.across, gap, *how) for gap in (" ", "\n")]
+        return choose_fitting_table([*forms, table_by_row(self.results)], width)
 
     def spread(self) -> str:
         """Return a sentence with mean and range of the quoted numbers over seeds."""
-        reports = (*self.others, self)
+        by_seed = [self._quoted_by_seed(i) for i in range(len(self.quoted))]
         # an encoder may be quoted several times, and the quoted setting may differ between seeds
-        where = [
-            dict.fromkeys(_text(row, self.across) for row in same if self.across in _settings(row))
-            for same in zip(*(report.quoted for report in reports), strict=True)
-        ]
-        several = len({name for names in where for name in names}) > 1
-        said = []
-        for number, row in enumerate(self.quoted):
-            values = [report.quoted[number].value for report in reports]
-            mean, low, high = map(row.number, (sum(values) / len(values), min(values), max(values)))
-            name = f"{row.encoder}, {' or '.join(where[number])}" if several and where[number] else row.encoder
+        where = [dict.fromkeys(filter(None, (cell(one, self.across) for one in rows))) for rows in by_seed]
+        several, said = len({name for names in where for name in names}) > 1, list[str]()
+        for rows, names in zip(by_seed, where, strict=True):
+            values = [one.value for one in rows]
+            mean, low, high = map(rows[-1].number, (_mean(rows), min(values), max(values)))
+            name = f"{rows[-1].encoder}, {' or '.join(names)}" if several and names else rows[-1].encoder
             said.append(f"{name} {mean} ({low} to {high})")
-        return f"Over {len(reports)} seeds, mean and range: {'; '.join(said)}."
+        return f"Over {1 + len(self.others)} seeds, mean and range: {'; '.join(said)}."
 
 
 _PROBES = ("knn", "linear")  # protocols on frozen features that a fine-tuned classifier is meant to beat

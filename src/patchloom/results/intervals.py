@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 Z = 1.959963984540054  # standard normal quantile of a 95 % interval
-WIDE = 0.07  # half-width of an interval from which a sentence says that the images are few
 
 
 def mean_interval(
@@ -88,11 +87,6 @@ def wilson(share: float, n: int, z: float = Z) -> tuple[float, float]:
     middle = (share + z * z / (2 * n)) / (1 + z * z / n)
     reach = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + (z / (2 * n)) ** 2)
     return max(0.0, middle - reach), min(1.0, middle + reach)
-
-
-def is_wide(value: float, low: float, high: float) -> bool:
-    """Return whether the interval of a share is so wide that other test images could give a very different one."""
-    return low < high and max(high - value, value - low) > WIDE
 
 
 def student(freedom: float) -> float:

@@ -97,9 +97,8 @@ def share_of_way(
     gains = [value - base for value, base in zip(values, baseline, strict=True)]
     ways = [perfect - base for base in baseline]
     gain, way = sum(gains), sum(ways)
-    if not way:  # a perfect baseline can be met or missed, but not beaten
-        share = 0.0 if not gain else -math.inf
-        return _share(share, share, share, n)
+    if not way:
+        return _of_perfect(gain, n)
     share = gain / way
     if n < MIN_VERDICT_IMAGES:
         return _share(share, -math.inf, math.inf, n)
@@ -112,25 +111,24 @@ def share_of_way(
     return _share(share, share - reach, share + reach, n)
 
 
-def share_between(
-    value: tuple[float, float, float], baseline: tuple[float, float, float], n: int, perfect: float = 1.0
-) -> Result:
-    """Compute the share of the way of an accuracy from the intervals of both, without per-image results.
+def share_over(one: Result, control: Result, found: Difference) -> Result:
+    """Compute the share of the way of an accuracy from that of a control (0) to 100 % (1), from their difference.
 
-    The interval of the difference is Newcombe's, from the two score intervals (1998, method 10). It assumes independent
-    samples, so on the same images it is rather too wide.
+    If it is unknown (``found.n`` is 0), its interval is Newcombe's, from the two score intervals (1998, method 10). It
+    assumes independent samples, so on the same images it is rather too wide.
     """
-    (one, low, high), (other, other_low, other_high) = value, baseline
-    gain, way = one - other, perfect - other
+    way = 1 - control.value
     if way <= 0:
-        share = 0.0 if not gain else -math.inf
-        return _share(share, share, share, n)
-    down = math.hypot(one - low, other_high - other)
-    up = math.hypot(high - one, other - other_low)
-    return _share(gain / way, (gain - down) / way, (gain + up) / way, n)
+        return _of_perfect(one.value - control.value, one.n)
+    if found.n:
+        return _share(found.value / way, found.low / way, found.high / way, found.n)
+    gain = one.value - control.value
+    down = math.hypot(one.value - one.low, control.high - control.value)
+    up = math.hypot(one.high - one.value, control.value - control.low)
+    return _share(gain / way, (gain - down) / way, (gain + up) / way, one.n)
 
 
-def share_of(found: Difference, baseline: float, perfect: float = 1.0) -> Result | None:
-    """Return a difference as a share of the way from ``baseline`` to perfect; None if that is undefined."""
-    way = perfect - baseline
-    return _share(found.value / way, found.low / way, found.high / way, found.n) if found.n and way > 0 else None
+def _of_perfect(gain: float, n: int) -> Result:
+    """Return the share from a perfect baseline, which can be met or missed, but not beaten."""
+    share = 0.0 if not gain else -math.inf
+    return _share(share, share, share, n)

@@ -55,7 +55,7 @@ def append(folder: Path, results: Sequence[Result], once: bool = False) -> None:
         once: leave out those that are there already, but for their date: a run that is killed at its end repeats it.
     """
     there = [replace(one, date="") for one in load(folder, [])] if once else []
-    new = [one for one in results if Result.of(_parse(_line(one).encode())) not in there]
+    new = [one for one in results if _read(_line(one).encode())[0] not in there]
     if not new:
         return
     name = _write_outcomes(folder, new)
@@ -81,8 +81,7 @@ def load(folder: Path, notes: list[str] | None = None, outcomes: bool = False) -
         if not line.strip():
             continue
         try:
-            values = _parse(line)
-            result = Result.of(values)
+            result, values = _read(line)
         except ValueError as problem:
             said = f"line {number} of {folder / FILE} could not be read ({problem})"
             if notes is None:
@@ -106,13 +105,15 @@ def _lines(path: Path) -> list[bytes]:
     return found
 
 
-def _parse(line: bytes) -> Any:
+def _read(line: bytes) -> tuple[Result, dict[str, Any]]:
+    """Return the result of a line, and its document; raise ValueError if it is damaged."""
     if len(line) > _LONGEST:
         raise ValueError("it is too long")
     try:
-        return parse_json(line)
+        values = parse_json(line)
     except RecursionError as problem:
         raise ValueError("it is too deep") from problem
+    return Result.of(values), values
 
 
 def evaluations(results: Iterable[Result]) -> list[list[Result]]:
@@ -149,7 +150,7 @@ def forget(folder: Path, which: str) -> int:
 
 def _date(line: bytes) -> str | None:
     try:
-        return Result.of(_parse(line)).date
+        return _read(line)[0].date
     except ValueError:
         return None
 

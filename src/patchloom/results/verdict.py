@@ -7,12 +7,12 @@ one. docs/explanation/verdict.md has the rules, and the measurements behind thei
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from patchloom.errors import PatchloomError, listing, typed_fields
 from patchloom.results.claims import MIN_VERDICT_IMAGES, START, UNTRAINED, control_name
@@ -180,12 +180,6 @@ class Signs:
         return not self.ended and self.epoch < self.epochs / 2
 
     @property
-    def hardly_nearer(self) -> bool:
-        """Whether a visible gain since halfway through the run is ruled out."""
-        level = Level.UNKNOWN if self.gained is None else level_of(self.gained)
-        return level is not Level.UNKNOWN and not level.visible
-
-    @property
     def solved(self) -> bool:
         """Whether nothing is left to learn; outputs of a network, which have further figures, are no fixed goal."""
         share = self.measure.to_beat.share
@@ -203,57 +197,33 @@ class Signs:
         return any(level_of(one.share).better for one in controls if one.to_beat or one.name == UNTRAINED)
 
 
-Say = Callable[[Signs], tuple[str, Actions]]
-
-
-class Rule(NamedTuple):
-    """Rule of a verdict.
-
-    Attributes:
-        name: name of the rule in files and trackers.
-        verdict: verdict, unless a rule before it applies.
-        when: whether the rule applies.
-        say: its claim beside the measure, "" if the measure says it; and its advice, as the actions of `Health`.
-    """
-
-    name: str
-    verdict: Verdict
-    when: Callable[[Signs], bool]
-    say: Say
-
-
 def judge(signs: Signs) -> Health:
     """Return the verdict on a run by the first rule that applies."""
-    rule = next(one for one in RULES if one.when(signs))
-    (claim, actions), share = rule.say(signs), signs.measure.to_beat.share
+    rule, (claim, actions) = next((rule, said) for rule in RULES if (said := rule(signs)) is not None)
+    share = signs.measure.to_beat.share
     way = f", {share.value:.0%} of the way to perfect" if signs.level.better else ""
     why = _beside(signs.measure) + way + (f"; {claim}" if claim else "")
     then = listing(_in_words(signs, option, to) for option, to in actions.items())
-    return Health(rule.verdict, why, then, round(signs.epoch, 4), signs.ended, rule.name, signs.measure, actions)
+    return Health(RULES[rule], why, then, round(signs.epoch, 4), signs.ended, rule.__name__, signs.measure, actions)
 
 
-# The rules in their order: the function below a rule's verdict and condition has its name and says its claim.
+# The rules: each returns its claim beside the measure, "" if the measure says it, and its advice, as the actions of
+# `Health`; None if it does not apply.
 
 
-RULES: list[Rule] = []
+Advice = tuple[str, Actions]
 
 
-def _rule(verdict: Verdict, when: Callable[[Signs], bool]) -> Callable[[Say], Say]:
-    def add(say: Say) -> Say:
-        RULES.append(Rule(say.__name__, verdict, when, say))
-        return say
-
-    return add
-
-
-@_rule(Verdict.UNKNOWN, lambda s: s.apart < _APART and s.measure.n >= MIN_VERDICT_IMAGES)
-def same_images(s: Signs) -> tuple[str, Actions]:
+def same_images(s: Signs) -> Advice | None:
+    if not (s.apart < _APART and s.measure.n >= MIN_VERDICT_IMAGES):
+        return None
     found = f"their deviation from their mean is {s.apart:.1%} of that of all values"
     return f"the {s.measure.noun} are nearly identical: {found}", {"data": ANOTHER}
 
 
-@_rule(Verdict.COLLAPSED, lambda s: s.trained and (s.same_features or s.same_targets) and not s.separates)
-def collapsed(s: Signs) -> tuple[str, Actions]:
+def collapsed(s: Signs) -> Advice | None:
+    if not s.trained or s.separates or not (s.same_features or s.same_targets):
+        return None
     if not s.same_features:
         return _same(s), {**s.remedies, **_slower(s)}
     deviation = "" if math.isnan(s.deviation) else f", deviation {s.deviation:.1%} of an untrained encoder's"
@@ -261,69 +231,72 @@ def collapsed(s: Signs) -> tuple[str, Actions]:
     return f"{alike} (centred rank {s.rank:.1f}{deviation})", _slower(s)
 
 
-@_rule(Verdict.WEAK, lambda s: s.trained and s.same_targets and s.separates)
-def same_targets(s: Signs) -> tuple[str, Actions]:
-    assert s.knn is not None
+def same_targets(s: Signs) -> Advice | None:
+    if s.knn is None or not (s.trained and s.same_targets and s.separates):
+        return None
     return f"{_same(s)}; yet the features separate classes: {_beside(s.knn)}", {**s.remedies, **_slower(s)}
 
 
-@_rule(
-    Verdict.UNKNOWN,
+def few_images(s: Signs) -> Advice | None:
     # where there are enough for a claim, more updates tell more than more images
-    lambda s: s.trained and s.level is Level.UNKNOWN and (s.updates >= _ENOUGH or s.measure.n < MIN_VERDICT_IMAGES),
-)
-def few_images(s: Signs) -> tuple[str, Actions]:
+    enough = s.updates >= _ENOUGH or s.measure.n < MIN_VERDICT_IMAGES
+    if not (s.trained and s.level is Level.UNKNOWN and enough):
+        return None
     return _open(s.measure, "whether the task is being learnt"), {"held_out": HIGHER, "images": HIGHER}
 
 
-@_rule(
-    Verdict.NOT_LEARNING,
-    lambda s: not s.finite or (s.trained and not s.level.visible and (s.setbacks > 0 or s.fell is not None)),
-)
-def unstable(s: Signs) -> tuple[str, Actions]:
-    said = "the measure or the features are not finite"
-    if s.finite and s.setbacks:
+def unstable(s: Signs) -> Advice | None:
+    if not s.finite:
+        return "the measure or the features are not finite", _slower(s)
+    if not s.trained or s.level.visible:
+        return None
+    if s.setbacks:
         times = "once" if s.setbacks == 1 else f"{s.setbacks} times"
-        said = f"the run went back to a checkpoint {times}, because loss or weights were not finite"
-    elif s.finite and s.fell is not None:
-        said = "during training it got worse, from {} to {}".format(*map(s.measure.compact, s.fell))
-    return said, _slower(s)
+        return f"the run went back to a checkpoint {times}, because loss or weights were not finite", _slower(s)
+    if s.fell is not None:
+        return "during training it got worse, from {} to {}".format(*map(s.measure.compact, s.fell)), _slower(s)
+    return None
 
 
-@_rule(
-    Verdict.EARLY,
-    lambda s: not s.epoch or (not s.level.visible and (s.updates < _ENOUGH or s.first_half or not s.hardly_nearer)),
-)
-def early(s: Signs) -> tuple[str, Actions]:
-    longer = _longer(s) if s.ended else {}
+def early(s: Signs) -> Advice | None:
     if not s.epoch:
         return "nothing is trained yet", {}
+    if s.level.visible:
+        return None
+    longer = _longer(s) if s.ended else {}
     if s.updates < _ENOUGH or s.first_half or s.gained is None:
         return f"it has had {_updates(s)} so far", longer
-    if level_of(s.gained) is Level.UNKNOWN:
+    since = level_of(s.gained)
+    if since is Level.UNKNOWN:
         return _open(s.measure, "whether it improved in the second half of the run"), {"held_out": HIGHER, **longer}
-    return f"it is {s.gained.value:.0%} nearer to perfect than halfway through the run", longer
+    return (
+        (f"it is {s.gained.value:.0%} nearer to perfect than halfway through the run", longer)
+        if since.visible
+        else None
+    )
 
 
-@_rule(Verdict.NOT_LEARNING, lambda s: not s.level.visible)
-def stands_still(s: Signs) -> tuple[str, Actions]:
+def stands_still(s: Signs) -> Advice | None:
+    if s.level.visible:
+        return None
     advice: Actions = {"data": ANOTHER, "patch_size": LOWER, "blr": s.blr / 10, "task": ANOTHER}
     return f"after {_updates(s)} it is hardly nearer to perfect than halfway through the run", advice
 
 
-@_rule(Verdict.WEAK, lambda s: s.alike or s.level is not Level.CLEAR)
-def weak(s: Signs) -> tuple[str, Actions]:
+def weak(s: Signs) -> Advice | None:
     if s.alike:
         return _ALIKE.format(s.measure.noun), {**s.remedies, **_slower(s)}
+    if s.level is Level.CLEAR:
+        return None
     if s.level is Level.UNSURE:
         return _open(s.measure, "how well it is learnt"), {"held_out": HIGHER, **_longer(s)}
     return "", {**_longer(s), **({"batch_size": HIGHER} if s.compares else {})}
 
 
-# a kNN on the way is of few images and without their pairs: only the final evaluation judges
-@_rule(Verdict.WEAK, lambda s: s.ended and s.knn is not None and level_of(s.knn.to_beat.share).no_gain)
-def no_gain(s: Signs) -> tuple[str, Actions]:
-    assert s.knn is not None
+def no_gain(s: Signs) -> Advice | None:
+    # a kNN on the way is of few images and without their pairs: only the final evaluation judges
+    if s.knn is None or not (s.ended and level_of(s.knn.to_beat.share).no_gain):
+        return None
     control = s.knn.to_beat.name
     said = f"by kNN the features separate classes not clearly better than {control_name(control)} ({_beside(s.knn)})"
     if s.solved:
@@ -333,8 +306,7 @@ def no_gain(s: Signs) -> tuple[str, Actions]:
     return said, {**_longer(s), "task": ANOTHER, "evaluate": "finetune"}
 
 
-@_rule(Verdict.HEALTHY, lambda s: True)
-def healthy(s: Signs) -> tuple[str, Actions]:
+def healthy(s: Signs) -> Advice:
     labels: Actions = {"labels": HIGHER} if s.ended else {}
     if s.knn is None:
         return ("the task is solved, and more training adds little", _HARDER) if s.solved else ("", labels)
@@ -342,6 +314,20 @@ def healthy(s: Signs) -> tuple[str, Actions]:
         better = f"whether its features are better than {control_name(s.knn.to_beat.name)}"
         return f"{_open(s.knn, better)} ({_beside(s.knn)})", labels
     return (f"{_beside(s.knn)}; it was still improving", _longer(s)) if s.improves else (_beside(s.knn), {})
+
+
+RULES = {  # in their order
+    same_images: Verdict.UNKNOWN,
+    collapsed: Verdict.COLLAPSED,
+    same_targets: Verdict.WEAK,
+    few_images: Verdict.UNKNOWN,
+    unstable: Verdict.NOT_LEARNING,
+    early: Verdict.EARLY,
+    stands_still: Verdict.NOT_LEARNING,
+    weak: Verdict.WEAK,
+    no_gain: Verdict.WEAK,
+    healthy: Verdict.HEALTHY,
+}
 
 
 # Words and advice of several rules.

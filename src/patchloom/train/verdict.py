@@ -14,7 +14,7 @@ from patchloom.questions.question import Measure
 from patchloom.results.claims import START, UNTRAINED
 from patchloom.results.evaluation import Evaluation, compare_results
 from patchloom.results.result import Baseline, Result
-from patchloom.results.shares import SMALL, Level, fell, level_of, share_between, share_of, share_of_way
+from patchloom.results.shares import SMALL, Level, fell, level_of, share_of_way, share_over
 from patchloom.results.verdict import HIGHER, Actions, Signs
 from patchloom.runs.settings import ResolvedSettings
 
@@ -150,14 +150,9 @@ def logged_knn(rows: Sequence[Mapping[str, str]], images: int, modality: Modalit
 
 
 def _with_controls(trained: Result, controls: Sequence[Result], noun: str) -> Result:
-    """Return kNN with its controls as baselines, the best one first; before it the start of an adapted encoder.
-
-    The share of the way from a control is that of their `Difference`, or of their intervals if images are unknown.
-    """
+    """Return kNN with its controls as baselines, the best one first; before it the start of an adapted encoder."""
     ranked = sorted(controls, key=lambda row: (row.encoder != START, -row.value))
     against, baselines = [compare_results([trained], [one], trained=False) for one in ranked], list[Baseline]()
     for one, found in zip(ranked, against, strict=True):
-        ends = (trained.value, trained.low, trained.high), (one.value, one.low, one.high)
-        share = share_of(found, one.value) or share_between(*ends, trained.n)
-        baselines.append(Baseline(one.encoder, one.value, share, True, not baselines))
+        baselines.append(Baseline(one.encoder, one.value, share_over(trained, one, found), True, not baselines))
     return replace(trained, measure="kNN", noun=noun, baselines=tuple(baselines), against=tuple(against))
