@@ -136,5 +136,7 @@ def _verdict(one: Difference) -> str:
 def _count_claims(claims: Sequence[Claim]) -> str:
     """Return a sentence that counts the verdicts."""
     better, worse = (claims.count(one) for one in (Claim.BETTER, Claim.WORSE))
-    said = f"Of {len(claims):,} comparison{'s' * (len(claims) != 1)}, the encoder is better in {better} and worse in"
-    return f"{said} {worse}; no claim is made in {len(claims) - better - worse}."
+    count, rest = f"{len(claims):,} comparison{'s' * (len(claims) != 1)}", len(claims) - better - worse
+    if rest == len(claims):
+        return f"{count} and no claim: the encoder is shown to be neither better nor worse than a control."
+    return f"Of {count}, the encoder is better in {better} and worse in {worse}; no claim is made in {rest}."

@@ -33,7 +33,7 @@ from patchloom.report.pictures import RECORDING_BUDGET as SOUNDS
 from patchloom.report.pictures import SLIDER_BUDGET as SLIDERS
 from patchloom.report.results import rows_of
 from patchloom.results import store
-from patchloom.results.verdict import Verdict, drop_no_labels
+from patchloom.results.verdict import Verdict, no_labels
 from patchloom.runs.folder import line_of
 from patchloom.system.files import write_whole
 from patchloom.version import __version__
@@ -224,10 +224,10 @@ def _verdict(run: RunData) -> str:
 
 
 def _summary(run: RunData) -> str:
-    """Return the closing sentence without the remark on missing labels if a later evaluation had labels."""
-    summary = run.summary or ""
+    """Return the closing sentence, with a remark if no evaluation had labels."""
     labelled = any(one.quoted and one.protocol not in _WITHOUT_LABELS for one in run.results)
-    return drop_no_labels(summary, run.modality.noun) if labelled else summary
+    remark = "" if labelled or run.health is None else no_labels(run.modality.noun)
+    return " ".join(filter(None, (run.summary, remark))) if run.summary else ""
 
 
 def _of_images(

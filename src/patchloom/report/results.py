@@ -249,7 +249,11 @@ class ResultsTable(Displayable):
         first, *lines = (" & ".join(map(escape_latex, line)) + r" \\" for line in (table.heading, *table.rows))
         for i in sorted(table.ends, reverse=True):
             lines.insert(i + 1, r"\midrule")
-        head = [f"% {self.remarks()}", r"% \usepackage{booktabs}", rf"\begin{{tabular}}{{{'l' * len(table.heading)}}}"]
+        head = [
+            f"% {' '.join(self.remarks().split())}",
+            r"% \usepackage{booktabs}",
+            rf"\begin{{tabular}}{{{'l' * len(table.heading)}}}",
+        ]
         return "\n".join([*head, r"\toprule", first, r"\midrule", *lines, r"\bottomrule", r"\end{tabular}", ""])
 
     def parquet(self) -> bytes:
@@ -281,7 +285,7 @@ def escape_markdown(text: str) -> str:
 
 def escape_latex(text: str) -> str:
     """Escape LaTeX in a cell; negative numbers have a minus sign."""
-    escaped = "".join(_LATEX.get(sign, sign) for sign in text)
+    escaped = "".join(_LATEX.get(sign, sign) for sign in " ".join(text.split()))
     # after the end of a line, [ and * would be its options
     return re.sub(r"(?<![\w.)}-])-(?=\d)", "$-$", f"{{}}{escaped}" if escaped[:1] in ("[", "*") else escaped)
 

@@ -212,8 +212,10 @@ class Result:
             baselines = tuple(map(_baseline, values["baselines"]))
             against = tuple(map(Difference.of, values["against"]))
             result = Result(**found, also=also, baselines=baselines, against=against)
-        except (KeyError, TypeError, AttributeError, RecursionError) as problem:
-            raise ValueError(f"not a result: {type(problem).__name__} {problem}") from problem
+        except KeyError as problem:
+            raise ValueError(f"a result lacks {problem}") from problem
+        except (TypeError, AttributeError, RecursionError) as problem:
+            raise ValueError(f"not a result: {problem}") from problem
         if result.noun not in ("images", "recordings") or result.low > result.high:
             raise ValueError("its noun is unknown, or its interval ends before it begins")
         if baselines and sum(one.to_beat for one in baselines) != 1:

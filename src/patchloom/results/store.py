@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from patchloom.display import visible
 from patchloom.errors import PatchloomError
 from patchloom.results.result import Outcomes, Result
 from patchloom.system.documents import parse_json
@@ -110,10 +111,19 @@ def _read(line: bytes) -> tuple[Result, dict[str, Any]]:
     if len(line) > _LONGEST:
         raise ValueError("it is too long")
     try:
-        values = parse_json(line)
+        values = _visible(parse_json(line))
     except RecursionError as problem:
         raise ValueError("it is too deep") from problem
     return Result.of(values), values
+
+
+def _visible(value: Any) -> Any:
+    """Write out the control characters of all texts in a document: it may be a stranger's, and goes into tables."""
+    if isinstance(value, dict):
+        return {visible(name): _visible(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [*map(_visible, value)]
+    return visible(value) if isinstance(value, str) else value
 
 
 def evaluations(results: Iterable[Result]) -> list[list[Result]]:
@@ -194,6 +204,8 @@ def _outcomes(folder: Path, where: Any, opened: dict[str, dict[str, np.ndarray]]
         opened[name] = _read_arrays(folder / FOLDER / name, _MOST - size)
     values, groups = opened[name].get(place), opened[name].get(f"{place} groups")
     if values is None or values.ndim != 1 or values.dtype.kind not in "bfiu" or (len(values) != n and not pseudo):
+        return None
+    if not np.isfinite(values).all():
         return None
     if groups is not None and (groups.shape != values.shape or groups.dtype.kind not in "iu"):
         return None

@@ -265,7 +265,7 @@ def early(s: Signs) -> Advice | None:
         return None
     longer = _longer(s) if s.ended else {}
     if s.updates < _ENOUGH or s.first_half or s.gained is None:
-        return f"it has had {_updates(s)} so far", longer
+        return (f"it had only {_updates(s)}" if s.ended else f"it has had {_updates(s)} so far"), longer
     since = level_of(s.gained)
     if since is Level.UNKNOWN:
         return _open(s.measure, "whether it improved in the second half of the run"), {"held_out": HIGHER, **longer}
@@ -385,18 +385,13 @@ _TASK = {
 
 
 def no_labels(noun: str = "images") -> str:
-    """Return the end of the closing sentence of a run without labels."""
+    """Return the sentence that is printed after the closing sentence of a run without labels."""
     without = f"The {noun} have no labels,"
     return f"{without} so this measures how well the pretext task is solved, not what the features are good for."
 
 
-def drop_no_labels(summary: str, noun: str = "images") -> str:
-    """Return a closing sentence without its end on missing labels."""
-    return summary.replace(no_labels(noun), "").strip()
-
-
 def closing_sentence(signs: Signs, images: str = "held-out images", doubt: bool = False) -> str:
-    """Return the closing sentence of a run: whether its task is learnt, and what its features are good for.
+    """Return the closing sentences of a run: whether its task is learnt, and with labels what its features are good for.
 
     Args:
         signs: signs at the end of the run.
@@ -421,10 +416,10 @@ def closing_sentence(signs: Signs, images: str = "held-out images", doubt: bool 
     else:
         perfect = "0" if not measure.higher_is_better else "100%" if measure.unit == "%" else "1"
         found += f", {share.text()} of the way from {base} to {perfect}"
-    classes = no_labels(measure.noun)
+    said = [f"{task}: {found}{_others(measure)}."]
     if signs.knn is not None:
-        classes = " ".join((f"Accuracy by kNN: {signs.knn.text()}.", *(one.sentence() for one in signs.knn.against)))
-    return f"{task}: {found}{_others(measure)}. {classes}"
+        said += [f"Accuracy by kNN: {signs.knn.text()}.", *(one.sentence() for one in signs.knn.against)]
+    return " ".join(said)
 
 
 def _others(measure: Result) -> str:

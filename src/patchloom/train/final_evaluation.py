@@ -30,7 +30,7 @@ from patchloom.questions.question import Measure
 from patchloom.results import store
 from patchloom.results.claims import OF_TEACHER
 from patchloom.results.evaluation import Evaluation
-from patchloom.results.verdict import Signs, closing_sentence, judge, write_health
+from patchloom.results.verdict import Signs, closing_sentence, judge, no_labels, write_health
 from patchloom.runs.encoder import load_start
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.held_out import HeldOut, note_test_overlap
@@ -115,6 +115,8 @@ class FinalEvaluation(NamedTuple):
             named, doubt = self.held_out.named(signs.measure.noun), bool(self.held_out.doubt)
             summary = f"{closing_sentence(signs, named, doubt)} {weights}".strip()
         self.reporter.say(summary)
+        if measure is not None and knn is None:
+            self.reporter.say(no_labels(self.training.noun))
         also = "".join(f", with {name}.safetensors beside it" for name in extra)
         also += f". Teacher: {folder.teacher}" if folder.teacher.is_file() else ""
         drawn = f"Pictures: {folder.pictures}. " if pictures else ""
