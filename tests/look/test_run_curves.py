@@ -257,7 +257,9 @@ def test_what_cannot_be_compared_is_refused(make: Make, tmp_path: Path) -> None:
     for runs, options, said in cases:
         assert said in refusal(draw_run_curves, runs, **options), options
     add_result(a, "finetune", 0.5, recipe="mae", epochs=5)
+    add_result(bare, "finetune", 0.5, recipe="mae")
     cases = [
+        ([a, bare], {"against": "finetune.epochs"}, f"finetune results of {bare} have none"),
         ([a, b], {"against": "epochs", "of": "finetune"}, f"patchloom evaluate finetune {b}"),
         ([a, b], {"against": "finetune.epochs"}, f"patchloom evaluate finetune {b}"),
         (a, {"against": "knn.k"}, "They have finetune"),
