@@ -20,7 +20,7 @@ from patchloom.results.shares import CLEAR, SMALL, Level, fell, level_of, share_
         (0.31, 0.30, 0.32, 250, Level.CLEAR),
         (0.11, 0.10, 0.12, 250, Level.CLEAR),
         (0.11, 0.09, 0.13, 250, Level.WEAK),  # it may well be below 10 %
-        (0.06, 0.05, 0.07, 250, Level.WEAK),
+        (0.02, 0.015, 0.025, 250, Level.WEAK),
         (0.06, 0.01, 0.09, 250, Level.WEAK),
         (0.0008, 0.0007, 0.0009, 10**6, Level.HARDLY),  # 1.294 against 1.295, whatever the number of images
         (0.013, 0.012, 0.014, 250, Level.HARDLY),
