@@ -16,7 +16,8 @@ from patchloom.tasks import ready_tasks
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
-from killing import Kill, draw_images, kill_until_done, left_behind, start  # noqa: E402, found by the path above
+from killing import Kill, kill_until_done, left_behind, start  # noqa: E402, found by the path above
+from labelled import write_noise  # noqa: E402
 
 
 def main() -> None:
@@ -28,7 +29,7 @@ def main() -> None:
     print("| task | kills | runs that were killed | runs that differ |\n| --- | --- | --- | --- |", flush=True)
     for name in arguments.tasks.split(","):
         with tempfile.TemporaryDirectory() as folder:
-            images, rng = draw_images(Path(folder, "images")), random.Random(f"{arguments.seed} {name}")
+            images, rng = write_noise(Path(folder, "images")), random.Random(f"{arguments.seed} {name}")
             options = {"task": name}
             start(images, Path(folder, "first", "run"), options, Kill())
             begin = time.perf_counter()

@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-CORE = ("patches", "withhold", "questions", "tasks", "nets", "train", "claims")
+CORE = ("patches", "withhold", "questions", "tasks", "nets", "train", "results")
 _PATIENCE = 3.0  # times as long as on unchanged code is a hang
 _SWAPS: dict[type, type] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,

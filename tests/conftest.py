@@ -169,17 +169,17 @@ def record(tmp_path: Path) -> Callable[..., str]:
 @pytest.fixture(scope="session")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """60 images of noise in two classes, 32 by 32; tests must not change them."""
-    from killing import draw_images
+    from labelled import write_noise
 
-    return draw_images(tmp_path_factory.mktemp("images"))
+    return write_noise(tmp_path_factory.mktemp("images"))
 
 
 @pytest.fixture(scope="session")
 def unlabelled_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """60 images of noise without labels, which need no evaluation; tests must not change them."""
-    from killing import draw_images
+    from labelled import write_noise
 
-    return draw_images(tmp_path_factory.mktemp("images"), 120) / "a"
+    return write_noise(tmp_path_factory.mktemp("images"), 120) / "a"
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ import pytest
 import tifffile
 import torch
 from PIL import Image
+from refusing import failed
 
 from patchloom.check import ProposalCost, _estimate, check
 from patchloom.cli import main
@@ -277,20 +278,13 @@ def folder_of(folder, **arrays):
     return folder
 
 
-def failed(capsys, *words):
-    assert main(["check", *map(str, words), "--estimate", "false"]) == 2
-    told = capsys.readouterr()
-    assert told.err.startswith("patchloom: ") and told.err.count("\n") == 1 and not told.out
-    return told.err
-
-
 def test_invalid_input_gets_a_one_line_message(tmp_path, capsys):
-    assert "empty folder" in failed(capsys, tmp_path)
-    assert "--images" in failed(capsys, "shapes", "--images", "0")
-    assert "no cuda device" in failed(capsys, "shapes:64", "--device", "cuda") or torch.cuda.is_available()
+    assert "empty folder" in failed(capsys, "check", tmp_path)
+    assert "--images" in failed(capsys, "check", "shapes", "--images", "0")
+    assert "no cuda device" in failed(capsys, "check", "shapes:64", "--device", "cuda") or torch.cuda.is_available()
     (tmp_path / "a.png").write_text("no")
     (tmp_path / "b.png").write_text("no")
-    assert f"nothing could be read in {tmp_path}: {tmp_path}/a.png" in failed(capsys, tmp_path)
+    assert f"nothing could be read in {tmp_path}: {tmp_path}/a.png" in failed(capsys, "check", tmp_path)
 
 
 def test_images_of_other_channels_are_named_after_the_report(tmp_path, capsys):

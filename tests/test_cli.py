@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from labelled import two_tones
+from refusing import failed
 
 import patchloom
 from patchloom.cli import main
@@ -30,16 +31,6 @@ def run(photos, tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "run"
     assert main(["pretrain", str(photos), "--out", str(out), *QUICK]) == 0
     return out
-
-
-def failed(capsys, *words) -> str:
-    """Return the message of a command that fails with exit code 2 and without a traceback."""
-    capsys.readouterr()
-    assert main([str(word) for word in words]) == 2
-    out, err = capsys.readouterr()
-    assert "Traceback" not in out + err
-    assert err.startswith("patchloom: ") and err.count("\n") == 1, err
-    return err
 
 
 def test_a_run_is_one_folder(run):

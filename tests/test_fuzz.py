@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from killing import draw_images
+from labelled import write_noise
 from typed import SMALL, configuration, other_verb, pretraining
 
 from patchloom import cli, options
@@ -47,7 +47,7 @@ def untrained(monkeypatch, tmp_path):
     monkeypatch.setattr(loop, "first_decides", planned)
     monkeypatch.setattr("patchloom.bench.Step", end)
     monkeypatch.setattr(sys.modules["patchloom.check"], "propose", end)  # the module, not the function of its name
-    draw_images(tmp_path / "images", 6)
+    write_noise(tmp_path / "images", 6)
 
 
 def run_command(words: list[str], capfd) -> tuple[int, str]:

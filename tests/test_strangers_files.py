@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from killing import draw_images
+from labelled import write_noise
 from PIL import Image
 from refusing import refusal
 from safetensors.torch import save_file
@@ -167,7 +167,7 @@ LISTS = {
 
 def test_lists_and_names_that_no_data_has(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    draw_images(tmp_path / "images", 2)
+    write_noise(tmp_path / "images", 2)
     for name, content in LISTS.items():
         (tmp_path / name).write_bytes(content)
         assert name in refusal(open_data, name)
@@ -183,7 +183,7 @@ def test_lists_and_names_that_no_data_has(tmp_path, monkeypatch):
 
 
 def test_labels_of_more_digits_than_int_reads(tmp_path):
-    draw_images(tmp_path / "images", 2)
+    write_noise(tmp_path / "images", 2)
     paths = sorted((tmp_path / "images").rglob("*.*"))
     rows = [f"{path},{digits}" for path, digits in zip(paths, ("9" * 4301, "1" * 5000), strict=True)]
     (tmp_path / "a.csv").write_text("\n".join(["path,label", *rows]))

@@ -31,6 +31,7 @@ from exporting import SMALL, a_run, an_encoder, photographs, with_card
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
+from refusing import failed, refusal
 from safetensors.torch import save_file
 from small import forget
 from timm.models.swin_transformer import SwinTransformer
@@ -126,14 +127,6 @@ def forged(run: Path, **values: Any) -> Path:
     return run
 
 
-def failed(capsys, *words) -> str:
-    capsys.readouterr()
-    assert main([str(word) for word in words]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("patchloom: ") and "Traceback" not in said and "unexpected" not in said, said
-    return said
-
-
 def look(capsys, run: Path) -> str:
     """Return the error message of ``look`` on the run's own images."""
     return failed(capsys, "look", run, "--what", "features")
@@ -166,8 +159,7 @@ def test_no_data_that_a_file_names_is_run_or_fetched(home, tmp_path, monkeypatch
     monkeypatch.setattr("datasets.load_dataset", lambda *given, **named: pytest.fail("something is fetched"))
     for name in (*(one.format(touched) for one in COMMANDS), *(one.format(home) for one in ADDRESSES), *REMOTE):
         for data in (name, ["shapes:10", name]):
-            with pytest.raises(PatchloomError, match="type"):
-                open_stored(data, "a run", "")
+            assert "type" in refusal(open_stored, data, "a run", "")
     assert not [*tmp_path.glob("touched*")]
     with pytest.raises(PatchloomError, match="not a tar file|truncated"):
         open_data(f"{{pipe:touch {touched};echo ,pipe:true ;#}}.tar")
@@ -267,8 +259,7 @@ def test_a_card_is_checked(place, encoder):
     for value in CARDS[place]:
         encoder.write_bytes(whole)
         with_card(encoder, lambda about, value=value: changed(about, place, value))
-        with pytest.raises(PatchloomError):
-            load_encoder_file(encoder)
+        refusal(load_encoder_file, encoder)
 
 
 def test_every_verb_refuses_a_forged_card_in_a_sentence(encoder, capsys):
@@ -297,8 +288,7 @@ def test_a_pickle_of_weights_runs_nothing(encoder, tmp_path, capsys):
     torch.save({"state_dict": Evil(tmp_path / "touched")}, evil)
     failed(capsys, "evaluate", "knn", evil, "digits", "--model", "vit_tiny_patch16_224")
     with_card(encoder, lambda about: about["spec"]["options"].update(checkpoint_path=str(evil)))
-    with pytest.raises(PatchloomError, match="checkpoint_path"):
-        load_encoder_file(encoder)
+    assert "checkpoint_path" in refusal(load_encoder_file, encoder)
     assert not (tmp_path / "touched").exists()
 
 
@@ -487,8 +477,7 @@ def test_a_dense_models_card_is_checked(self_describing):
     for place, value in ((place, value) for place, values in DENSES.items() for value in values):
         path.write_bytes(whole)
         with_card(path, lambda about, place=place, value=value: changed(about, place, value))
-        with pytest.raises(PatchloomError):
-            read()
+        refusal(read)
     path.write_bytes(whole)
 
 
@@ -500,8 +489,7 @@ def test_a_module_beside_an_encoder_is_checked(self_describing):
     for sizes in ({"width": "32"}, {"width": 2**40}, {"depth": 10**9}, {"heads": 0}, {"norm": 1}, {"width": True}):
         path.write_bytes(whole)
         with_card(path, lambda about, sizes=sizes: about["sizes"].update(sizes))
-        with pytest.raises(PatchloomError):
-            read()
+        refusal(read)
     path.write_bytes(whole)
 
 
@@ -554,8 +542,7 @@ def test_the_settings_of_a_run_are_checked(run, capsys):
     for values in (*({name: value} for name, value in SETTINGS.items()), *({"model": one} for one in FORGED_MODELS)):
         (run / "config.yaml").write_bytes(whole)
         forged(run, **values)
-        with pytest.raises(PatchloomError, match="not a configuration"):
-            RunFolder(run).read_config()
+        assert "not a configuration" in refusal(RunFolder(run).read_config)
     look(capsys, run)
 
 
@@ -568,8 +555,7 @@ def test_what_was_measured_of_the_data_is_checked(run):
     assert RunFolder(run).read_stats().height == 16
     for found in ({"mean": "0.5"}, {"std": [[1]]}, {"height": "x"}, {"held_out": ["0"]}, {"sound": {"low": "x"}}):
         write_checksummed(run / "data.yaml", MEASURED | found)
-        with pytest.raises(PatchloomError, match="not what patchloom wrote"):
-            RunFolder(run).read_stats()
+        assert "not what patchloom wrote" in refusal(RunFolder(run).read_stats)
 
 
 def test_yaml_repeats_nothing(tmp_path, run, capsys):
@@ -583,8 +569,7 @@ def test_yaml_repeats_nothing(tmp_path, run, capsys):
     twice.write_text("task: !!python/object/apply:os.system ['true']\n")
     assert "is not YAML" in failed(capsys, "pretrain", "digits", "--config", twice)
     (run / "config.yaml").write_text((run / "config.yaml").read_text().partition("\n")[2] + "data: other\n")
-    with pytest.raises(PatchloomError, match="repeated key data"):
-        RunFolder(run).read_config()
+    assert "repeated key data" in refusal(RunFolder(run).read_config)
     write_checksummed(twice, {"a": (one := [1, 2]), "b": one})  # which YAML would write as a name of the first
     assert read_checksummed(twice) == {"a": [1, 2], "b": [1, 2]}
 
@@ -594,12 +579,9 @@ def test_an_option_is_given_once():
         *("--epochs 1 --epochs 2", "--epochs=1 --epochs 1", "--batch-size 8 --batch_size 8", "--flip --flip=false"),
         *("--task mae --task.name lut", "--task.mask_ratio 0.5 --task.mask_ratio 0.6"),
     ):
-        with pytest.raises(PatchloomError, match="twice"):
-            parse_pretrain(["digits", *words.split()])
-    with pytest.raises(PatchloomError, match="twice"):
-        parse_evaluate("knn run digits --seed 1 --seed 2".split())
-    with pytest.raises(PatchloomError, match="twice"):
-        parse_call("look", "run --seed 1 --seed=2".split())
+        assert "twice" in refusal(parse_pretrain, ["digits", *words.split()])
+    assert "twice" in refusal(parse_evaluate, "knn run digits --seed 1 --seed 2".split())
+    assert "twice" in refusal(parse_call, "look", "run --seed 1 --seed=2".split())
 
 
 # ---- configurations
@@ -689,8 +671,7 @@ def test_a_task_that_a_run_names_by_hand_is_not_run(run, photos, tmp_path, monke
     for name in NAMES:
         for digest in ("", "#0123456789abcdef"):
             forged(run, task={"name": name.format(tmp_path).rstrip("#") + digest})
-            with pytest.raises(PatchloomError):
-                load_task(run)
+            refusal(load_task, run)
     for digest in ("", "#0123456789abcdef"):
         forged(run, task={"name": f"half.py:Half{digest}"})
         look(capsys, run)
@@ -714,8 +695,7 @@ def test_a_task_is_no_part_of_a_stored_comparison(tmp_path):
         {"threads": "1 --task=evil.py"},
     ):
         write_checksummed(tmp_path / "compare.yaml", stored | wrong)
-        with pytest.raises(PatchloomError, match="not the plan"):
-            comparing.stored_plan(asked, tmp_path)
+        assert "not the plan" in refusal(comparing.stored_plan, asked, tmp_path)
 
 
 FAULTS = {  # a body of a task's class, and the line of its file that fails
@@ -729,7 +709,9 @@ def test_an_error_in_a_custom_task_names_its_line(photos, tmp_path, capsys):
     for when, (body, line) in FAULTS.items():
         (file := tmp_path / f"{when}.py").write_text(f"from patchloom.tasks.mae import MAE\nclass Mine(MAE):\n{body}\n")
         words = ["pretrain", photos, "--task", f"{file}:Mine", "--out", tmp_path / when, *SMALLEST]
-        said = failed(capsys, *words)
+        assert main([*map(str, words)]) == 2
+        said = capsys.readouterr().err  # without a traceback
+        assert said.startswith("patchloom: ") and said.count("\n") == 1
         assert f"line {line}" in said and str(file) in said and "gone" in said
 
 
@@ -738,8 +720,7 @@ def test_a_teacher_that_a_run_names_is_not_fetched(run, monkeypatch):
     forged(run, task={"name": "distill", "features_of": "timm:vit_tiny_patch16_224"}, model={"name": "nano"})
     for place in ("socket.create_connection", "patchloom.system.network.connection_fault"):
         monkeypatch.setattr(place, lambda *given, **named: pytest.fail("something is fetched"))
-    with pytest.raises(PatchloomError, match="does not download"):
-        load_task(run)
+    assert "does not download" in refusal(load_task, run)
 
 
 def test_an_unknown_setting_of_a_configuration_is_no_data(tmp_path, monkeypatch, capsys):
@@ -829,8 +810,7 @@ def test_nothing_is_written_through_a_link_of_a_run_or_a_comparison(run, tmp_pat
         (run / name).unlink()
     (log := tmp_path / "mae.txt").symlink_to(other)
     job = runner.Job("mae", 0, tmp_path / "run", ["--version"], log, 61.0, None, 1.0)
-    with pytest.raises(PatchloomError, match="link"):
-        runner._start(job, 0, ())
+    assert "link" in refusal(runner._start, job, 0, ())
     assert other.read_text() == "theirs\n"
 
 
@@ -878,8 +858,7 @@ def test_a_linked_folder_of_a_run_is_refused(run, tmp_path, capsys):
         (run / name).symlink_to(theirs)
         for words in (["look", run], ["report", run], ["evaluate", "knn", run, "digits"]):
             assert "link" in failed(capsys, *words)
-        with pytest.raises(PatchloomError, match="link"):
-            RunFolder(run).lock()
+        assert "link" in refusal(RunFolder(run).lock)
         (run / name).unlink()
     assert [path.name for path in theirs.iterdir()] == [".bashrc.4711"]
 
@@ -938,8 +917,7 @@ WIDE_NAMES = ("/**/*.png", "/*/*/*/..//*/*", "~/../**", "/**", "/", "/proc/*/*",
 
 def test_a_disc_is_searched_only_if_that_is_typed(run, tmp_path, capsys, ends):
     for name in WIDE_NAMES:
-        with pytest.raises(PatchloomError, match="type"):
-            open_stored(name, "a run", "")
+        assert "type" in refusal(open_stored, name, "a run", "")
         (tmp_path / "x.yaml").write_text(yaml.safe_dump({"data": name}))
         assert "on the command line" in failed(capsys, "pretrain", "--config", tmp_path / "x.yaml")
     assert "type" in look(capsys, forged(run, data="/**"))

@@ -9,7 +9,6 @@ from sklearn.metrics import accuracy_score, confusion_matrix, jaccard_score
 
 from patchloom.dense.annotations.base import IGNORED
 from patchloom.dense.metrics import class_ious, confusion, interval, mean_iou, overlaps, pixel_accuracy, pseudo_values
-from patchloom.results.claims import Claim, difference
 
 K = 5
 
@@ -87,13 +86,3 @@ def test_an_image_that_alone_has_a_class_leaves_its_interval_open():
         [0, 0],
         [1, 1],
     ]
-
-
-def test_images_that_are_hard_for_both_do_not_widen_the_difference():
-    hard = np.random.default_rng(0).random(100)
-    sides = [torch.from_numpy(np.stack([hard + gain, np.ones(100)], 1)) for gain in (0.05, 0.0)]
-    values = tuple([share(side.sum(0)).item()] for side in sides)
-    found = difference(*(pseudo_values(share, side)[None] for side in sides), values, trained=False)
-    assert (found.value, found.low, found.high) == pytest.approx((0.05, 0.05, 0.05)) and found.claim is Claim.BETTER
-    with pytest.raises(ValueError, match="not the same"):
-        difference(torch.ones(1, 5), torch.ones(1, 6))

@@ -15,10 +15,9 @@ import torch
 from dense_together import segment_together
 from evaluating import numbers
 from PIL import Image
-from refusing import refusal
+from refusing import failed, refusal
 from scenes import BoxedSquares, Squares
 
-from patchloom.cli import main
 from patchloom.data.decode import Unreadable
 from patchloom.data.source import Source
 from patchloom.dense.annotations.base import AnnotatedData
@@ -235,8 +234,7 @@ def test_a_missing_extra_is_named_before_training(run, squares, monkeypatch, cap
     for name in ("faster_coco_eval", "faster_coco_eval.core", "faster_coco_eval.core.mask"):
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setattr(Loop, "update", no_step)
-    assert main(["evaluate", "detect", str(run), "data", "--steps", "4"]) == 2
-    assert "pip install 'faster-coco-eval" in capsys.readouterr().err
+    assert "pip install 'faster-coco-eval" in failed(capsys, "evaluate", "detect", run, "data", "--steps", "4")
 
 
 def test_several_processes_are_refused_where_they_cannot_share(run, squares, monkeypatch):

@@ -13,6 +13,7 @@ import pytest
 import torch
 from embedding import SMALL, SUFFIXES, Read, read, read_parts
 from PIL import Image
+from refusing import refusal
 from spoken import Tones, encoder_of_sound
 from swins import spec_of, swin
 
@@ -120,8 +121,7 @@ def test_a_swin_has_stages(photos: Path, tmp_path: Path):
     assert np.array_equal(made(tmp_path / "1", file, photos).vectors, expected(file, photos)["mean"])
     stage = made(tmp_path / "2", file, photos, layer=1, pooling="patches")
     assert stage.card["layer"] == "stage 1" and stage.vectors.shape[0] == 35
-    with pytest.raises(PatchloomError, match="no class token"):
-        made(tmp_path / "3", file, photos, layer=1, pooling="class")
+    assert "no class token" in refusal(made, tmp_path / "3", file, photos, layer=1, pooling="class")
 
 
 def test_an_instance_head(tiny: Path, photos: Path, tmp_path: Path):
@@ -208,8 +208,7 @@ def test_a_file_of_another_card_is_left_alone(whole, tiny: Path, photos: Path, t
 def test_other_files_are_left_alone(whole, tiny: Path, photos: Path, tmp_path: Path, suffix: str, content):
     path = tmp_path / f"f{suffix}"
     path.write_bytes(before := whole[suffix].read_bytes()[:-300] if content == "half" else content)
-    with pytest.raises(PatchloomError, match="remove it"):
-        patchloom.embed(tiny, photos, to=path, **SMALL)
+    assert "remove it" in refusal(patchloom.embed, tiny, photos, to=path, **SMALL)
     assert path.read_bytes() == before
 
 
@@ -236,17 +235,14 @@ def test_refusals(tiny: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.
         ({"pooling": "prefix"}, "no register tokens for prefix"),
         ({"pooling": "instance"}, "no module beside it for instance"),
     ):
-        with pytest.raises(PatchloomError, match=said):
-            patchloom.embed(tiny, photos, **{"to": tmp_path / "f.npz", **SMALL, **options})
+        assert re.search(said, refusal(patchloom.embed, tiny, photos, **{"to": tmp_path / "f.npz", **SMALL, **options}))
     monkeypatch.setattr(embed.shutil, "disk_usage", lambda folder: type("", (), {"free": 100})())
     for to in (tmp_path / "f.npz", tmp_path / "new" / "parts"):
-        with pytest.raises(PatchloomError, match="has 0.0 MB free"):
-            patchloom.embed(tiny, photos, to=to, **SMALL)
+        assert "has 0.0 MB free" in refusal(patchloom.embed, tiny, photos, to=to, **SMALL)
     assert not (tmp_path / "new").exists()
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     for to in (tmp_path / "f.parquet", tmp_path / "new"):
-        with pytest.raises(PatchloomError, match="needs pyarrow: pip install"):
-            patchloom.embed(tiny, photos, to=to, **SMALL)
+        assert "needs pyarrow: pip install" in refusal(patchloom.embed, tiny, photos, to=to, **SMALL)
 
 
 def test_a_file_that_does_not_fit_in_memory(tiny: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -264,8 +260,7 @@ def test_the_memory_of_a_file_is_that_of_its_vectors_twice_and_of_each_row(monke
     free = [4200, 4199]
     monkeypatch.setattr(embed, "free_memory", lambda device: free.pop(0) / 2**30)
     embed.check_memory(Path("f.npz"), 100, 10)
-    with pytest.raises(PatchloomError, match="of memory as one file"):
-        embed.check_memory(Path("f.npz"), 100, 10)
+    assert "of memory as one file" in refusal(embed.check_memory, Path("f.npz"), 100, 10)
 
 
 @pytest.mark.parametrize("name", formats.COUNTS)
@@ -273,8 +268,7 @@ def test_a_card_without_its_counts_is_refused(whole, tmp_path: Path, name: str):
     path, card = tmp_path / "f.npz", formats.read_card(whole[".npz"])
     del card[name]
     formats.FORMATS[".npz"].write(path, formats.read_rows(whole[".npz"]), card)
-    with pytest.raises(PatchloomError, match="was not written by embed"):
-        formats.read_card(path)
+    assert "was not written by embed" in refusal(formats.read_card, path)
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -298,8 +292,7 @@ def test_a_folder_of_parts_has_the_rows_of_the_file(whole, tiny: Path, photos: P
     assert not again.made and again.card == done.card and again.files == 6 and again.notes
     other = next(one for one in SUFFIXES if one != suffix)
     for options, said in (({"layer": 1}, "another layer"), ({"format": other[1:]}, f"has parts in {suffix}")):
-        with pytest.raises(PatchloomError, match=said):
-            patchloom.embed(tiny, photos, to=tmp_path / "parts", **options, **SMALL)
+        assert said in refusal(patchloom.embed, tiny, photos, to=tmp_path / "parts", **options, **SMALL)
 
 
 def test_numbers_that_float16_cannot_hold(tiny: Path, photos: Path, tmp_path: Path):
@@ -451,8 +444,7 @@ def test_patch_tokens_are_compared_at_their_places(tiny: Path, photos: Path, tmp
 def test_what_cannot_be_searched_or_drawn_is_refused_first(tiny, photos, others, tmp_path, monkeypatch, options, said):
     monkeypatch.chdir(others)
     before = {path: path.read_bytes() for path in others.iterdir()}
-    with pytest.raises(PatchloomError, match=said):
-        patchloom.embed(tiny, photos, to=tmp_path / "f.npz", **options, **SMALL)
+    assert re.search(said, refusal(patchloom.embed, tiny, photos, to=tmp_path / "f.npz", **options, **SMALL))
     assert not [*tmp_path.iterdir()] and {path: path.read_bytes() for path in others.iterdir()} == before
 
 

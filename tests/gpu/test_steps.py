@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from small import seeded
 from sweep import build, views_of
 
 from patchloom.data.loader import training_batches
@@ -17,10 +18,6 @@ GPU = "cuda"
 @pytest.fixture(params=TASKS)
 def name(request):
     return request.param
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def loss_and_gradients(name, device, half=False):

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from matplotlib.axes import Axes
 from PIL import Image
-from refusing import refusal
+from refusing import failed, refusal
 from resolved import VALUES
 from running import csv_rows
 
@@ -257,7 +257,9 @@ def test_what_cannot_be_compared_is_refused(make: Make, tmp_path: Path) -> None:
     for runs, options, said in cases:
         assert said in refusal(draw_run_curves, runs, **options), options
     add_result(a, "finetune", 0.5, recipe="mae", epochs=5)
+    add_result(bare, "finetune", 0.5, recipe="mae")
     cases = [
+        ([a, bare], {"against": "finetune.epochs"}, f"finetune results of {bare} have none"),
         ([a, b], {"against": "epochs", "of": "finetune"}, f"patchloom evaluate finetune {b}"),
         ([a, b], {"against": "finetune.epochs"}, f"patchloom evaluate finetune {b}"),
         (a, {"against": "knn.k"}, "They have finetune"),
@@ -278,7 +280,6 @@ def test_the_command_line_takes_any_number_of_runs(make: Make, capsys: pytest.Ca
     printed = capsys.readouterr().out.split()
     assert [Path(path).name for path in printed] == ["against-epochs.png", "against-epochs.csv"]
     assert [float(row["epochs"]) for row in csv_rows(Path("against-epochs.csv"))] == [5, 10, 20]
-    assert main(["look", "curves", *map(str, runs), "--agianst", "epochs"]) == 2
-    assert "did you mean --against?" in capsys.readouterr().err
+    assert "did you mean --against?" in failed(capsys, "look", "curves", *map(str, runs), "--agianst", "epochs")
     assert main(["look", str(runs[0])]) == 2  # which is still the verb for one run; this one has no more files
     assert "data.yaml" in capsys.readouterr().err

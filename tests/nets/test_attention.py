@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from perturbing import perturbed
 
 from patchloom.nets.attention import attention_each, class_attention_each
 from patchloom.nets.build import EncoderSpec, build_encoder
@@ -23,10 +24,7 @@ KINDS = {
 
 def moved(net):
     """Change the initial weights, in which zeros would hide errors."""
-    with torch.no_grad():
-        for weight in net.parameters():
-            weight.add_(torch.randn_like(weight) * 0.2)
-    return net.eval()
+    return perturbed(net, 0.2).eval()
 
 
 def tiny(size=(16, 24), p=8, channels=3, positions="sincos", **options):

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from perturbing import perturbed
 
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.encode import encode, encode_asked, layer_names, patch_layers
@@ -27,10 +28,7 @@ KINDS = {
 def tiny(size=(24, 24), p=8, channels=3, **options):
     torch.manual_seed(0)
     vit = build_encoder(EncoderSpec("vit_tiny_patch16_224", size, p, channels, options={**TINY, **options}))
-    with torch.no_grad():  # zero biases and positions would hide errors
-        for weight in vit.parameters():
-            weight.add_(torch.randn_like(weight) * 0.05)
-    return vit.eval()
+    return perturbed(vit).eval()
 
 
 @pytest.mark.parametrize("fused", [True, False])

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from perturbing import perturbed
 from torch import nn
 
 from patchloom.nets.heads import InstanceHead, mlp
@@ -92,9 +93,7 @@ def test_batch_norm_needs_two_images_in_training():
 def test_a_class_token_attends_to_the_content_of_patches_which_do_not_change():
     torch.manual_seed(0)
     instance, patches = InstanceHead(16, 2, 3), torch.randn(4, 7, 16, requires_grad=True)
-    with torch.no_grad():  # zero biases would hide errors
-        for weight in instance.parameters():
-            weight.add_(torch.randn_like(weight) * 0.1)
+    perturbed(instance, 0.1)  # zero biases would hide errors
     output, other = instance(patches), patches.detach().clone()
     torch.testing.assert_close(instance(patches.roll(2, 1)), output)
     other[1, 3] = torch.randn(16)

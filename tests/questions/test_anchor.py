@@ -3,6 +3,7 @@
 import pytest
 import swins
 import torch
+from perturbing import perturbed
 from small import seeded, small
 from torchvision.transforms.v2 import functional as V
 
@@ -15,10 +16,7 @@ from patchloom.withhold.encoder_input import all_patches
 
 def moved(net, by=0.05):
     torch.manual_seed(5)
-    with torch.no_grad():
-        for weight in net.parameters():
-            weight.add_(torch.randn_like(weight) * by)
-    return net
+    return perturbed(net, by)
 
 
 @pytest.mark.parametrize("swin", [False, True])

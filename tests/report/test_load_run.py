@@ -6,10 +6,10 @@ import shutil
 from dataclasses import replace
 
 import pytest
+from refusing import refusal
 from running import csv_rows
 from safetensors.torch import load_file, save_file
 
-from patchloom.errors import PatchloomError
 from patchloom.options import parse_pretrain
 from patchloom.report.load_run import (
     CHOSEN,
@@ -100,8 +100,7 @@ def test_runs_of_one_name_are_told_apart_by_the_folders_above(finished, tmp_path
     ):
         runs = [replace(found, name=place[-3:], folder=RunFolder(tmp_path / place)) for place in places]
         assert [one.name for one in disambiguate_runs(runs)] == names
-    with pytest.raises(PatchloomError, match="is not the folder of a run"):
-        load_run(tmp_path)
+    assert "is not the folder of a run" in refusal(load_run, tmp_path)
 
 
 # Settings with their reasons, and the command that repeats a run.
@@ -209,12 +208,10 @@ def test_a_comparison_stands_for_the_runs_that_are_there(tmp_path):
 
 def test_a_comparison_without_a_run_or_a_plan_is_a_sentence(tmp_path):
     lab = begin(tmp_path / "lab")
-    with pytest.raises(PatchloomError, match="no run of the comparison"):
-        expand_runs([lab])
+    assert "no run of the comparison" in refusal(expand_runs, [lab])
     add(lab, "mae-seed0")
     write_checksummed(lab / "compare.yaml", {"asked": {}, "arms": {}})
-    with pytest.raises(PatchloomError, match="compare.yaml is not the plan"):
-        expand_runs([lab])
+    assert "compare.yaml is not the plan" in refusal(expand_runs, [lab])
 
 
 def test_the_page_of_a_comparison_leaves_its_own_alone(finished, tmp_path):

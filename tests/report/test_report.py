@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 from PIL import Image
+from refusing import failed, refusal
 
 from patchloom.cli import main
-from patchloom.errors import PatchloomError
 from patchloom.report.load_run import load_run
 from patchloom.report.metadata import run_metadata
 from patchloom.report.report import page_of, report
@@ -67,7 +67,7 @@ def test_a_run_evaluated_with_labels_does_not_report_missing_labels(run):
 
 def test_an_evaluation_is_removed_by_its_date_or_number(run, pages, capsys):
     before = (run / "results.jsonl").read_text()
-    assert main(["report", str(run), "--forget", "2031"]) == 2 and "has no evaluation" in capsys.readouterr().err
+    assert "has no evaluation" in failed(capsys, "report", run, "--forget", "2031")
     assert (run / "results.jsonl").read_text() == before and not pages
     assert main(["report", str(run), "--forget", "1"]) == 0
     assert len((run / "results.jsonl").read_text()) < len(before) and len(pages) == 1
@@ -173,6 +173,5 @@ def test_recordings_can_be_heard(tmp_path, quick_probe):
 def test_slips_are_sentences(finished, given, said, tmp_path, capsys, pages):
     (tmp_path / "file").write_text("")
     words = [word.replace("RUN", str(finished)).replace("FILE", str(tmp_path / "file")) for word in given]
-    assert main(["report", *words]) == 2 and said in capsys.readouterr().err
-    with pytest.raises(PatchloomError, match="report needs the folder of a run"):
-        page_of([])
+    assert said in failed(capsys, "report", *words)
+    assert "report needs the folder of a run" in refusal(page_of, [])

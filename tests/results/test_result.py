@@ -79,3 +79,10 @@ def test_a_result_is_written_in_its_unit() -> None:
     assert (error.text(), error.compact(0.5), error.number(-0.0001)) == ("0.460", "0.500", "0.000")
     assert replace(WHOLE, low=0.46, high=0.46).text() == "46.0 %"
     assert WHOLE.to_beat is CHANCE
+
+
+def test_the_interval_of_a_mean_over_images_stays_in_the_range_of_its_unit() -> None:
+    far = Result.of_means("distance", "a", "positions", {}, [1.0, 9.0], "patches")
+    assert (far.low, round(far.high, 2)) == (0.0, 55.82) and far.text() == "5.00 patches [0.00, 55.82]"
+    low, high = (Result.of_means("top-1", "a", "positions", {}, values) for values in ([0.2, 0.25], [0.75, 0.8]))
+    assert (low.low, high.high) == (0.0, 1.0) and 0.5 < low.high < 0.6 and 0.4 < high.low < 0.5

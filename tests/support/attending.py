@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import torch
+from perturbing import perturbed
 from timm.models.vision_transformer import VisionTransformer
 
 from patchloom.nets.build import EncoderSpec, build_encoder
@@ -16,10 +17,7 @@ def random_vit(size=(24, 32), p=8, channels=3, positions="sincos", **options) ->
     torch.manual_seed(0)
     options = {"embed_dim": 32, "depth": 3, "num_heads": 2, **options}
     vit = build_encoder(EncoderSpec("vit_tiny_patch16_224", size, p, channels, positions, options))
-    with torch.no_grad():  # zero biases would hide mistakes, and attention would hardly differ from uniform
-        for weight in vit.parameters():
-            weight.add_(torch.randn_like(weight) * 0.2)
-    return vit.eval()
+    return perturbed(vit, 0.2).eval()
 
 
 @torch.no_grad()

@@ -11,6 +11,7 @@ from unittest import mock
 
 import torch
 from forked import server
+from perturbing import perturbed
 from sweep import build, views_of
 from torch import Tensor
 from torch import distributed as dist
@@ -33,9 +34,7 @@ class Result(NamedTuple):
 def train(name, asked, rank=0, world=1):
     """Train three steps of a task with the options ``asked`` on this process's rows of the batch."""
     task = build(name, asked=asked)
-    with torch.no_grad():  # zero biases, and a teacher that is the student, would hide mistakes
-        for weight in task.parameters():
-            weight.add_(torch.randn_like(weight) * 0.05)
+    perturbed(task)  # zero biases, and a teacher that is the student, would hide mistakes
     # with the defaults of Fabric: parameters that the loss does not use are an error
     module = DistributedDataParallel(task) if world > 1 else task
     trained = {key: weight for key, weight in task.named_parameters() if weight.requires_grad}

@@ -5,10 +5,6 @@ import torch
 SIZES, SIDES = [(9, 12), (14, 5), (20, 17)], [1, 3, 7]
 
 
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
 def assert_close(given: torch.Tensor, expected: torch.Tensor, relative: float = 1e-5) -> None:
     assert given.shape == expected.shape and given.dtype == expected.dtype
     difference = (given.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-9)

@@ -1,6 +1,7 @@
 """Small segmenters and detectors with their cards."""
 
 import torch
+from perturbing import perturbed
 
 from patchloom.dense.checkpoint import DenseCard
 from patchloom.dense.detector import Detector
@@ -22,9 +23,7 @@ def a_model(kind: str, size: tuple[int, int], **arguments) -> tuple[Segmenter | 
     encoder = EncoderCard(spec, (0.5,) * 3, (0.25,) * 3, "mae", "runs/small")
     net = Segmenter if kind == "segment" else Detector
     model = net(at_size(build_encoder(spec), encoder, size, "learned"), len(CLASSES), **arguments)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(torch.randn_like(weight) * 0.02)
+    perturbed(model, 0.02)
     side = size[0] if kind == "segment" else None
     about = ("photos", "f" * 16, 1, {"recipe": "small", "lr": 1e-3})
     ids = tuple(range(len(CLASSES))) if kind == "segment" else ()

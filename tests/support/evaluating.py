@@ -8,10 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from patchloom.evaluate import features
 from patchloom.nets.build import EncoderSpec, build_encoder
@@ -68,22 +66,11 @@ def numbers(results: Iterable[Result]) -> list[tuple]:
     ]
 
 
-def write_noise(folder: Path, count: int, side: int = 16, mode: str = "L") -> Path:
-    """Write images of noise in the classes a and b in turn; return the folder."""
-    rng = np.random.default_rng(0)
-    for i in range(count):
-        path = folder / "ab"[i % 2] / f"{i}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        shape = (side, side) if mode == "L" else (side, side, 3)
-        Image.fromarray(rng.integers(0, 256, shape, dtype=np.uint8)).save(path)
-    return folder
-
-
 def write_encoder(path: Path, size: tuple[int, int] = (8, 8), p: int = 2, channels: int = 1, **options: Any) -> Path:
     """Write a small encoder named tiny with patches of ``p`` pixels, random but always the same; return its file."""
-    model, positions = options.pop("model", "nano"), options.pop("positions", "sincos")
+    model, positions, seed = options.pop("model", "nano"), options.pop("positions", "sincos"), options.pop("seed", 1)
     own = {"depth": 1, "embed_dim": 32, "num_heads": 2} if model == "nano" else {}
     spec = EncoderSpec(model, size, p, channels, positions=positions, options=own | options)
-    torch.manual_seed(1)
+    torch.manual_seed(seed)
     save_encoder(build_encoder(spec), EncoderCard(spec, (0.3,) * channels, (0.37,) * channels, "mae", "tiny"), path)
     return path

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from perturbing import perturbed
 from PIL import Image
 from resolved import resolved_settings
 from safetensors import safe_open
@@ -33,9 +34,7 @@ def an_encoder(folder: Path, photos: Path, size=(16, 16), model="nano", p=4, **o
     spec = EncoderSpec(model, size, p, len(stats.mean), positions=positions, options=own)
     torch.manual_seed(0)
     vit = build_encoder(spec)
-    with torch.no_grad():  # biases of zero would hide mistakes
-        for weight in vit.parameters():
-            weight.add_(torch.randn_like(weight) * 0.05)
+    perturbed(vit)  # biases of zero would hide mistakes
     folder.mkdir(parents=True, exist_ok=True)
     save_encoder(vit, EncoderCard(spec, stats.mean, stats.std, "mae", folder.name), folder / "e.safetensors")
     return folder / "e.safetensors"

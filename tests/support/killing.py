@@ -14,13 +14,11 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from dying import die_at
 from evaluating import numbers
 from forked import server
 from matplotlib.figure import Figure
-from PIL import Image
 from pseudo_cuda import pseudo_cuda
 from running import rows
 from safetensors.torch import load_file
@@ -79,16 +77,6 @@ def work_for_ever(path: str) -> None:
     """Write the process id, and wait for a signal."""
     Path(path).write_text(str(os.getpid()))
     time.sleep(600)
-
-
-def draw_images(folder: Path, count: int = 60) -> Path:
-    """Draw images of two classes."""
-    rng = np.random.default_rng(0)
-    for i in range(count):
-        path = folder / "ab"[i % 2] / f"{i}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(rng.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(path)
-    return folder
 
 
 def _train(images: str, out: str, options: dict[str, Any], event: int | None, told: Any) -> None:

@@ -53,3 +53,14 @@ def two_tones(folder: Path) -> Path:
             Image.fromarray(pixels).save(folder / label / f"{i}.jpg")
     (folder / "light" / "broken.jpg").write_bytes((folder / "dark" / "0.jpg").read_bytes()[:300])
     return folder
+
+
+def write_noise(folder: Path, count: int = 60, side: int = 32, mode: str = "RGB") -> Path:
+    """Write images of noise in the classes a and b in turn; return the folder."""
+    rng = np.random.default_rng(0)
+    for i in range(count):
+        path = folder / "ab"[i % 2] / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shape = (side, side) if mode == "L" else (side, side, 3)
+        Image.fromarray(rng.integers(0, 256, shape, dtype=np.uint8)).save(path)
+    return folder

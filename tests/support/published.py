@@ -4,6 +4,7 @@ from pathlib import Path
 
 import timm
 import torch
+from perturbing import perturbed
 from safetensors.torch import save_file
 from timm.models.vision_transformer import checkpoint_filter_fn
 
@@ -19,10 +20,7 @@ def theirs(img_size=16, patch_size=4, seed=0, **options):
     vit = timm.create_model(
         NAME, img_size=img_size, patch_size=patch_size, **({"num_classes": 0} | TINY | options)
     ).eval()
-    with torch.no_grad():
-        for weight in vit.parameters():
-            weight.add_(torch.randn_like(weight) * 0.1)
-    return vit
+    return perturbed(vit, 0.1)
 
 
 def ours(img_size=16, patch_size=4, channels=3, positions="learned", **options):

@@ -1,4 +1,4 @@
-"""The one sentence by which bad input is rejected."""
+"""The one sentence by which bad input is rejected, in Python and on the command line."""
 
 import re
 from collections.abc import Callable
@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from patchloom.cli import main
 from patchloom.data.sources.open import open_data
 from patchloom.errors import PatchloomError
 
@@ -28,3 +29,12 @@ def refused(data: Any, match: str, **options: Any) -> PatchloomError:
     error = rejection(open_data, data, **options)
     assert re.search(match, str(error)), error
     return error
+
+
+def failed(capsys: pytest.CaptureFixture, *words: object) -> str:
+    """Return the line that a command prints when it fails with exit code 2; nothing else is printed."""
+    capsys.readouterr()
+    assert main([str(word) for word in words]) == 2
+    out, err = capsys.readouterr()
+    assert not out and err.startswith("patchloom: ") and err.count("\n") == 1 and "Traceback" not in err, out + err
+    return err

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from perturbing import perturbed
 from small import plain_tokens, seeded, small
 
 from patchloom.tasks.extrema import ExtreMA
@@ -15,9 +16,7 @@ KINDS = ["cait", "vit", "mean"]
 def make(encoder=None, **options):
     encoder = {"class_token": options.get("class_token") == "vit"} | (encoder or {})
     task = small(ExtreMA, encoder=encoder, **{"head_width": 48, "head_out": 24} | options)
-    with torch.no_grad():  # the teacher differs from the student
-        for weight in task.agreement.teacher.parameters():
-            weight.add_(torch.randn_like(weight) * 0.05)
+    perturbed(task.agreement.teacher)  # the teacher differs from the student
     return task.eval()
 
 

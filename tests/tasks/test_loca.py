@@ -4,6 +4,7 @@ from copy import deepcopy
 
 import pytest
 import torch
+from perturbing import perturbed
 from small import plain_tokens, same_loss_and_gradients, seeded, small
 from torch import nn
 from torch.nn import functional as F
@@ -42,9 +43,7 @@ def plain_logits(question, query, reference):
 @pytest.mark.parametrize("encoder", [{"class_token": False}, {"class_token": True}])
 def test_loss_and_gradients_are_those_of_plain_equations(encoder):
     task = make(encoder=encoder, momentum=0.5)
-    with torch.no_grad():  # a teacher unlike the student
-        for weight in task.questions["location"].teacher.parameters():
-            weight.add_(torch.randn_like(weight) * 0.05)
+    perturbed(task.questions["location"].teacher)  # a teacher unlike the student
     images, other = canvases(task), deepcopy(task)
     given, question = task.given(images, seeded()), other.questions["location"]
     t = given.targets

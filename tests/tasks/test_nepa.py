@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import torch
 from golden import close
+from perturbing import perturbed
 from small import SIZES, same_loss_and_gradients, small
 from torch.nn import functional as F
 
@@ -60,10 +61,7 @@ def test_loss_and_gradients_are_those_of_a_plain_program(encoder):
 def eva():
     torch.manual_seed(0)
     vit = build_encoder(EncoderSpec("vit_small_patch16_rope_224", (32, 32), 8, options=SIZES)).eval()
-    with torch.no_grad():  # LayerScale starts at 1e-5
-        for weight in vit.parameters():
-            weight.add_(torch.randn_like(weight) * 0.05)
-    return vit
+    return perturbed(vit)
 
 
 @pytest.mark.parametrize("fused", [True, False])

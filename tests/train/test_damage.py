@@ -9,7 +9,8 @@ from typing import NamedTuple
 import pytest
 import torch
 from evaluating import numbers
-from killing import draw_images, left_behind, typed
+from killing import left_behind, typed
+from labelled import write_noise
 
 from patchloom.cli import main
 from patchloom.results import store
@@ -32,7 +33,7 @@ class Undamaged(NamedTuple):
 @pytest.fixture(scope="module")
 def undamaged(tmp_path_factory):
     root = tmp_path_factory.mktemp("undamaged")
-    images = draw_images(root / "images", 40)
+    images = write_noise(root / "images", 40)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, "_SAVE_EVERY", 0.0)  # so that the checkpoint before the last one is of another step
         assert main(typed(images, root / "run", TASK)) == 0

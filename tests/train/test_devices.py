@@ -13,6 +13,7 @@ import torch
 from killing import SMALL
 from lightning_fabric import Fabric
 from ranks import SAVING, Signal, free_port, run_together
+from refusing import refusal
 from running import column
 
 from patchloom.errors import PatchloomError
@@ -175,15 +176,13 @@ def test_devices_that_do_not_fit_what_was_started(started, monkeypatch):
     for name, value in started.items():
         monkeypatch.setenv(name, value)
     assert distributed.launched_processes() == 4
-    with pytest.raises(PatchloomError, match="--devices 3 does not fit the 2 processes on each of 2 machines"):
-        distributed.launch("cpu", 3)
+    assert "--devices 3 does not fit the 2 processes on each of 2 machines" in refusal(distributed.launch, "cpu", 3)
 
 
 def test_more_processes_than_gpus_are_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(PatchloomError, match="need as many GPUs, and 2 can be used: give --devices 2"):
-        distributed.launch("cuda", 8)
+    assert "need as many GPUs, and 2 can be used: give --devices 2" in refusal(distributed.launch, "cuda", 8)
 
 
 def test_a_run_of_a_missing_device_says_so(images, small_run, tmp_path):

@@ -1,11 +1,14 @@
 """Settings asked for in Python, parts of the loop, and its batches."""
 
+import re
 from pathlib import Path
 
 import pytest
 import torch
-from killing import SMALL, draw_images
+from killing import SMALL
+from labelled import write_noise
 from ranks import run_together
+from refusing import refusal
 from running import column, each_update
 
 from patchloom.cli import main
@@ -27,8 +30,7 @@ def test_a_failed_start_leaves_the_folder_free(draw, tmp_path):
     images = [draw(f"images/{i}.png") for i in range(12)][0].parent
     (images / "cut.png").write_bytes((images / "0.png").read_bytes()[:100])
     given = SMALL | {"out": tmp_path / "run", "epochs": 1}
-    with pytest.raises(PatchloomError, match="do not divide"):
-        pretrain(images, **given | {"img_size": 30})
+    assert "do not divide" in refusal(pretrain, images, **given | {"img_size": 30})
     assert not (tmp_path / "run").exists()
     assert pretrain(images, **given).summary
     assert "cut.png" in (tmp_path / "run" / "unreadable.txt").read_text()
@@ -39,8 +41,7 @@ def test_betas_reach_the_optimiser_and_are_a_setting_of_the_run(unlabelled_image
     each_update(monkeypatch, lambda stepper, _: seen.append(stepper.optimizer.param_groups[0]["betas"]))
     pretrain(unlabelled_images, betas=(0.9, 0.999), **given)
     assert seen == [(0.9, 0.999)]
-    with pytest.raises(PatchloomError, match=r"betas: was \[0.9, 0.999\], now \[0.9, 0.95\]"):
-        pretrain(unlabelled_images, **given)
+    assert "betas: was [0.9, 0.999], now [0.9, 0.95]" in refusal(pretrain, unlabelled_images, **given)
 
 
 def test_labels_of_a_single_class_are_no_obstacle(unlabelled_images, tmp_path):
@@ -114,8 +115,7 @@ def test_the_last_update_is_the_mean_of_its_own_steps(unlabelled_images, tmp_pat
 )
 def test_invalid_settings_are_refused(wrong, said):
     """Python is as strict as the command line."""
-    with pytest.raises(PatchloomError, match=said):
-        request("shapes", "mae", wrong)
+    assert re.search(said, refusal(request, "shapes", "mae", wrong))
 
 
 def test_python_and_the_command_line_ask_for_the_same(tmp_path, monkeypatch):
@@ -134,7 +134,7 @@ def test_python_and_the_command_line_ask_for_the_same(tmp_path, monkeypatch):
 
 def with_damage(folder: Path, count: int, broken: int) -> tuple[Path, list[str]]:
     """Return a folder of ``count`` unlabelled images and the training names; the first ``broken`` are unreadable."""
-    for path in sorted(draw_images(folder, count).glob("*/*")):
+    for path in sorted(write_noise(folder, count).glob("*/*")):
         path.rename(folder / path.name)
     training, _ = hold_out(open_data(str(folder)).train, 0.2, seed=0)
     names = [training.describe(i) for i in range(len(training))]
@@ -213,8 +213,7 @@ def test_a_process_that_fails_ends_the_others_with_its_exit_code(monkeypatch):
 def test_steps_too_small_for_the_task_are_refused(task, batch_size, count, broken, said, tmp_path, capfd):
     """Before anything is written, and by other verbs, too."""
     images, _ = with_damage(tmp_path / "images", count, broken)
-    with pytest.raises(PatchloomError, match=said):
-        pretrain(images, task, out=tmp_path / "run", **SMALL | {"batch_size": batch_size})
+    assert re.search(said, refusal(pretrain, images, task, out=tmp_path / "run", **SMALL | {"batch_size": batch_size}))
     assert not (tmp_path / "run").exists()
     if (task, batch_size) == ("lut", 1):
         for words in (["check", str(images), "--task=lut"], ["bench", str(images), "--tasks=mae,lut"]):

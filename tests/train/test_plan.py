@@ -11,6 +11,7 @@ import pytest
 import torch
 from killing import SMALL, left_behind, typed
 from options_swept import OPTION_SETS
+from refusing import refusal
 from sweep import asked_of
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -144,9 +145,7 @@ def test_a_task_that_cannot_be_counted_is_not_refused_for_it(monkeypatch):
 def test_steps_larger_than_the_memory_are_refused():
     settings = settings_for("droppos", img_size=10_000, patch_size=16, attention="fused", kernels="torch")
     begin = time.process_time()
-    with pytest.raises(PatchloomError) as refusal:
-        estimate.refuse_too_large(settings, 128)
-    said = str(refusal.value)
+    said = refusal(estimate.refuse_too_large, settings, 128)
     assert re.search(r"a step of 128 images needs at least [\d,]+ GiB of memory .* and there are [\d.,]+ GiB", said)
     assert "lower --img_size" in said and time.process_time() - begin < 60
 
@@ -157,13 +156,11 @@ def test_a_refusal_names_the_batch_that_fits(monkeypatch):
     whole = sketch(settings, 128)
     monkeypatch.setattr(estimate, "resident", lambda *_: 0.0)
     monkeypatch.setattr(estimate, "memory", lambda device: (0.0, whole.least(40) / 0.8 / GIB))
-    with pytest.raises(PatchloomError, match="use --batch_size 32 and --accumulate 4"):
-        estimate.refuse_too_large(settings, 128)
+    assert "use --batch_size 32 and --accumulate 4" in refusal(estimate.refuse_too_large, settings, 128)
     with pytest.raises(PatchloomError, match="use --batch_size 64 and --accumulate 4, or"):  # of two processes
         estimate.refuse_too_large(replace(settings, accumulate=1, batch_size=256), 128)
     monkeypatch.setattr(estimate, "memory", lambda device: (0.0, whole.sizes.state / 2 / GIB))
-    with pytest.raises(PatchloomError, match="choose a smaller --model"):
-        estimate.refuse_too_large(settings, 128)
+    assert "choose a smaller --model" in refusal(estimate.refuse_too_large, settings, 128)
     monkeypatch.setattr(estimate, "memory", lambda device: (0.0, whole.least() / GIB * 1.01))
     assert estimate.refuse_too_large(settings, 128) == whole
 
@@ -191,8 +188,7 @@ def test_minutes_become_epochs_by_the_time_of_a_step():
     known = estimate.Forecast(steps=300, step=0.5, how="measured", disc=0.0, room=0.0)
     assert estimate.epochs_in(2, known, settings, 160)[0] == 24  # 240 steps of 10 an epoch
     assert estimate.epochs_in(0.001, known, settings, 160)[0] == 0.1, "one step"
-    with pytest.raises(PatchloomError, match="give --epochs"):
-        estimate.epochs_in(2, replace(known, step=None), settings, 160)
+    assert "give --epochs" in refusal(estimate.epochs_in, 2, replace(known, step=None), settings, 160)
     assert [estimate.rounded(one) for one in (3.0, 1.23456, 123456.0)] == [3, 1.235, 123500]
     assert isinstance(estimate.rounded(3.0), int)
 

@@ -9,6 +9,7 @@ import soundfile
 import torch
 from killing import SMALL, left_behind
 from PIL import Image
+from refusing import refusal
 from running import killed, weights
 from timm.layers.pos_embed_rel import RelPosBias
 
@@ -67,8 +68,7 @@ def test_statistics_are_kept_with_the_run_and_the_encoder(run):
     assert stats.sound.size == (20, 31) and len(stats.sound.mean) == 20 and min(stats.sound.std) > 0
     _, card = patchloom.load_encoder(run)
     assert card.sound == stats.sound and card.mean == (0.5,)
-    with pytest.raises(PatchloomError, match="is an encoder of recordings, and digits holds images"):
-        patchloom.evaluate("knn", run, "digits")
+    assert "is an encoder of recordings, and digits holds images" in refusal(patchloom.evaluate, "knn", run, "digits")
 
 
 def test_two_views_are_two_excerpts_and_a_broken_file_costs_itself_alone(recordings, tmp_path):
@@ -94,8 +94,7 @@ def test_two_views_are_two_excerpts_and_a_broken_file_costs_itself_alone(recordi
     ],
 )
 def test_options_for_images_are_refused(recordings, tmp_path, task, given, said):
-    with pytest.raises(PatchloomError, match=said):
-        patchloom.pretrain(recordings, task, out=tmp_path / "run", **SHORT | given)
+    assert re.search(said, refusal(patchloom.pretrain, recordings, task, out=tmp_path / "run", **SHORT | given))
     assert not (tmp_path / "run").exists()
 
 
@@ -113,8 +112,7 @@ def test_settings_of_recordings_are_refused_for_images(tmp_path):
     ],
 )
 def test_patches_that_do_not_divide_recordings_say_which_would(settings, said, tmp_path):
-    with pytest.raises(PatchloomError, match=said):
-        patchloom.pretrain("tones:24", out=tmp_path / "run", **TINY | settings)
+    assert re.search(said, refusal(patchloom.pretrain, "tones:24", out=tmp_path / "run", **TINY | settings))
 
 
 @pytest.mark.parametrize("task", ["mp3", pytest.param("mae", marks=pytest.mark.slow)])
@@ -181,8 +179,7 @@ def test_patches_that_are_not_square_are_stored_and_exported(narrow, pictures, t
     assert vit.patch_embed.proj.weight.shape == (32, 1, 12, 1) and vit.pos_embed.shape == (1, 21, 32)
     with pytest.raises(PatchloomError, match="patch_size: was 12x1, now 6x1"):
         patchloom.pretrain(pictures, "mae", out=narrow, positions="learned", **FRAMES | {"patch_size": (6, 1)})
-    with pytest.raises(PatchloomError, match="patches of 12x1 pixels are not square"):
-        at_size(vit, card, (24, 40))
+    assert "patches of 12x1 pixels are not square" in refusal(at_size, vit, card, (24, 40))
     assert patchloom.export(narrow, data=pictures).difference < 1e-4
     longer = FRAMES | {"img_size": (12, 30), "patch_size": "auto", "from_run": narrow}
     patchloom.pretrain(pictures, "mae", out=tmp_path / "longer", **longer)

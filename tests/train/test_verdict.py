@@ -142,7 +142,8 @@ def test_a_logged_knn_is_compared_with_the_better_control():
     assert [level_of(one.share) for one in between.baselines] == [Level.NONE, Level.WEAK]
     assert between.noun == "recordings" and between.to_beat.name == "raw features"
     assert logged_knn([start | {f"knn:{START}": "0.1"}], 60).to_beat.name == START
-    assert logged_knn([start], 0) is None and logged_knn([{"held_out": "1"}], 2000) is None
+    for row, n in ((start, 0), ({"held_out": "1"}, 2000), ({"knn": "0.3", "knn:untrained": "0.1"}, 2000)):
+        assert logged_knn([row], n) is None
 
 
 def test_a_final_knn_is_compared_image_by_image():

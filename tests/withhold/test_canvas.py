@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from degrading import SIZES, assert_close, seeded
+from degrading import SIZES, assert_close
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from small import seeded
 from torch.nn import functional as F
 from torchvision.transforms.v2 import functional as V
 

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from degrading import assert_close, seeded
+from degrading import assert_close
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from small import seeded
 from torchvision.transforms.v2 import functional as V
 
 from patchloom.withhold.canvas import crop_at, mirror_canvas, zoom_out

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from degrading import seeded
+from small import seeded
 
 from patchloom.withhold.degrade import (
     draw_from,

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from degrading import SIDES, SIZES, assert_close, seeded
+from degrading import SIDES, SIZES, assert_close
+from small import seeded
 
 from patchloom.withhold.canvas import zoom_out
 from patchloom.withhold.degradation import Degradation

@@ -391,7 +391,7 @@ def no_labels(noun: str = "images") -> str:
 
 
 def closing_sentence(signs: Signs, images: str = "held-out images", doubt: bool = False) -> str:
-    """Return the closing sentences of a run: whether its task is learnt, and with labels what its features are good for.
+    """Return the closing sentences of a run: whether its task is learnt, and by kNN what its features are good for.
 
     Args:
         signs: signs at the end of the run.

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 
 import huggingface_hub
@@ -11,6 +12,7 @@ import torch
 from huggingface_hub import constants
 from huggingface_hub.errors import EntryNotFoundError
 from published import TINY, ours, written
+from refusing import refusal
 from safetensors.torch import save_file
 from timm.models import save_for_hf
 
@@ -93,11 +95,9 @@ def test_the_original_program_is_recognised(tmp_path):
     assert Weights(tmp_path / "dinov2").program is DINOV2_PROGRAM and Weights(tmp_path / "mae").program is MAE_PROGRAM
     for name, said in {"dinov2": "in DINOv2", "mae": "in MAE"}.items():
         assert f"Images are normalised as {said}: mean 0.485" in load_pretrained(tmp_path / name)[1].note
-    with pytest.raises(PatchloomError, match="put its preprocessor_config"):
-        load_pretrained(tmp_path / "vit")
+    assert "put its preprocessor_config" in refusal(load_pretrained, tmp_path / "vit")
     assert public_shape(Weights(tmp_path / "vit"))["options"]["num_heads"] == 4  # enough for a start
-    with pytest.raises(PatchloomError, match="give --model.num_heads 4"):
-        load_published(ours(num_heads=2), tmp_path / "vit")
+    assert "give --model.num_heads 4" in refusal(load_published, ours(num_heads=2), tmp_path / "vit")
 
 
 def test_the_decoder_of_transformers_mae_is_loaded(tmp_path):
@@ -135,8 +135,7 @@ def test_a_folder_in_timms_format(tmp_path, name, size, arguments):
         assert torch.equal(vit.forward_features(images), model.forward_features(images))
     assert card.mean == tuple(model.pretrained_cfg["mean"]) and card.spec.model == name
     assert public_shape(Weights(tmp_path))["name"] == name
-    with pytest.raises(PatchloomError, match="--model is for a file of weights alone"):
-        load_pretrained(tmp_path, "vit_tiny_patch16_224")
+    assert "--model is for a file of weights alone" in refusal(load_pretrained, tmp_path, "vit_tiny_patch16_224")
     with pytest.raises(PatchloomError, match="--task.features_model is for a file of weights alone"):
         build_task({"name": "distill", "features_of": str(tmp_path), "features_model": "x"}, ours())
 
@@ -180,9 +179,7 @@ def test_invalid_values_in_a_configuration(tmp_path, change):
     made("ViTModel", tmp_path)
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    with pytest.raises(PatchloomError) as refusal:
-        load_pretrained(tmp_path)
-    assert "\n" not in str(refusal.value)
+    refusal(load_pretrained, tmp_path)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", "[" * 10**5, "\udcff", "x" * 2**21])
@@ -190,8 +187,7 @@ def test_invalid_values_in_a_configuration(tmp_path, change):
 def test_an_invalid_configuration(tmp_path, file, content):
     made("ViTModel", tmp_path)
     (tmp_path / file).write_bytes(content.encode(errors="surrogateescape"))
-    with pytest.raises(PatchloomError, match=f"{file} cannot be read as a configuration"):
-        load_pretrained(tmp_path)
+    assert f"{file} cannot be read as a configuration" in refusal(load_pretrained, tmp_path)
 
 
 def test_a_small_file_does_not_make_a_large_net(tmp_path):
@@ -200,8 +196,7 @@ def test_a_small_file_does_not_make_a_large_net(tmp_path):
     state |= {"blocks.0.mlp.fc1.weight": torch.zeros(2, 1280), "blocks.0.ls1.gamma": torch.zeros(1280)}
     state |= {"pos_embed": torch.zeros(1, 2, 1280), "mask_token": torch.zeros(1, 1280)}
     state |= {"patch_embed.proj.weight": torch.zeros(1280, 1, 1, 1), "cls_token": torch.zeros(1, 1, 1280)}
-    with pytest.raises(PatchloomError, match="holds fewer weights than"):
-        load_pretrained(written(tmp_path / "bomb.safetensors", state))
+    assert "holds fewer weights than" in refusal(load_pretrained, written(tmp_path / "bomb.safetensors", state))
 
 
 def test_an_export_is_read_again_by_every_verb(tmp_path, small_run):
@@ -258,8 +253,7 @@ def test_a_repository_is_read_like_its_folder_and_from_torchs_file_if_there_is_n
     assert kind_of(ADDRESS) == "hub" and {(repo, revision) for repo, _, revision in asked} == {("somebody/small", "v2")}
     assert {name for _, name, _ in asked} <= FILES
     assert public_shape(Weights(ADDRESS))["options"]["embed_dim"] == 32
-    with pytest.raises(PatchloomError, match="has no folder for an export: give --out"):
-        export(ADDRESS)
+    assert "has no folder for an export: give --out" in refusal(export, ADDRESS)
     assert export(ADDRESS, out=folder / "exported.safetensors").images == 16
     torch.save(there.state_dict(), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
@@ -275,12 +269,9 @@ def test_without_a_network_the_cache_is_tried_and_one_sentence_says_what_to_do(m
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", fails)
     monkeypatch.setattr(format, "why_offline", lambda: offline)
     said = rf"{offline or 'not in the cache'}\): check the network.* give that file with --model"
-    with pytest.raises(PatchloomError, match=said) as one:
-        load_encoder(ADDRESS)
-    assert "\n" not in str(one.value) and not constants.HF_HUB_OFFLINE
+    assert re.search(said, refusal(load_encoder, ADDRESS)) and not constants.HF_HUB_OFFLINE
     for name in ("timm:hf-hub:", "timm:hf-hub:small", "timm:hf-hub:../../etc/passwd"):
-        with pytest.raises(PatchloomError, match="names no repository of the Hub"):
-            load_encoder(name)
+        assert "names no repository of the Hub" in refusal(load_encoder, name)
 
 
 GIVEN = {"epochs": 1, "batch_size": 8, "workers": 0, "device": "cpu", "kernels": "torch"}

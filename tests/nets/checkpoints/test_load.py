@@ -1,5 +1,6 @@
 """Published weights: results equal timm's, and every omission is reported."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -7,6 +8,7 @@ import timm
 import torch
 from packaging.version import Version
 from published import NAME, TINY, ours, same, theirs, written
+from refusing import refusal
 
 from patchloom.errors import PatchloomError
 from patchloom.nets.build import EncoderSpec, build_encoder
@@ -62,8 +64,7 @@ def test_unknown_or_unsupported_names_are_rejected_before_fetching(monkeypatch, 
     create = timm.create_model
     monkeypatch.setattr(timm, "create_model", lambda *given, **also: create(*given, **also | {"pretrained": False}))
     for read in (lambda source: load_published(ours(), source), lambda source: public_shape(Weights(source))):
-        with pytest.raises(PatchloomError, match=said):
-            read(f"timm:{name}")
+        assert said in refusal(read, f"timm:{name}")
 
 
 def card(spec):
@@ -196,9 +197,7 @@ def test_unusable_weights_are_rejected_by_name_and_nothing_changes(tmp_path, sou
     path = written(tmp_path / "weights.pth", {f"module.{name}": value for name, value in state.items()})
     vit = ours(**here)
     before = {name: value.clone() for name, value in vit.state_dict().items()}
-    with pytest.raises(PatchloomError, match=said) as refusal:
-        load_published(vit, path)
-    assert "\n" not in str(refusal.value)
+    assert re.search(said, refusal(load_published, vit, path))
     assert all(torch.equal(value, before[name]) for name, value in vit.state_dict().items())
 
 
@@ -209,8 +208,7 @@ def test_foreign_names_are_rejected(tmp_path):
     ):
         load_published(ours(), written(tmp_path / "foreign.pth", state))
     for nothing in ({}, {"epoch": 3}, torch.zeros(3), [torch.zeros(3)]):
-        with pytest.raises(PatchloomError, match="empty.pth holds no tensors"):
-            load_published(ours(), written(tmp_path / "empty.pth", nothing))
+        assert "empty.pth holds no tensors" in refusal(load_published, ours(), written(tmp_path / "empty.pth", nothing))
 
 
 def test_public_shape_of_every_kind_of_source(tmp_path):

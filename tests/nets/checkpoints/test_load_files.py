@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from published import ours, same, theirs, written
+from refusing import refusal
 
 from patchloom.errors import PatchloomError
 from patchloom.nets.checkpoints.load import load_published
@@ -151,9 +152,7 @@ def test_a_pickle_is_never_run(tmp_path, monkeypatch, raw, forced):
         path.write_bytes(pickle.dumps(Bomb(bomb)))
     else:
         torch.save(dict(theirs().state_dict()) | {"head": Bomb(bomb)}, path)
-    with pytest.raises(PatchloomError, match="and was not loaded") as refusal:
-        load_published(ours(), path)
-    assert "\n" not in str(refusal.value) and not bomb.exists()
+    assert "and was not loaded" in refusal(load_published, ours(), path) and not bomb.exists()
     assert argparse.Namespace not in torch.serialization.get_safe_globals()
     if raw:
         pickle.loads(path.read_bytes())  # checks that the test would notice
@@ -196,6 +195,4 @@ def test_damaged_files_are_rejected_in_one_sentence(tmp_path):
     written(tmp_path / "itself.pth", itself)
     (tmp_path / "folder.pth").mkdir()
     for name in (*cases, "itself.pth", "folder.pth", "absent.pth"):
-        with pytest.raises(PatchloomError, match=name) as refusal:
-            load_published(ours(), tmp_path / name)
-        assert "\n" not in str(refusal.value), name
+        assert name in refusal(load_published, ours(), tmp_path / name)
