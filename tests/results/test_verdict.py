@@ -82,7 +82,7 @@ CASES = {
     "fell, and learnt": (signs(WEAK, fell=(0.5, 0.6)), "weak", "5% of the way to perfect", LONGER),
     "at the start": (signs(NONE, **AT_ONCE, rank=1.0, same_targets=True), "early", "nothing is trained yet", {}),
     "a start that has learnt": (signs(**AT_ONCE), "early", "50% of the way", {}),
-    "few updates": (signs(WORSE, updates=1), "early", "had 1 update so", LONGER),
+    "few updates": (signs(WORSE, updates=1), "early", "it had 1 update", LONGER),
     "few updates on the way": (signs(WORSE, updates=1, ended=False), "early", "had 1 update so", {}),
     "first half": (signs(NONE, epoch=4.9, ended=False), "early", "had 1,000 updates", {}),
     "no measure halfway": (signs(NONE, gained=None), "early", "had 1,000 updates", LONGER),

@@ -93,17 +93,19 @@ def _logged(run: RunData, column: str, like: Result, note: str) -> list[Number]:
 
 
 def _number(label: str, rows: Sequence[Row]) -> Number:
-    """Return the result of the newest seed with its controls; the note has all seeds and the claims."""
-    first, *controls = newest = [row.each[-1] for row in rows]
-    if len({one.encoder for one in newest}) < len(newest):
-        names = [", ".join(filter(None, [one.encoder, describe_settings(one)])) for one in controls]
+    """Return the mean over seeds of a result with its controls; the note has the seeds and the claims."""
+    first, *controls = those = [row.result for row in rows]
+    differing = list[str]()
+    if len({one.encoder for one in those}) < len(those):  # quoted with several settings
+        differing = varying([settings_of(one) for one in those])
+        names = [", ".join(filter(None, [one.encoder, describe_settings(one, differing)])) for one in controls]
         controls = [replace(one, encoder=name) for one, name in zip(controls, names, strict=True)]
-    how = describe_settings(first)
+    how = describe_settings(first, differing)
     said = [f"On {first.n:,} test {first.noun} of {first.data}{how and f', {how}'}."]
     if len(seeds := rows[0].each) > 1:
         each = ", ".join(one.number() for one in seeds)
-        said.append(f"Results of seeds {', '.join(str(one.seed) for one in seeds)}: {each}.")
-    note = " ".join([*said, *(difference.sentence() for one in newest for difference in one.against)])
+        said.append(f"Mean of seeds {', '.join(str(one.seed) for one in seeds)}: {each}.")
+    note = " ".join([*said, *(difference.sentence() for one in those for difference in one.against)])
     return Number(label, first, controls, note)
 
 

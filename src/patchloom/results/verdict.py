@@ -265,7 +265,7 @@ def early(s: Signs) -> Advice | None:
         return None
     longer = _longer(s) if s.ended else {}
     if s.updates < _ENOUGH or s.first_half or s.gained is None:
-        return (f"it had only {_updates(s)}" if s.ended else f"it has had {_updates(s)} so far"), longer
+        return (f"it had {_updates(s)}" if s.ended else f"it has had {_updates(s)} so far"), longer
     since = level_of(s.gained)
     if since is Level.UNKNOWN:
         return _open(s.measure, "whether it improved in the second half of the run"), {"held_out": HIGHER, **longer}
