@@ -27,7 +27,6 @@ from patchloom.evaluate.protocols.linear import LINEAR
 from patchloom.evaluate.settings import EvalSettings, Parts
 from patchloom.results import store as results_store
 from patchloom.results.result import Result
-from patchloom.runs.encoder import load_encoder
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.training_set import read_record
 from patchloom.tasks.mae import MAE
@@ -139,7 +138,7 @@ def test_failed_runs_are_explained_if_fewer_than_two_tasks_are_left(compared, tm
         (["--tasks", "mae,dropos"], "did you mean droppos?"),
         (["--tasks", "mae,mae:blrr=1"], "mae:blrr=1: there is no option --blrr; did you mean --blr?"),
         (["--tasks", "mae,mae:blr=fast"], "mae:blr=fast: --blr cannot be fast"),
-        (["--tasks", "mae,droppos:task.sigmaa=0"], "did you mean sigma?"),
+        (["--tasks", "mae,droppos:task.sigmaa=0"], "did you mean --task.sigma?"),
         (["--tasks", "mae,mae:task.mask_ratio=2"], "lower --task.mask_ratio"),
         (["--tasks", "mae,distill"], "--task.features_of"),
         (["--task.mask_ratio", "0.5"], "--tasks mae,mae:task.mask_ratio=VALUE"),
@@ -227,9 +226,8 @@ def test_without_labels_too_few_images_leave_out_one_table_only(without_labels, 
 def test_no_training_image_becomes_a_test_image(compared, tmp_path, capsys, monkeypatch):
     images, out = (Path(shutil.copytree(one, tmp_path / one.name)) for one in compared)  # keeps modification times
     run = next(out.rglob("encoder.safetensors")).parent
-    card, opened = load_encoder(run)[1], open_data(str(images))
-    settings = EvalSettings(device="cpu")
-    on = labelled_parts(opened, None, run, card, settings, [])
+    opened, settings = open_data(str(images)), EvalSettings(device="cpu")
+    on = labelled_parts(opened, None, run, settings, [])
     trained_on = read_record(RunFolder(run).trained_on).contents
     assert not np.isin(on.parts.test.contents(), trained_on).any()
     rng = np.random.default_rng(1)
@@ -237,7 +235,7 @@ def test_no_training_image_becomes_a_test_image(compared, tmp_path, capsys, monk
         Image.fromarray(rng.integers(0, 256, (16, 16, 3), np.uint8)).save(images / "bright" / f"-{i}.png")
     more = open_data(str(images))
     for parts in (
-        lambda: labelled_parts(more, None, run, card, settings, []),
+        lambda: labelled_parts(more, None, run, settings, []),
         lambda: unlabelled.held_out_of(more, run),
     ):
         with pytest.raises(PatchloomError, match="changed since"):
