@@ -1,5 +1,6 @@
 """Comparisons from the command line, of tiny runs on images with two classes."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from patchloom.data.sources.open import open_data
 from patchloom.display import StatusMessage
 from patchloom.evaluate import label_free
 from patchloom.evaluate.protocols.linear import LINEAR
+from patchloom.evaluate.recipes import RECIPES
 from patchloom.evaluate.settings import EvalSettings, Parts
 from patchloom.results import store as results_store
 from patchloom.results.result import Result
@@ -77,6 +79,25 @@ def test_every_encoder_is_scored_in_every_way_on_the_same_images(compared):
     runs = [RunFolder(compared[1] / f"{task}-seed0") for task in ("mae", "mp3")]
     held = [run.read_data()["held_out"] for run in runs]
     assert held[0] == held[1] and held[0] and len({run.read_config().epochs for run in runs}) == 1
+
+
+@pytest.mark.usefixtures("quick_probe")
+def test_arms_differ_in_their_options_alone(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(runner, "subprocess", HERE)
+    monkeypatch.setattr(runner, "_LOOK", 0.02)
+    monkeypatch.setitem(RECIPES, "small", (replace(RECIPES["small"][0], epochs=1), {}))
+    arms, out = ["mae", "mae:blr=1e-3"], tmp_path / "out"
+    words = ["compare", str(drawn(tmp_path / "images")), f"--tasks={','.join(arms)}", "--minutes", "0.01", *SMALL]
+    words += ["--seeds", "1", "--few", "9", "--finetune", "--log", "tensorboard", f"--out={out}", "--json"]
+    assert main(words) == 0
+    found = json.loads(capsys.readouterr().out)["result"]
+    usual, other = (RunFolder(out / name).read_config() for name in ("mae-seed0", "mae-blr=1e-3-seed0"))
+    assert other.blr == 1e-3 != usual.blr and (out / "mae-seed0" / "logs" / "tensorboard").exists()
+    assert replace(other, epochs=usual.epochs, warmup_epochs=usual.warmup_epochs, blr=usual.blr) == usual
+    assert [one["task"] for one in found["trained"]] == arms
+    assert all(one["updates"] * 16 == one["images"] > 0 and one["seconds"] > 0 for one in found["trained"])
+    page = (out / "report.html").read_text()
+    assert "Training of each run" in page and "mae:blr=1e-3" in page and "fine-tuned, small" in page
 
 
 def until(what: Callable[[], bool], seconds: float = 300) -> None:

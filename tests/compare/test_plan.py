@@ -130,7 +130,7 @@ def test_a_resumed_comparison_prints_the_remaining_time(draw, tmp_path):
     said = "\n".join(_describe_plan(plan, opened, out, None, 1, ""))
     assert "4 runs, 2 of each task, with 96 samples each, take about 2 min 12 s, with 1 min 0 s" in said
     assert "mp3  1.5 epochs, 16 images per step, about 6 s" in said and "2 at once may be slower" in said
-    assert "8 encoders are scored," in said  # four, two untrained ones, raw pixels and one of --beside
+    assert "8 encoders are scored and" in said  # four, two untrained ones, raw pixels and one of --beside
     (out / "mae-seed0").mkdir(parents=True)
     (out / "mae-seed0" / "summary.txt").write_text("done\n")
     said = "\n".join(_describe_plan(plan, opened, out, None, 1, "small"))

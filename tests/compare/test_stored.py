@@ -106,6 +106,9 @@ def test_runs_are_given_alone(tmp_path):
     ):
         with pytest.raises(PatchloomError, match=words):
             compare(folder_of(*map(Path, runs)), **options)
+    (two / "compare.yaml").touch()
+    with pytest.raises(PatchloomError, match="two is a comparison: give runs in it"):
+        compare(folder_of(one, two))
 
 
 def test_runs_of_one_name_are_shown_by_their_paths(tmp_path):

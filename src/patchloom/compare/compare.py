@@ -93,6 +93,8 @@ def _length(asked: ComparisonRequest) -> str:
     return f"{asked.samples:,} samples" if asked.minutes is None else f"{asked.minutes:g} min of training"
 
 
+# options that all runs take as they are
+_OF_PRETRAIN = ("model", "img_size", "patch_size", "device", "threads", "batch_size", "workers", "group")
 DRY = "Dry run: nothing was trained or written."
 _LABELLED = 5000  # maximal number of training images for scoring the encoders
 
@@ -165,9 +167,7 @@ def compare(
         return compare_stored(runs)
 
     # ---- request
-    given = {"model": model, "img_size": img_size, "patch_size": patch_size, "device": device, "threads": threads}
-    given |= {"batch_size": batch_size, "workers": workers, "group": group}
-    given = {name: value for name, value in given.items() if value is not None}
+    given = {name: options[name] for name in _OF_PRETRAIN if options[name] is not None}
     check_installed(trackers := parse_trackers(log))
     asked = _make_request(data, tasks, minutes, samples, seeds, given, parallel, trackers)
     others = _names(beside)
@@ -336,7 +336,8 @@ def _describe_plan(
         said.append(f"  steps were timed with one run at a time: {asked.at_once} at once may be slower")
     encoders = 0 if few else len(jobs) + asked.seeds + beside + (by != "no")  # including untrained ones and raw pixels
     how = "scored and fine-tuned" if recipe and by != "no" else "scored"
-    what = f"{encoders} encoders are {how}, if they were not before, and " * bool(encoders)
+    new = ", if they were not before," * plan.resumed
+    what = f"{encoders} encoders are {how}{new} and " * bool(encoders)
     said.append(f"  then {what}the page is written, which was not timed")
     return [*said, f"  everything goes to {folder}{', where the comparison is resumed' * plan.resumed}"]
 

@@ -176,9 +176,11 @@ def cell(results: Sequence[Result]) -> str:
 
 
 def cell_note(seeds: int, images: str = "test images") -> str:
-    """Return a sentence on the numbers in a `cell`; ``images`` is of what their intervals are without seeds."""
-    over = "mean ± standard deviation over seeds [Student's 95 % interval over seeds]; without ±, " * (seeds > 1)
-    return f"Values: {over}value [95 % interval over {images}]."
+    """Return a sentence on the numbers in a `cell`; ``images`` names the test images."""
+    if seeds == 1:
+        return f"In brackets: 95 % interval over {images}."
+    over = "Mean ± standard deviation over seeds [Student's 95 % interval over seeds]"
+    return f"{over}; without ±, [95 % interval over {images}]."
 
 
 def tables_of(title: str, corner: str, grid: Grid, note: str, ends: Collection[int] = ()) -> list[Table]:

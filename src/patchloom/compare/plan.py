@@ -46,7 +46,7 @@ _LONGEST = 80  # characters of a run's folder
 
 @dataclass(frozen=True)
 class Arm:
-    """Pretext task with options of its own.
+    """Pretext task with its options.
 
     Attributes:
         text: as typed, such as ``mae:blr=1e-3:task.mask_ratio=0.5``.

@@ -140,7 +140,9 @@ class ResultCache:
         """Store results of an encoder on the images ``test``, each with its key."""
         about: dict[str, Any] = {"encoder": encoder, "seed": seed, "data": test.name, "noun": test.noun}
         about |= {"fingerprint": test.fingerprint(), "date": datetime.now(UTC).isoformat(), "quoted": True}
-        made = [replace(one, **about, settings={**one.settings, "key": key}) for key, one in results]
+        made = [
+            replace(one, **about, n=one.n or len(test), settings={**one.settings, "key": key}) for key, one in results
+        ]
         store.append(self.folder, made)
         for one in made:
             self.by_key.setdefault(one.settings["key"], []).append(one)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from patchloom.data.sources.in_memory import DataLike, is_object
 from patchloom.data.sources.open import split_names
 from patchloom.display import TextTable
 from patchloom.errors import PatchloomError, listing
+from patchloom.report.load_run import is_comparison
 from patchloom.results import store
 from patchloom.results.evaluation import compare_results
 from patchloom.results.newest import asked_of, newest
@@ -29,6 +29,8 @@ def find_runs(data: DataLike) -> list[Path]:
     if is_object(data):
         return []
     places = [Path(name) for name in split_names(data)]
+    if whole := next(filter(is_comparison, places), None):
+        raise PatchloomError(f"{whole} is a comparison: give runs in it, as in patchloom compare {whole}/mae-seed0 RUN")
     runs = [place for place in places if _is_run(place)]
     if runs and len(runs) < len(places):
         other = next(place for place in places if place not in runs)
@@ -39,8 +41,7 @@ def find_runs(data: DataLike) -> list[Path]:
 
 
 def _is_run(place: Path) -> bool:
-    there = {name for name in (*_RUN, store.FILE, "compare.yaml") if os.path.isfile(place / name)}
-    return {*_RUN} <= there or (store.FILE in there and "compare.yaml" not in there)
+    return all((place / name).is_file() for name in _RUN) or (place / store.FILE).is_file()
 
 
 def compare_stored(runs: Sequence[Path]) -> Comparison:
@@ -79,7 +80,7 @@ def compare_stored(runs: Sequence[Path]) -> Comparison:
         if lacking := [name for name in found if name not in those]:
             notes.append(f"{title}: no comparable result of {listing(lacking, 'and')}.")
     if not tables:
-        raise PatchloomError(_nothing_in_common(found))
+        raise PatchloomError(_nothing_in_common(found, runs[-1]))
     return Comparison(None, verdict, tables, None, (*notes, _SCOPE), results=tuple(results))
 
 
@@ -97,8 +98,8 @@ def _evaluated(run: Path, name: str, notes: list[str]) -> Evaluated:
     return found
 
 
-def _asked(one: Result) -> dict[str, Any]:
-    """Return the options of an evaluation, which must be equal; the pooling depends on the encoder."""
+def _options(one: Result) -> dict[str, Any]:
+    """Return the options of an evaluation that must be equal; the pooling depends on the encoder."""
     return {name: value for name, value in asked_of(one).items() if name != "pooling"}
 
 
@@ -123,33 +124,34 @@ def _pairs(ours: Sequence[Result], theirs: Sequence[Result]) -> dict[int, Result
 
 
 def _alike(one: Result, other: Result) -> bool:
-    return (one.protocol, one.measure, _asked(one)) == (other.protocol, other.measure, _asked(other))
+    return (one.protocol, one.measure, _options(one)) == (other.protocol, other.measure, _options(other))
 
 
 def _way(one: Result, those: Sequence[Result]) -> str:
     """Return the protocol, with the options that tell an evaluation from others by it."""
-    rest = [_asked(other) for other in those if other.protocol == one.protocol]
-    own = [name for name, value in _asked(one).items() if any(other.get(name) != value for other in rest)]
+    rest = [_options(other) for other in those if other.protocol == one.protocol]
+    own = [name for name, value in _options(one).items() if any(other.get(name) != value for other in rest)]
     own.sort(key=lambda name: name != "recipe")
     return ", ".join([one.protocol, *(f"{name.replace('_', ' ')} {one.settings[name]}" for name in own[:_SHOWN])])
 
 
-def _nothing_in_common(found: Mapping[str, Evaluated]) -> str:
+def _nothing_in_common(found: Mapping[str, Evaluated], run: Path) -> str:
     """Return a sentence on what each encoder has, and what differs."""
     said = []
     for name, its in found.items():
         has = dict.fromkeys(f"{one[-1].protocol} on {one[-1].n:,} {one[-1].noun} of {one[-1].data}" for one in its)
         said.append(f"{name} has {listing(has, 'and') or 'none with outcomes of images'}")
-    (reference, *_), (*others,) = found.values(), [its[-1] for one in [*found.values()][1:] for its in one]
-    pairs = [
-        (_asked(its[-1]), _asked(other))
-        for its in reference
+    reference, *rest = ([its[-1] for its in evaluated] for evaluated in found.values())
+    others = [other for those in rest for other in those]
+    same = [
+        (_options(one), _options(other))
+        for one in reference
         for other in others
-        if (its[-1].protocol, its[-1].measure) == (other.protocol, other.measure)
+        if (one.protocol, one.measure) == (other.protocol, other.measure)
     ]
-    options = sorted({name for one, two in pairs for name in {**one, **two} if one.get(name) != two.get(name)})
-    why = f" (options differ: {listing(options, 'and')})" if options else " (test images differ)" * bool(pairs)
+    options = sorted({name for one, two in same for name in {**one, **two} if one.get(name) != two.get(name)})
+    why = f" (options differ: {listing(options, 'and')})" if options else " (test images differ)" * bool(same)
     return (
         f"the runs have no evaluation in common: {'; '.join(said)}{why}. Evaluate each in the same way, such as by "
-        f"patchloom evaluate knn {[*found][-1]} DATA"
+        f"patchloom evaluate knn {run} DATA"
     )
