@@ -15,7 +15,7 @@ import torch
 from in_process import HERE
 from PIL import Image
 
-from patchloom import PatchloomError, compare
+from patchloom import PatchloomError, compare, results
 from patchloom.cli import main
 from patchloom.compare import runner, unlabelled
 from patchloom.compare.outcome import compare_labelled
@@ -69,7 +69,9 @@ def results_of(out: Path) -> list[Result]:
 
 def test_every_encoder_is_scored_in_every_way_on_the_same_images(compared):
     found = results_of(compared[1])
-    assert {one.encoder for one in found} == {"mae", "mp3", "untrained", "raw pixels", "best constant"}
+    everyone = {"mae", "mp3", "untrained", "raw pixels", "best constant"}
+    assert {one.encoder for one in found} == everyone
+    assert {row.result.encoder for row in results(compared[1]).rows if row.run == "out"} == everyone
     ways = {(one.protocol, one.settings.get("labels"), one.settings.get("per_class")) for one in found}
     assert ways == {("linear", None, None), ("knn", None, None), ("linear", 0.5, None), ("linear", None, 2)}
     assert len(found) == 20 and len({(one.data, one.fingerprint, one.n) for one in found}) == 1

@@ -155,12 +155,8 @@ class ComparisonRequest:
 
     def plain(self) -> dict[str, Any]:
         """Return the settings that must not change on resuming; simultaneous runs and trackers may."""
-        sizes = {name: compact(self.given[name]) for name in _SIZES if name in self.given}
-        lists = {name: size if isinstance(size, int) else list(size) for name, size in sizes.items()}
-        return {
-            **{"data": list(self.data), "tasks": list(self.tasks), "seeds": self.seeds},
-            **{"minutes": self.minutes, "samples": self.samples, "settings": {**self.given, **lists}},
-        }
+        found = {"data": list(self.data), "tasks": list(self.tasks), "seeds": self.seeds, "minutes": self.minutes}
+        return found | {"samples": self.samples, "settings": to_option_values(self.given)}
 
     def threads_each(self) -> dict[str, int]:
         """Return CPU threads per run if runs share the cores; {} if the user set them or each run has all cores."""
@@ -226,7 +222,7 @@ class ComparisonPlan:
 
 def to_option_values(given: Mapping[str, Any]) -> dict[str, str]:
     """Return settings as the command line takes them."""
-    return {name: in_pixels(value) if name in _SIZES else str(value) for name, value in given.items()}
+    return {name: in_pixels(compact(value)) if name in _SIZES else str(value) for name, value in given.items()}
 
 
 def resolve_settings(
