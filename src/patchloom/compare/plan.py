@@ -156,7 +156,7 @@ class ComparisonRequest:
     def plain(self) -> dict[str, Any]:
         """Return the settings that must not change on resuming; simultaneous runs and trackers may."""
         found = {"data": list(self.data), "tasks": list(self.tasks), "seeds": self.seeds, "minutes": self.minutes}
-        return found | {"samples": self.samples, "settings": to_option_values(self.given)}
+        return found | {"samples": self.samples, **to_option_values(self.given)}
 
     def threads_each(self) -> dict[str, int]:
         """Return CPU threads per run if runs share the cores; {} if the user set them or each run has all cores."""
@@ -268,10 +268,9 @@ def stored_plan(asked: ComparisonRequest, out: Path) -> ComparisonPlan | None:
     found = read_checksummed(path)
     try:
         before, now = found["asked"], asked.plain()
-        if different := [name for name in now if before.get(name) != now[name]]:
-            name = different[0]
+        if name := next((name for name in {**now, **before} if before.get(name) != now.get(name)), ""):
             raise PatchloomError(
-                f"{out} holds a comparison with other settings ({name}: was {before.get(name)}, now {now[name]}): "
+                f"{out} holds a comparison with other settings ({name}: was {before.get(name)}, now {now.get(name)}): "
                 "choose another folder with --out, or repeat its settings to resume it"
             )
         ends = {"batch": (1, 2**31), "epochs": (0, 2**31), "seconds": (0, math.inf)}
