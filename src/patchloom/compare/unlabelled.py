@@ -20,7 +20,7 @@ from patchloom.runs.encoder import load_encoder
 from patchloom.runs.held_out import unchanged_held_out
 
 NO_BEST_TASK = (
-    "Without labels no task can be named the best: none of the measures below shows how useful the features are. "
+    "Without labels no task can be named the best: no measure without labels shows how useful the features are. "
     "A few hundred labelled images would (--labels FOLDER; finished runs are not trained again)."
 )
 
