@@ -808,8 +808,9 @@ def test_nothing_is_written_through_a_link_of_a_run_or_a_comparison(run, tmp_pat
             folder.note_skipped("touch x")
         folder.unlock()
         (run / name).unlink()
-    (log := tmp_path / "mae.txt").symlink_to(other)
-    job = runner.Job("mae", 0, tmp_path / "run", ["--version"], log, 61.0, None, 1.0)
+    job = runner.Job("mae", 0, tmp_path / "run", ["--version"], runner.Length(8, 1.0, 1.0))
+    job.log.parent.mkdir(exist_ok=True)
+    job.log.symlink_to(other)
     assert "link" in refusal(runner._start, job, 0, ())
     assert other.read_text() == "theirs\n"
 

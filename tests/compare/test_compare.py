@@ -1,5 +1,6 @@
 """Comparisons from the command line, of tiny runs on images with two classes."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import torch
 from in_process import HERE
 from PIL import Image
 
-from patchloom import PatchloomError, compare
+from patchloom import PatchloomError, compare, results
 from patchloom.cli import main
 from patchloom.compare import runner, unlabelled
 from patchloom.compare.outcome import compare_labelled
@@ -24,10 +25,10 @@ from patchloom.data.sources.open import open_data
 from patchloom.display import StatusMessage
 from patchloom.evaluate import label_free
 from patchloom.evaluate.protocols.linear import LINEAR
+from patchloom.evaluate.recipes import RECIPES
 from patchloom.evaluate.settings import EvalSettings, Parts
 from patchloom.results import store as results_store
 from patchloom.results.result import Result
-from patchloom.runs.encoder import load_encoder
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.training_set import read_record
 from patchloom.tasks.mae import MAE
@@ -68,7 +69,9 @@ def results_of(out: Path) -> list[Result]:
 
 def test_every_encoder_is_scored_in_every_way_on_the_same_images(compared):
     found = results_of(compared[1])
-    assert {one.encoder for one in found} == {"mae", "mp3", "untrained", "raw pixels", "best constant"}
+    everyone = {"mae", "mp3", "untrained", "raw pixels", "best constant"}
+    assert {one.encoder for one in found} == everyone
+    assert {row.result.encoder for row in results(compared[1]).rows if row.run == "out"} == everyone
     ways = {(one.protocol, one.settings.get("labels"), one.settings.get("per_class")) for one in found}
     assert ways == {("linear", None, None), ("knn", None, None), ("linear", 0.5, None), ("linear", None, 2)}
     assert len(found) == 20 and len({(one.data, one.fingerprint, one.n) for one in found}) == 1
@@ -78,6 +81,25 @@ def test_every_encoder_is_scored_in_every_way_on_the_same_images(compared):
     runs = [RunFolder(compared[1] / f"{task}-seed0") for task in ("mae", "mp3")]
     held = [run.read_data()["held_out"] for run in runs]
     assert held[0] == held[1] and held[0] and len({run.read_config().epochs for run in runs}) == 1
+
+
+@pytest.mark.usefixtures("quick_probe")
+def test_arms_differ_in_their_options_alone(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(runner, "subprocess", HERE)
+    monkeypatch.setattr(runner, "_LOOK", 0.02)
+    monkeypatch.setitem(RECIPES, "small", (replace(RECIPES["small"][0], epochs=1), {}))
+    arms, out = ["mae", "mae:blr=1e-3"], tmp_path / "out"
+    words = ["compare", str(drawn(tmp_path / "images")), f"--tasks={','.join(arms)}", "--minutes", "0.01", *SMALL]
+    words += ["--seeds", "1", "--few", "9", "--finetune", "--log", "tensorboard", f"--out={out}", "--json"]
+    assert main(words) == 0
+    found = json.loads(capsys.readouterr().out)["result"]
+    usual, other = (RunFolder(out / name).read_config() for name in ("mae-seed0", "mae-blr=1e-3-seed0"))
+    assert other.blr == 1e-3 != usual.blr and (out / "mae-seed0" / "logs" / "tensorboard").exists()
+    assert replace(other, epochs=usual.epochs, warmup_epochs=usual.warmup_epochs, blr=usual.blr) == usual
+    assert [one["task"] for one in found["trained"]] == arms
+    assert all(one["updates"] * 16 == one["images"] > 0 and one["seconds"] > 0 for one in found["trained"])
+    page = (out / "report.html").read_text()
+    assert "Training of each run" in page and "mae:blr=1e-3" in page and "fine-tuned, small" in page
 
 
 def until(what: Callable[[], bool], seconds: float = 300) -> None:
@@ -139,7 +161,7 @@ def test_failed_runs_are_explained_if_fewer_than_two_tasks_are_left(compared, tm
         (["--tasks", "mae,dropos"], "did you mean droppos?"),
         (["--tasks", "mae,mae:blrr=1"], "mae:blrr=1: there is no option --blrr; did you mean --blr?"),
         (["--tasks", "mae,mae:blr=fast"], "mae:blr=fast: --blr cannot be fast"),
-        (["--tasks", "mae,droppos:task.sigmaa=0"], "did you mean sigma?"),
+        (["--tasks", "mae,droppos:task.sigmaa=0"], "did you mean --task.sigma?"),
         (["--tasks", "mae,mae:task.mask_ratio=2"], "lower --task.mask_ratio"),
         (["--tasks", "mae,distill"], "--task.features_of"),
         (["--task.mask_ratio", "0.5"], "--tasks mae,mae:task.mask_ratio=VALUE"),
@@ -227,9 +249,8 @@ def test_without_labels_too_few_images_leave_out_one_table_only(without_labels, 
 def test_no_training_image_becomes_a_test_image(compared, tmp_path, capsys, monkeypatch):
     images, out = (Path(shutil.copytree(one, tmp_path / one.name)) for one in compared)  # keeps modification times
     run = next(out.rglob("encoder.safetensors")).parent
-    card, opened = load_encoder(run)[1], open_data(str(images))
-    settings = EvalSettings(device="cpu")
-    on = labelled_parts(opened, None, run, card, settings, [])
+    opened, settings = open_data(str(images)), EvalSettings(device="cpu")
+    on = labelled_parts(opened, None, run, settings, [])
     trained_on = read_record(RunFolder(run).trained_on).contents
     assert not np.isin(on.parts.test.contents(), trained_on).any()
     rng = np.random.default_rng(1)
@@ -237,7 +258,7 @@ def test_no_training_image_becomes_a_test_image(compared, tmp_path, capsys, monk
         Image.fromarray(rng.integers(0, 256, (16, 16, 3), np.uint8)).save(images / "bright" / f"-{i}.png")
     more = open_data(str(images))
     for parts in (
-        lambda: labelled_parts(more, None, run, card, settings, []),
+        lambda: labelled_parts(more, None, run, settings, []),
         lambda: unlabelled.held_out_of(more, run),
     ):
         with pytest.raises(PatchloomError, match="changed since"):

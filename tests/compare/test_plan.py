@@ -8,22 +8,18 @@ from patchloom import PatchloomError
 from patchloom.compare.compare import _describe_plan
 from patchloom.compare.plan import (
     Arm,
-    ArmLength,
     ComparisonPlan,
     ComparisonRequest,
     name_arms,
     name_folders,
     new_plan,
-    pretrain_arguments,
     resolve_settings,
     split_arms,
     store,
     stored_plan,
 )
-from patchloom.compare.runner import Bar, Job
+from patchloom.compare.runner import Bar, Job, Length
 from patchloom.data.sources.open import open_data
-from patchloom.results import store as results_store
-from patchloom.results.result import Result
 from patchloom.system.checksummed import read_checksummed, write_checksummed
 
 GIVEN = {"img_size": 16, "patch_size": 8, "batch_size": 16, "threads": 1, "workers": 0}
@@ -35,7 +31,7 @@ def asked_of(folder, tasks=("mae", "mp3"), **changes) -> ComparisonRequest:
 
 
 def plan_of(asked: ComparisonRequest, threads: int | None = None) -> ComparisonPlan:
-    length = ArmLength(16, 1.5 if asked.minutes is None else None, 6.0)
+    length = Length(16, 1.5 if asked.minutes is None else None, 6.0)
     return ComparisonPlan(asked, dict.fromkeys(asked.tasks, length), 40, threads, ("a note",))
 
 
@@ -54,7 +50,7 @@ def test_an_arm_has_settings_of_pretrain(tmp_path):
     assert found.blr == 1e-3 and found.task["mask_ratio"] == 0.5 and not found.flip and found.img_size == (16, 32)
     assert found.model == {"name": "nano", "depth": 2} and found.batch_size == 16
     assert Arm.of("mae:model.name=mini").settings(asked).model == {"name": "mini"}
-    with pytest.raises(PatchloomError, match="--blr needs a value"):
+    with pytest.raises(PatchloomError, match="--blr cannot be"):
         Arm.of("mae:blr=").settings(asked)
 
 
@@ -75,8 +71,8 @@ def test_a_run_gets_the_settings_of_its_arm_and_a_folder_of_its_own(tmp_path):
     assert {"--blr=1e-3", "--task=mae", "--epochs=1.5", "--split_seed=0", "--log=tensorboard,wandb"} <= {*jobs[2].words}
     assert "--batch_size=8" in jobs[3].words and "--batch_size=16" not in jobs[3].words
     clock = asked_of(tmp_path, minutes=2.5, samples=None)
-    words = pretrain_arguments(clock, Arm.of("mae"), tmp_path, ArmLength(16, None, 150.0), 3)
-    assert {"--minutes=2.5", "--seed=3", "--img_size=16"} <= {*words} and not any("epochs" in word for word in words)
+    words = plan_of(clock).jobs(tmp_path)[0].words
+    assert {"--minutes=2.5", "--seed=0", "--img_size=16"} <= {*words} and not any("epochs" in word for word in words)
     one, other = name_folders([f"mae:init={'/x' * 200}{letter}" for letter in "ab"]).values()
     assert other == f"{one}-2" and "/" not in one and len(other) < 100
 
@@ -90,21 +86,25 @@ def test_equal_samples_become_epochs_of_each_batch_size(draw):
         assert plan.arms[arm].batch == batch and plan.arms[arm].seconds > 0
         assert round(plan.arms[arm].epochs * (n // batch)) * batch == 96
     clock = new_plan(replace(asked, minutes=0.5, samples=None), open_data(str(folder)), True, folder.parent / "out")
-    assert clock.arms["mae"] == ArmLength(16, None, 30.0) and clock.threads == 1
+    assert clock.arms["mae"] == Length(16, None, 30.0) and clock.threads == 1
 
 
 def test_an_unsuitable_task_is_left_out_unless_it_was_requested(draw):
     folder = [draw(f"images/{i}.png", 16, 16) for i in range(20)][0].parent
     source = open_data(str(folder)).train
-    asked = asked_of(folder, ("mae", "mp3", "restore"), given={**GIVEN, "model": "swin-nano"})
-    found, _, notes = resolve_settings(asked_of(folder), source, explicit=False)
+
+    def asked(*tasks: str, **given) -> dict:
+        return {task: Arm.of(task).settings(asked_of(folder, given=GIVEN | given)) for task in tasks}
+
+    found, _, notes = resolve_settings(asked("mae", "mp3"), source, explicit=False)
     assert [*found] == ["mae", "mp3"] and not any("left out" in note for note in notes)
+    swins = asked("mae", "mp3", "restore", model="swin-nano")
     with pytest.raises(PatchloomError):
-        resolve_settings(asked, source, explicit=True)
+        resolve_settings(swins, source, explicit=True)
     with pytest.raises(PatchloomError, match="two tasks or more"):
-        resolve_settings(asked, source, explicit=False)
+        resolve_settings(swins, source, explicit=False)
     with pytest.raises(PatchloomError, match=r"^mae:task.mask_ratio=1.5: .*leaves 0 of 4 patches"):
-        resolve_settings(asked_of(folder, ("mae", "mae:task.mask_ratio=1.5")), source, explicit=True)
+        resolve_settings(asked("mae", "mae:task.mask_ratio=1.5"), source, explicit=True)
 
 
 @pytest.mark.parametrize("changes", [{}, {"minutes": 2.0, "samples": None}])
@@ -130,14 +130,11 @@ def test_a_resumed_comparison_prints_the_remaining_time(draw, tmp_path):
     said = "\n".join(_describe_plan(plan, opened, out, None, 1, ""))
     assert "4 runs, 2 of each task, with 96 samples each, take about 2 min 12 s, with 1 min 0 s" in said
     assert "mp3  1.5 epochs, 16 images per step, about 6 s" in said and "2 at once may be slower" in said
-    assert "8 encoders are scored," in said  # four, two untrained ones, raw pixels and one of --beside
+    assert "8 encoders are scored and" in said  # four, two untrained ones, raw pixels and one of --beside
     (out / "mae-seed0").mkdir(parents=True)
     (out / "mae-seed0" / "summary.txt").write_text("done\n")
-    results_store.append(out, [Result.of_images("mae", "linear", {}, [True])])
     said = "\n".join(_describe_plan(plan, opened, out, None, 1, "small"))
-    assert (
-        "about 1 min 39 s from now: 1 of them are finished" in said and "7 encoders are scored and fine-tuned" in said
-    )
+    assert "about 1 min 39 s from now: 1 of them are finished" in said and "scored and fine-tuned" in said
 
 
 def test_a_plan_has_sizes_of_both_sides_and_refuses_others(tmp_path):
@@ -146,7 +143,7 @@ def test_a_plan_has_sizes_of_both_sides_and_refuses_others(tmp_path):
     store(plan_of(asked), tmp_path / "out")
     (job, _) = stored_plan(asked, tmp_path / "out").jobs(tmp_path / "out")
     assert {"--img_size=64x16", "--patch_size=8x4"} <= {*job.words}
-    with pytest.raises(PatchloomError, match=r"settings: .*\[64, 16\].*\[16, 64\]"):
+    with pytest.raises(PatchloomError, match="img_size: was 64x16, now 16x64"):
         stored_plan(asked_of(tmp_path, given={**GIVEN, **sizes, "img_size": (16, 64)}), tmp_path / "out")
     store(plan_of(asked_of(tmp_path, given={**GIVEN, "img_size": (16, 16)})), tmp_path / "square")
     assert stored_plan(asked_of(tmp_path), tmp_path / "square").resumed  # a square is stored as its side
@@ -156,17 +153,17 @@ def test_the_number_of_simultaneous_runs_may_change(tmp_path, monkeypatch):
     monkeypatch.setattr("patchloom.compare.plan.cores", lambda: 8)
     given = {name: value for name, value in GIVEN.items() if name != "threads"} | {"device": "cpu"}
     alone, four, nine = (asked_of(tmp_path, given=given, at_once=count) for count in (1, 4, 9))
-    assert [one.threads_each() for one in (alone, four, nine)] == [None, 2, 1]
-    assert asked_of(tmp_path, at_once=4).threads_each() is None  # set by the user
+    assert [one.threads_each().get("threads") for one in (alone, four, nine)] == [None, 2, 1]
+    assert not asked_of(tmp_path, at_once=4).threads_each()  # set by the user
     store(plan_of(four, threads=2), tmp_path / "out")
     for asked in (alone, nine):  # resumed runs keep their number of threads
         found = stored_plan(asked, tmp_path / "out")
         assert found.threads == 2 and all("--threads=2" in job.words for job in found.jobs(tmp_path / "out"))
 
 
-@pytest.mark.parametrize(("minutes", "epochs"), [(None, 4.0), (2 / 3, None)])
-def test_the_progress_line(tmp_path, minutes, epochs):
-    jobs = [Job(name, 0, tmp_path / name, [], tmp_path / "log", 100.0, minutes, epochs) for name in ("one", "two")]
+@pytest.mark.parametrize("epochs", [4.0, None])
+def test_the_progress_line(tmp_path, epochs):
+    jobs = [Job(name, 0, tmp_path / name, [], Length(16, epochs, 40.0)) for name in ("one", "two")]
     now = [0.0]
     bar = Bar(jobs, 1, lambda: now[0])
     bar.running = [jobs[0].name]

@@ -15,7 +15,7 @@ from holding import hold
 
 from patchloom import PatchloomError
 from patchloom.compare import runner
-from patchloom.compare.runner import Job, is_locked, lock_folder, run_all
+from patchloom.compare.runner import Job, Length, is_locked, lock_folder, run_all
 from patchloom.errors import Stopped
 
 CHILD = """
@@ -54,7 +54,7 @@ def begun(monkeypatch) -> list[runner._Process]:
 
 def job_of(place: Path, task: str, how: str = "works") -> Job:
     folder = place / f"{task}-seed0"
-    return Job(task, 0, folder, [how, str(folder)], place / "logs" / f"{task}.txt", 61.0, None, 1.0)
+    return Job(task, 0, folder, [how, str(folder)], Length(8, 1.0, 1.0))
 
 
 def wait_for(path: Path) -> None:
@@ -77,13 +77,13 @@ def interrupt() -> None:
 
 def test_a_failed_run_does_not_stop_the_others(tmp_path, begun):
     jobs = [job_of(tmp_path, "one", "fails"), job_of(tmp_path, "two")]
-    told = []
-    taken = run_all(jobs, 1, [], lambda job, seconds: told.append(job.name))
+    told = {}
+    run_all(jobs, 1, [], lambda job, seconds: told.update({job.name: seconds}))
     assert jobs[0].failure == "the images are gone: restore them" and not jobs[0].finished
-    assert jobs[1].finished and not jobs[1].failure and told == ["one, seed 0", "two, seed 0"]
-    assert taken.keys() == {*told} and taken["two, seed 0"] >= 0.4
+    assert jobs[1].finished and not jobs[1].failure and [*told] == ["one, seed 0", "two, seed 0"]
+    assert told["two, seed 0"] >= 0.4
     assert all(one.log.closed and one.process.stdin.closed for one in begun)
-    assert run_all(jobs[1:], 1, [], lambda *_: None) == {}  # it has finished already
+    run_all(jobs[1:], 1, [], told.pop)  # it has finished already
 
 
 def test_the_number_of_simultaneous_runs(tmp_path, begun):

@@ -1,6 +1,5 @@
 """Results of encoders by labels, and when they are measured again."""
 
-import os
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +15,6 @@ from patchloom.compare.scores import (
     contenders,
     score_encoder,
     subset_features,
-    weights_digest,
 )
 from patchloom.data.source import Source
 from patchloom.evaluate.frozen import evaluate_extractor, extractors
@@ -105,17 +103,6 @@ def test_only_what_changed_is_measured_again(tmp_path, monkeypatch):
     assert [count(), count()] == [2, 0]
     monkeypatch.setattr(RandomImages, "stamp", lambda self: "files were replaced")
     assert [count(), count()] == [2, 0]
-
-
-def test_the_digest_covers_the_weights_and_the_head(tmp_path):
-    run = encoder_at(tmp_path / "run")
-    file = run / "encoder.safetensors"
-    before = weights_digest(str(run))
-    assert weights_digest(str(file)) == before and weights_digest("timm:vit_tiny") == ""
-    os.utime(file, (0, 0))
-    assert weights_digest(str(run)) == before
-    encoder_at(run, seed=1)
-    assert weights_digest(str(run)) != before
 
 
 def test_all_ways_of_scoring_share_one_pass_over_the_images():

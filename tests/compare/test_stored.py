@@ -9,7 +9,7 @@ import pytest
 
 from patchloom import PatchloomError, compare, evaluate
 from patchloom.results import store
-from patchloom.results.claims import Claim
+from patchloom.results.claims import Claim, Difference
 from patchloom.results.result import Result
 
 ABOUT = {"data": "photos", "fingerprint": "0" * 16, "date": "2026-01-01", "quoted": True}
@@ -58,7 +58,11 @@ def test_seeds_are_paired_and_repeated_evaluations_replaced(tmp_path):
     stored(stored(two, 160, seed=1), 150, seed=0)
     found = compare(folder_of(one, two))
     assert [(run.seed, run.value) for run in found.results] == [(0, 0.5), (1, 0.55), (0, 0.75), (1, 0.8)]
-    assert found.results[-1].against[0].trainings == 2 and found.tables[1][1].rows[3] == ("two", "1", "80.0 %")
+    assert found.results[-1].against[0].trainings == 2
+    assert found.tables[0][1].rows[1][1] == "77.5 ± 3.5\n[45.7, 100.0]" and found.tables[1][1].rows[3][:2] == (
+        "two",
+        "1",
+    )
     alone = stored(tmp_path / "alone", 150, seed=7)  # on the same images, by another seed
     assert [run.seed for run in compare(folder_of(one, alone)).results] == [0, 7]
 
@@ -67,7 +71,8 @@ def test_each_seed_may_have_drawn_its_own_test_images(tmp_path):
     runs = []
     for name, right in (("one", 100), ("two", 150)):
         for seed in range(3):
-            run = stored(tmp_path / name, right + seed * (name == "two"), seed=seed, fingerprint=f"{seed}" * 16)
+            about = {"fingerprint": f"{seed}" * 16, "against": (Difference("", 0.0, 0.0, 0.0, 200, 3),)}  # of 3 seeds
+            run = stored(tmp_path / name, right + seed * (name == "two"), seed=seed, **about)
         runs.append(run)
     (apart,) = compare(folder_of(*runs)).results[-1].against
     assert apart.claim is Claim.BETTER and apart.trainings == 3 and apart.n == 200
@@ -101,13 +106,16 @@ def test_runs_are_given_alone(tmp_path):
     ):
         with pytest.raises(PatchloomError, match=words):
             compare(folder_of(*map(Path, runs)), **options)
+    (two / "compare.yaml").touch()
+    with pytest.raises(PatchloomError, match="two is a comparison: give runs in it"):
+        compare(folder_of(one, two))
 
 
 def test_runs_of_one_name_are_shown_by_their_paths(tmp_path):
     for name in "ab":
         (tmp_path / name).mkdir()
     runs = folder_of(*(stored(tmp_path / name / "mae", 100) for name in "ab"))
-    assert [row[0] for row in compare(runs).tables[0][1].rows] == runs
+    assert [row[0] for row in compare(runs).tables[0][1].rows] == ["a/mae", "b/mae"]
 
 
 def test_damaged_results_are_left_out_with_a_note(tmp_path):

@@ -3,7 +3,7 @@
 import pytest
 
 from patchloom import PatchloomError
-from patchloom.compare.runner import Job
+from patchloom.compare.runner import Job, Length
 from patchloom.compare.timing import TrainedRun, note_unequal, read_trained, training_table
 
 
@@ -18,7 +18,7 @@ def test_a_run_that_misses_the_time_by_more_than_5_per_cent_is_named():
 
 def test_steps_and_seconds_are_those_of_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr("patchloom.compare.timing.RunFolder.read_config", lambda _: type("", (), {"accumulate": 4}))
-    job = Job("mae", 2, tmp_path, [], tmp_path / "log", 100.0, 1.0, None)
+    job = Job("mae", 2, tmp_path, [], Length(8, None, 60.0))
     (tmp_path / "metrics.csv").write_text("step,epoch,images,seconds\n1,0.5,8,1\n10,5,80,30.5\n")
     assert read_trained(job) == TrainedRun("mae", 2, 30.5, 3, 80)
     for text in ("step,epoch\n1,2\n", "step,epoch,images,seconds\n1,1,8,\n", "step,epoch,images,seconds\n1,1,8,-1\n"):

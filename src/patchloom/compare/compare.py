@@ -15,7 +15,6 @@ from typing import Any, Literal
 import torch
 
 from patchloom.arguments import validate_arguments
-from patchloom.compare.finetuned import RECIPE
 from patchloom.compare.outcome import Comparison, compare_labelled
 from patchloom.compare.plan import (
     USUAL,
@@ -29,7 +28,7 @@ from patchloom.compare.plan import (
     to_option_values,
 )
 from patchloom.compare.runner import OVERHEAD, Job, lock_folder, run_all
-from patchloom.compare.scores import LabelledData, Way, all_scores, contenders, labelled_parts
+from patchloom.compare.scores import RECIPE, all_scores, contenders, labelled_parts
 from patchloom.compare.stored import compare_stored, find_runs
 from patchloom.compare.timing import note_unequal, read_trained, training_table
 from patchloom.compare.unlabelled import compare_unlabelled, note_too_few_images
@@ -39,7 +38,6 @@ from patchloom.data.sources.open import open_data, split_names
 from patchloom.display import StatusMessage, duration, print_line
 from patchloom.errors import PatchloomError, listing
 from patchloom.evaluate.features import count_classes, only_labelled
-from patchloom.evaluate.protocols.linear import LINEAR
 from patchloom.evaluate.recipes import RECIPES
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.loggers.trackers import check_installed, parse_trackers
@@ -47,9 +45,7 @@ from patchloom.nets.checkpoints.format import is_on_hub, stock_encoder
 from patchloom.nets.checkpoints.load import Weights
 from patchloom.report.page import Table, render
 from patchloom.report.report import page_of
-from patchloom.results import store as results_store
-from patchloom.results.claims import CONSTANT
-from patchloom.runs.encoder import check_place, load_encoder
+from patchloom.runs.encoder import check_place
 from patchloom.runs.folder import RunFolder, data_slug
 from patchloom.runs.held_out import unchanged_held_out
 from patchloom.sizes import PatchSize, in_pixels
@@ -97,6 +93,8 @@ def _length(asked: ComparisonRequest) -> str:
     return f"{asked.samples:,} samples" if asked.minutes is None else f"{asked.minutes:g} min of training"
 
 
+# options that all runs take as they are
+_OF_PRETRAIN = ("model", "img_size", "patch_size", "device", "threads", "batch_size", "workers", "group")
 DRY = "Dry run: nothing was trained or written."
 _LABELLED = 5000  # maximal number of training images for scoring the encoders
 
@@ -169,9 +167,7 @@ def compare(
         return compare_stored(runs)
 
     # ---- request
-    given = {"model": model, "img_size": img_size, "patch_size": patch_size, "device": device, "threads": threads}
-    given |= {"batch_size": batch_size, "workers": workers, "group": group}
-    given = {name: value for name, value in given.items() if value is not None}
+    given = {name: options[name] for name in _OF_PRETRAIN if options[name] is not None}
     check_installed(trackers := parse_trackers(log))
     asked = _make_request(data, tasks, minutes, samples, seeds, given, parallel, trackers)
     others = _names(beside)
@@ -194,12 +190,6 @@ def compare(
         other = None if labels is None else _labels_of(str(labels), group)  # errors in it are reported early
     settings = EvalSettings(device=device or "auto", max_train=_LABELLED, group=group)
 
-    def parts(run: Path) -> LabelledData | None:
-        card = load_encoder(run)[1]
-        found = labelled_parts(opened, None if labels is None else str(labels), run, card, settings, few)
-        own = [Way(f"fine-tuned, {recipe}", LINEAR, recipe=recipe)] if recipe else []
-        return found and found._replace(ways=[*found.ways, *own])
-
     # ---- lock of the folder, after a check that it is free for this comparison
     stored_plan(asked, folder)
     with contextlib.nullcontext() if dry_run else lock_folder(folder):
@@ -219,18 +209,19 @@ def compare(
         for job in jobs if labels is None or not all(job.finished for job in jobs) else ():
             if RunFolder(job.folder).config.exists():
                 unchanged_held_out(job.folder, opened.train)
-        begun = time.monotonic()
-        ran = run_all(jobs, parallel, devices, _print_result)
+        begun, left = time.monotonic(), not all(job.finished for job in jobs)
+        run_all(jobs, parallel, devices, _print_result)
         failed = [f"{job.name} failed: {job.failure}" for job in jobs if job.failure]
-        complete = [job for job in jobs if _complete(job, jobs)]
+        # means over different seeds would not be comparable
+        complete = [job for job in jobs if all(one.finished for one in jobs if one.task == job.task)]
         if len({job.task for job in complete}) < 2:
             raise PatchloomError(f"fewer than two tasks could be trained: {'; '.join(failed)}")
-        if ran:
+        if left:
             print_line(f"trained in {duration(time.monotonic() - begun)}")
 
         # ---- scores
         first = next(job for job in jobs if job.finished)
-        on = parts(first.folder)
+        on = labelled_parts(opened, None if labels is None else str(labels), first.folder, settings, few, recipe)
         trained = [read_trained(job) for job in complete]
         notes = [*plan.notes, *failed, *note_unequal(trained, asked.minutes)]
         drawn = on is not None and any(way.few is not None for way in on.ways)
@@ -257,11 +248,6 @@ def _one_of_each(jobs: Sequence[Job], order: Sequence[str]) -> list[Path]:
     """Return the run of the first seed of each trained task, the best task first."""
     folders = {job.task: job.folder for job in reversed(jobs) if job.finished}
     return [folders[task] for task in dict.fromkeys((*order, *folders)) if task in folders]
-
-
-def _complete(job: Job, jobs: Sequence[Job]) -> bool:
-    """Return whether all seeds of a job's task have finished; means over different seeds would not be comparable."""
-    return all(one.finished for one in jobs if one.task == job.task)
 
 
 def _make_request(
@@ -299,11 +285,8 @@ def _make_request(
         if value is not None and value < 1:
             raise PatchloomError(f"--{name} must be 1 or more, not {value}")
     asked = ComparisonRequest(words, tuple(names), seeds, minutes, samples, given, parallel, tuple(log))
-    for arm in map(Arm.of, names):  # options are refused before images are listed
-        try:
-            arm.settings(asked)
-        except PatchloomError as problem:
-            raise arm.error(problem) from problem
+    for name in names:  # options are refused before images are listed
+        Arm.of(name).settings(asked)
     return asked
 
 
@@ -336,31 +319,27 @@ def _describe_plan(
     said = [f"comparing {len(plan.arms)} tasks on {n:,} {noun} of {opened.train.name}, by {by} labels"]
     said += [f"  {note}" for note in (*opened.notes, *plan.notes)]
     few = note_too_few_images(plan.held_out, noun) if by == "no" else ""
-    if few:
-        said.append(f"  {few.removesuffix('.')}")
-    said += plan.lines()
-    said.append(f"  all train on the same {n - plan.held_out:,} {noun}, with {plan.held_out:,} held out")
-    runs = len(plan.arms) * asked.seeds
-    begun = [job for job in plan.jobs(folder) if job.done()]
+    said += [f"  {few.removesuffix('.')}"] * bool(few)
+    said += [*plan.lines(), f"  all train on the same {n - plan.held_out:,} {noun}, with {plan.held_out:,} held out"]
+    jobs = plan.jobs(folder)
+    finished, seconds = sum(job.finished for job in jobs), duration(plan.seconds_left(folder))
     least = "at least" if any(arm.seconds is None for arm in plan.arms.values()) else "about"
-    over_all = f"{least} {duration(plan.seconds_left(folder))}"
-    said += [f"  {runs} runs, {asked.seeds} of each task, with {_length(asked)} each, take {over_all}"]
-    if begun:
-        there = sum(job.finished for job in begun)
-        more = f", and {len(begun) - there} begun" if there < len(begun) else ""
-        said[-1] += f" from now: {there} of them are finished{more}"
+    runs = f"  {len(jobs)} runs, {asked.seeds} of each task, with {_length(asked)} each"
+    if finished == len(jobs):
+        said.append(f"{runs}, are finished")
+    elif any(job.done() for job in jobs):
+        said.append(f"{runs}, take {least} {seconds} from now: {finished} of them are finished")
     else:
-        said[-1] += f", with {duration(OVERHEAD)} of start-up, pictures and evaluation in each"
+        overhead = f"with {duration(OVERHEAD)} of start-up, pictures and evaluation in each"
+        said.append(f"{runs}, take {least} {seconds}, {overhead}")
     if asked.at_once > 1 and asked.minutes is None:
-        said += [f"  steps were timed with one run at a time: {asked.at_once} at once may be slower"]
-    encoders = 0 if few else runs + asked.seeds + beside + (by != "no")  # including untrained ones and raw pixels
-    there_already = {(one.encoder, one.seed) for one in results_store.load(folder, []) if one.encoder != CONSTANT}
-    still = max(0, encoders - len(there_already))
+        said.append(f"  steps were timed with one run at a time: {asked.at_once} at once may be slower")
+    encoders = 0 if few else len(jobs) + asked.seeds + beside + (by != "no")  # including untrained ones and raw pixels
     how = "scored and fine-tuned" if recipe and by != "no" else "scored"
-    what = f"{still} encoders are {how}, and the page is written" if still else "the page is written"
-    said += [f"  then {what}, which was not timed"]
-    said += [f"  everything goes to {folder}" + (", where the comparison is resumed" if plan.resumed else "")]
-    return said
+    new = ", if they were not before," * plan.resumed
+    what = f"{encoders} encoders are {how}{new} and " * bool(encoders)
+    said.append(f"  then {what}the page is written, which was not timed")
+    return [*said, f"  everything goes to {folder}{', where the comparison is resumed' * plan.resumed}"]
 
 
 def _print_result(job: Job, seconds: float) -> None:

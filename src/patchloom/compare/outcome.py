@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from patchloom.compare.scores import BESIDE, CONTROL, TASK, UNTRAINED, Contender, LabelledData, ResultsByWay
 from patchloom.display import Displayable, Lines, TextTable, Verbatim
 from patchloom.errors import listing
+from patchloom.report.results import over_seeds
 from patchloom.results import store
 from patchloom.results.claims import CONSTANT, MIN_VERDICT_IMAGES, Claim, Difference, constant_remark, raw_remark
 from patchloom.results.evaluation import compare_results
@@ -36,18 +35,14 @@ class Ranking:
         means: accuracy of each task and control, in [0, 1].
         against: difference of the first task from each other task, control and further encoder.
         winner: the first task, if it is better than all other tasks and all controls by `Difference.claim`; else "".
-        level_with: tasks that the first one does not beat, nor leads with a single seed.
-        unbeaten: controls that the first one does not beat, nor leads with a single seed.
-        seeds: number of seeds of each task.
+        level: tasks, then controls, that the first one does not beat, nor leads with a single seed.
     """
 
     order: tuple[str, ...]
     means: dict[str, float]
     against: dict[str, Difference]
     winner: str
-    level_with: tuple[str, ...]
-    unbeaten: tuple[str, ...]
-    seeds: int
+    level: tuple[str, ...]
 
 
 def rank_encoders(
@@ -67,30 +62,22 @@ def rank_encoders(
         controls: the same for the controls, with one or several seeds.
         others: the same for further encoders, which the winner need not beat.
     """
-    everyone = {**controls, **tasks}
-    means = {name: _mean(results) for name, results in everyone.items()}
+    means = {name: sum(one.value for one in its) / len(its) for name, its in {**controls, **tasks}.items()}
     order = tuple(sorted(tasks, key=lambda name: -means[name]))
-    first = tasks[order[0]]
-    compared = {**{name: tasks[name] for name in order[1:]}, **controls, **(others or {})}
-    against = {name: replace(compare_results(first, its, True), control=name) for name, its in compared.items()}
-    level = tuple(name for name in order[1:] if not against[name].ahead)
-    unbeaten = tuple(name for name in controls if not against[name].ahead)
-    claims = {against[name].claim for name in compared if name in everyone}
-    winner = order[0] if claims == {Claim.BETTER} else ""
-    return Ranking(order, means, against, winner, level, unbeaten, len(first))
+    rivals = {**{name: tasks[name] for name in order[1:]}, **controls}
+    compared = {name: compare_results(tasks[order[0]], its, True) for name, its in {**rivals, **(others or {})}.items()}
+    against = {name: replace(one, control=name) for name, one in compared.items()}
+    winner = order[0] if all(against[name].claim is Claim.BETTER for name in rivals) else ""
+    return Ranking(order, means, against, winner, tuple(name for name in rivals if not against[name].ahead))
 
 
-def _mean(results: Sequence[Result]) -> float:
-    return sum(one.value for one in results) / len(results)
-
-
-def sufficient_budget(found: Difference, seeds: int, images: int) -> str:
+def sufficient_budget(found: Difference, images: int) -> str:
     """Return a clause on the budget that would separate two encoders with unchanged means; "" if none would.
 
     More seeds are advised first, since they need no labels; if they do not suffice, more test images, with as many
     seeds as reduce their share to half of the squared interval.
     """
-    gap = abs(found.value)
+    gap, seeds = abs(found.value), found.trainings
     budgets = range(seeds, MOST_SEEDS + 1)
     deviation = found.over_seeds / student(found.freedom) * math.sqrt(seeds) if found.freedom else 0.0
     parts = {
@@ -108,19 +95,14 @@ def sufficient_budget(found: Difference, seeds: int, images: int) -> str:
     more = next((more for more in budgets if parts[more] <= gap / math.sqrt(2)), 0)
     sizes = (math.ceil(images * 1.1**step) for step in range(1, _MOST_STEPS))
     needed = next((n for n in sizes if more and separates(more, n)), 0)
-    if not needed:
-        return ""
-    return f"about {_two_digits(needed):,} labelled test images" + (f" and {more} seeds of each task" * (more > seeds))
-
-
-def _two_digits(number: int) -> int:
-    """Round up to two digits."""
-    unit = 10 ** max(0, len(str(number)) - 2)
-    return -(-number // unit) * unit
+    unit = 10 ** max(0, len(str(needed)) - 2)
+    rounded = -(-needed // unit) * unit  # up, to two digits
+    seeds_too = f" and {more} seeds of each task" * (more > seeds)
+    return f"about {rounded:,} labelled test images{seeds_too}" * bool(needed)
 
 
 _NEARLY_ALL = 0.98
-CLAIMS = {Claim.BETTER: "yes, ahead", Claim.WORSE: "yes, behind", Claim.NONE: "no"}  # cells of the table
+_CLAIMS = {Claim.BETTER: "yes, ahead", Claim.WORSE: "yes, behind", Claim.NONE: "no"}  # cells of the table
 
 
 @dataclass(frozen=True, repr=False)
@@ -188,42 +170,40 @@ Table = tuple[str, TextTable, str]  # title, rows, note
 Grid = Mapping[str, Mapping[str, Sequence[Result]]]  # results, one per seed, by row and column
 
 
-def over_seeds(results: Sequence[Result]) -> str:
-    """Format, in lines, mean ± standard deviation over seeds, their range, and the 95 % interval over images."""
-    first, values = results[0], [one.value for one in results]
-    if len(set(values)) == 1:
-        return Lines(first.text("\n"))
-    shown = [f"{first.amount(_mean(results))} ± {first.number(float(np.std(values, ddof=1)))}"]
-    shown.append(f"{first.amount(min(values))} to {first.amount(max(values))}")
-    known = [one.outcomes for one in results if one.outcomes is not None and not one.outcomes.pseudo]
-    if len(known) == len(results) and len({len(one.values) for one in known}) == 1:
-        mean = Result.of_images("", "", {}, np.mean([one.values for one in known], 0), known[0].groups)
-        shown.append(mean.interval())
-    return Lines("\n".join(shown))
+def cell(results: Sequence[Result]) -> str:
+    """Format results of several seeds as `patchloom.results` does, without the unit, with the interval below."""
+    return Lines(over_seeds(results, "").text("\n"))
+
+
+def cell_note(seeds: int, images: str = "test images") -> str:
+    """Return a sentence on the numbers in a `cell`; ``images`` names the test images."""
+    if seeds == 1:
+        return f"In brackets: 95 % interval over {images}."
+    over = "Mean ± standard deviation over seeds [Student's 95 % interval over seeds]"
+    return f"{over}; without ±, [95 % interval over {images}]."
 
 
 def tables_of(title: str, corner: str, grid: Grid, note: str, ends: Collection[int] = ()) -> list[Table]:
     """Return a table of means over seeds, and one of each seed if there are several; ``corner`` is above the rows."""
     columns = list(dict.fromkeys(column for its in grid.values() for column in its))
-    means = [(row, *(over_seeds(its[name]) if name in its else "" for name in columns)) for row, its in grid.items()]
-    found = [(title, TextTable((corner, *columns), tuple(means), names=frozenset({0}), ends=frozenset(ends)), note)]
-    rows: list[tuple[str, ...]] = []
-    last = set()
+    means, rows, last = list[tuple[str, ...]](), list[tuple[str, ...]](), set[int]()
     for row, its in grid.items():
-        seeds = sorted({one.seed for results in its.values() for one in results})
-        for seed in seeds if len(seeds) > 1 else ():
-            cells = [" ".join(one.number() for one in its.get(name, ()) if one.seed == seed) for name in columns]
-            rows.append((row, str(seed), *cells))
-        last.add(len(rows) - 1)
-    by_seed = TextTable((corner, "seed", *columns), tuple(rows), names=frozenset({0}), ends=frozenset(last))
-    return [*found, (f"{title}, by seed", by_seed, "")] if rows else found
+        means.append((row, *(cell(its[name]) if name in its else "" for name in columns)))
+        by_seed: dict[int, dict[str, str]] = {}
+        for name, results in its.items():
+            for one in results:
+                by_seed.setdefault(one.seed, {})[name] = cell([one])
+        if len(by_seed) > 1:
+            rows += [(row, str(seed), *(by_seed[seed].get(name, "") for name in columns)) for seed in sorted(by_seed)]
+            last.add(len(rows) - 1)
+    whole = TextTable((corner, *columns), tuple(means), names=frozenset({0}), ends=frozenset(ends))
+    seeds = TextTable((corner, "seed", *columns), tuple(rows), names=frozenset({0}), ends=frozenset(last))
+    return [(title, whole, note), *[(f"{title}, by seed", seeds, "")] * bool(rows)]
 
 
-def difference_table(found: Mapping[str, Difference]) -> TextTable:
-    """Return the differences of an encoder from others, by the names of these."""
-    rows = [(name, one.text(), CLAIMS.get(one.claim, one.claim.value)) for name, one in found.items()]
-    over = "images and seeds" if any(one.trainings > 1 for one in found.values()) else "images alone"
-    return TextTable(("encoder", f"difference, 95 % interval over {over}", "differs"), tuple(rows))
+def difference_cells(one: Difference) -> tuple[str, str]:
+    """Return the cells of a difference: its value with the interval, and whether it is significant."""
+    return one.text(), _CLAIMS.get(one.claim, one.claim.value)
 
 
 def compare_labelled(
@@ -238,37 +218,34 @@ def compare_labelled(
         )
         rankings[way] = rank_encoders(*of_kind)
     first, main = next(iter(rankings.items()))
-    best = main.order[0]
+    best, n, noun = main.order[0], len(on.parts.test), on.parts.test.noun
     names = [*main.order, *(name for kind in (CONTROL, BESIDE) for name in kinds if kinds[name] == kind)]
     grid = {name: {way: scores[name] for way, scores in found.items() if name in scores} for name in names}
-    n, test = len(on.parts.test), on.parts.test
-    note = "Mean ± standard deviation over seeds, lowest to highest, " * (main.seeds > 1)
-    note += f"95 % interval over {n:,} test {test.noun}. {on.parts.story}"
+    note = f"{cell_note(len(found[first][best]), f'{n:,} test {noun}')} {on.parts.story}"
     if any(way.few is not None for way in on.ways):
         note += " Each seed has its own draw of few labels, the same for all encoders."
     note += f" Untrained: the encoder of {next(one.name for one in those if one.kind == TASK)} with fresh weights."
     ends = {len(main.order) - 1, sum(kind != BESIDE for kind in kinds.values()) - 1}
+    over = f"{noun} and seeds" if any(one.trainings > 1 for one in main.against.values()) else f"{noun} alone"
+    differences = TextTable(
+        ("encoder", f"difference, 95 % interval over {over}", "differs"),
+        tuple((name, *difference_cells(one)) for name, one in main.against.items()),
+    )
     tables = [
-        *tables_of("Accuracy by labels", "encoder", grid, note, ends),
-        (f"{best} minus each of these, by {first} probe", difference_table(main.against), ""),
+        *tables_of("Accuracy by labels (%)", "encoder", grid, note, ends),
+        (f"{best} minus each of these, by {first} probe", differences, ""),
         *health_tables(those),
     ]
-    answer = found[first][CONSTANT][0].settings.get("answer", "")
-    verdict = [*describe_ranking(main, first, n), *_remarks(main, str(answer))]
+    verdict = [*describe_ranking(main, first, n), *filter(None, map(raw_remark, main.against.values()))]
+    if not main.against[CONSTANT].exceeds:
+        answer = str(found[first][CONSTANT][0].settings.get("answer", ""))
+        verdict.append(constant_remark([f"{best} ({main.means[best]:.1%})"], answer, f"{main.means[CONSTANT]:.1%}"))
     results = []
     for way, ranking in rankings.items():
-        *rest, last = found[way][ranking.order[0]]
-        scores = found[way] | {ranking.order[0]: [*rest, replace(last, against=tuple(ranking.against.values()))]}
-        results += [one for its in scores.values() for one in its]
+        for name, (*rest, last) in found[way].items():
+            against = tuple(ranking.against.values()) if name == ranking.order[0] else ()
+            results += [*rest, replace(last, against=against)]
     return Comparison(folder, verdict, tables, main.winner, tuple(notes), (), tuple(results), main.order)
-
-
-def _remarks(main: Ranking, answer: str) -> list[str]:
-    """Return sentences on tasks no better than a constant answer, and on raw pixels that are far better."""
-    best, said = main.order[0], [raw_remark(found) for found in main.against.values()]
-    if not main.against[CONSTANT].exceeds:
-        said.append(constant_remark([f"{best} ({main.means[best]:.1%})"], answer, f"{main.means[CONSTANT]:.1%}"))
-    return [*filter(None, said)]
 
 
 def health_tables(those: Sequence[Contender]) -> list[Table]:
@@ -289,42 +266,43 @@ def health_tables(those: Sequence[Contender]) -> list[Table]:
 def describe_ranking(main: Ranking, way: str, n: int) -> list[str]:
     """Return sentences on which task leads and whether its lead is significant."""
     first, means, against = main.order[0], main.means, main.against
-    lead = f"{first} {means[first]:.1%}"
+    lead, controls = f"{first} {means[first]:.1%}", [name for name in means if name not in main.order]
 
-    def named(names: Sequence[str]) -> str:
+    def of_claim(claim: Claim, names: Iterable[str]) -> list[str]:
+        return [name for name in names if against[name].claim is claim]
+
+    def named(names: Iterable[str]) -> str:
         return listing([f"{name} ({means[name]:.1%}; {against[name].text()})" for name in names], "and")
 
     if all(one.claim is Claim.FEW for one in against.values()):
         return [f"No winner: {n} test images are too few to compare encoders: label {MIN_VERDICT_IMAGES} or more."]
     if main.winner:
-        second = main.order[1]
-        over = listing([f"{name} ({means[name]:.1%})" for name in means if name not in main.order], "and")
-        better = [name for name, one in against.items() if name not in means and one.claim is Claim.WORSE]
+        second, over = main.order[1], listing([f"{name} ({means[name]:.1%})" for name in controls], "and")
+        beside = of_claim(Claim.WORSE, (name for name in against if name not in means))
         return [
             f"{first} suits these images best of all compared: by {way} probe {lead}, {against[second].text()} ahead "
             f"of {second}, the second, and better than {over}.",
             *(
-                f"But {name}, given by --beside, is better: {first} minus {name} is {against[name].text()}."
-                for name in better
+                f"But {one}, given by --beside, is better: {first} minus {one} is {against[one].text()}."
+                for one in beside
             ),
         ]
-    best = f"No winner: the best task by {way} probe, {lead},"
-    if ahead := [name for name in main.unbeaten if against[name].claim is Claim.WORSE]:
-        return [f"{best} is worse than controls without training: {named(ahead)}.", *_of_controls(main)]
-    level = (*main.unbeaten, *main.level_with)
-    if not level:
+    if not main.level:
         return [
             f"No winner: {lead} leads by {way} probe on these images, but each task was trained only once: "
             "compare with --seeds 3 to check whether that holds."
         ]
-    equal, behind = ([name for name in level if against[name].claim is one] for one in (Claim.NONE, Claim.ONCE))
+    best = f"No winner: the best task by {way} probe, {lead},"
+    if ahead := of_claim(Claim.WORSE, controls):
+        return [f"{best} is worse than controls without training: {named(ahead)}.", *_of_controls(main)]
+    equal, behind = (of_claim(claim, main.level) for claim in (Claim.NONE, Claim.ONCE))
     said = [f"is indistinguishable from {named(equal)} with this budget"] * bool(equal)
     said += [f"is behind {named(behind)} in this one training"] * bool(behind)
-    worse = [name for name in main.order[1:] if against[name].claim is Claim.BETTER]
+    worse = of_claim(Claim.BETTER, main.order[1:])
     return [
         f"{best} {', and '.join(said)}.",
         *_of_controls(main),
-        _budget(main, level, n),
+        _budget(main, n),
         *[f"{first} is better than {listing(worse, 'and')}."] * bool(worse),
     ]
 
@@ -332,7 +310,7 @@ def describe_ranking(main: Ranking, way: str, n: int) -> list[str]:
 def _of_controls(main: Ranking) -> list[str]:
     """Return a sentence on the meaning of an unbeaten control; none if all are beaten."""
     first = main.order[0]
-    if not main.unbeaten:
+    if {*main.level} <= {*main.order}:
         return []
     if max(main.means.values()) > _NEARLY_ALL:
         return ["Nearly all images are classified correctly: these labels are too easy to compare encoders by."]
@@ -344,19 +322,17 @@ def _of_controls(main: Ranking) -> list[str]:
     return ["It remains open whether pre-training learnt anything that helps with these labels."]
 
 
-def _budget(main: Ranking, level: Sequence[str], n: int) -> str:
+def _budget(main: Ranking, n: int) -> str:
     """Return a sentence on the budget that would separate the first task from the nearest unbeaten encoder."""
-    first = main.order[0]
-    nearest = min(level, key=lambda name: abs(main.against[name].value))
-    if main.seeds == 1:
+    first, nearest = main.order[0], min(main.level, key=lambda name: abs(main.against[name].value))
+    if main.against[nearest].trainings == 1:
         return "Each task was trained once: compare with --seeds 3 to check what holds."
-    needed = sufficient_budget(main.against[nearest], main.seeds, n)
+    same, needed = "If their means stay the same,", sufficient_budget(main.against[nearest], n)
     if not needed:
         return (
-            f"If their means stay the same, separating {first} from {nearest} would need more than {MOST_SEEDS} seeds "
-            "of each task or a thousand times as many labelled test images."
+            f"{same} separating {first} from {nearest} would need more than {MOST_SEEDS} seeds of each task or a "
+            "thousand times as many labelled test images."
         )
     return (
-        f"If their means stay the same, {needed} would separate {first} from {nearest}; longer training may increase "
-        "or reduce the difference."
+        f"{same} {needed} would separate {first} from {nearest}; longer training may increase or reduce the difference."
     )

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
-from patchloom.compare.runner import OVERHEAD, Job
+from patchloom.compare.runner import Job, Length
 from patchloom.data.loader import steps_per_epoch
 from patchloom.data.source import Data, Source
 from patchloom.data.stats import Stats
 from patchloom.display import StatusMessage, duration
 from patchloom.errors import PatchloomError, listing, typed_fields
+from patchloom.options import parse_pretrain
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.held_out import HeldOut, choose_held_out
 from patchloom.runs.settings import ResolvedSettings, Settings, request
@@ -46,7 +46,7 @@ _LONGEST = 80  # characters of a run's folder
 
 @dataclass(frozen=True)
 class Arm:
-    """Pretext task with options of its own.
+    """Pretext task with its options.
 
     Attributes:
         text: as typed, such as ``mae:blr=1e-3:task.mask_ratio=0.5``.
@@ -79,27 +79,19 @@ class Arm:
         """Return an error about its settings, which names the arm if its own options may be the cause."""
         return PatchloomError(f"{self.text}: {problem}") if self.options else problem
 
-    def settings(self, asked: ComparisonRequest) -> Settings:
-        """Return the requested settings of its runs, checked as those of ``pretrain`` in Python."""
-        task, given = {"name": self.task}, {**asked.given, "split_seed": SPLIT_SEED}
-        given["model"] = {"name": given.get("model", "auto")}
-        for option, typed in self.options.items():
-            option = {"model": "model.name", "from": "from_run"}.get(option, option)
-            owner, _, inner = option.partition(".")
-            whole, name = {"task": (task, inner), "model": (given["model"], inner)}.get(owner, (given, option))
-            whole[name] = _value(typed)
-        return request(asked.source, task, given)
+    def words(self, asked: ComparisonRequest, **others: Any) -> list[str]:
+        """Return the arguments of ``patchloom pretrain``, with ``others`` than those of the request and the arm."""
+        given = {**asked.given, "task": self.task, "split_seed": SPLIT_SEED, **others}
+        values = to_option_values(given) | self.options
+        return [*asked.data, *(f"--{name}={value}" for name, value in values.items())]
 
-
-def _value(typed: str) -> Any:
-    """Return the value of an option as Python has it."""
-    if size := re.fullmatch(r"(\d+)x(\d+)", typed):
-        return int(size[1]), int(size[2])
-    try:
-        value = yaml.safe_load(re.sub(r":(?=\S)", ": ", typed) if typed.startswith("{") else typed)
-        return float(value) if isinstance(value, str) else value  # YAML takes 1e-3 for text
-    except (yaml.YAMLError, ValueError):
-        return typed
+    def settings(self, asked: ComparisonRequest, **others: Any) -> Settings:
+        """Return the requested settings of its runs, parsed and checked as those of ``pretrain``."""
+        try:
+            given, _ = parse_pretrain(self.words(asked, **others))
+            return request(given.pop("data"), given.pop("task"), given)
+        except PatchloomError as problem:
+            raise self.error(problem) from problem
 
 
 def split_arms(text: str) -> list[str]:
@@ -163,37 +155,14 @@ class ComparisonRequest:
 
     def plain(self) -> dict[str, Any]:
         """Return the settings that must not change on resuming; simultaneous runs and trackers may."""
-        sizes = {name: compact(self.given[name]) for name in _SIZES if name in self.given}
-        lists = {name: size if isinstance(size, int) else list(size) for name, size in sizes.items()}
-        return {
-            **{"data": list(self.data), "tasks": list(self.tasks), "seeds": self.seeds},
-            **{"minutes": self.minutes, "samples": self.samples, "settings": {**self.given, **lists}},
-        }
+        found = {"data": list(self.data), "tasks": list(self.tasks), "seeds": self.seeds, "minutes": self.minutes}
+        return found | {"samples": self.samples, **to_option_values(self.given)}
 
-    def with_threads(self, threads: int | None) -> ComparisonRequest:
-        """Return the request with a number of CPU threads per run; None lets each run choose."""
-        return self if threads is None else replace(self, given={**self.given, "threads": threads})
-
-    def threads_each(self) -> int | None:
-        """Return CPU threads per run if runs share the cores; None if the user set them or each run has all cores."""
+    def threads_each(self) -> dict[str, int]:
+        """Return CPU threads per run if runs share the cores; {} if the user set them or each run has all cores."""
         device = self.given.get("device") or ("cuda" if torch.cuda.is_available() else "cpu")
         shared = self.at_once > 1 and device != "cuda" and "threads" not in self.given
-        return max(1, cores() // self.at_once) if shared else None
-
-
-@dataclass(frozen=True)
-class ArmLength:
-    """Length of the runs of an arm.
-
-    Attributes:
-        batch: images per step.
-        epochs: number of epochs; None if the clock ends the training (--minutes).
-        seconds: training time in seconds, of equal samples a forecast; None if unknown.
-    """
-
-    batch: int
-    epochs: float | None
-    seconds: float | None
+        return {"threads": max(1, cores() // self.at_once)} if shared else {}
 
 
 @dataclass(frozen=True)
@@ -210,7 +179,7 @@ class ComparisonPlan:
     """
 
     asked: ComparisonRequest
-    arms: dict[str, ArmLength]
+    arms: dict[str, Length]
     held_out: int
     threads: int | None
     notes: tuple[str, ...]
@@ -218,15 +187,16 @@ class ComparisonPlan:
 
     def jobs(self, out: Path) -> list[Job]:
         """Return the runs, first one of each arm, so that an interrupted comparison has results of all."""
-        found, asked, names = [], self.asked.with_threads(self.threads), name_arms(self.arms)
+        asked, names, found = self.asked, name_arms(self.arms), list[Job]()
         folders = name_folders(names.values())
+        shared: dict[str, Any] = {} if self.threads is None else {"threads": self.threads}
+        shared |= {"log": ",".join(asked.log)} if asked.log else {}
         for seed in range(asked.seeds):
-            for text, name in names.items():
-                length, folder = self.arms[text], out / f"{folders[name]}-seed{seed}"
-                words = pretrain_arguments(asked, Arm.of(text), folder, length, seed)
-                log = out / "logs" / f"{folder.name}.txt"
-                seconds = (length.seconds or 0.0) + OVERHEAD
-                found.append(Job(name, seed, folder, words, log, seconds, asked.minutes, length.epochs))
+            for text, length in self.arms.items():
+                folder = out / f"{folders[names[text]]}-seed{seed}"
+                own: dict[str, Any] = {"out": folder, "batch_size": length.batch, "seed": seed, **shared}
+                own |= {"minutes": asked.minutes} if length.epochs is None else {"epochs": length.epochs}
+                found.append(Job(names[text], seed, folder, Arm.of(text).words(asked, **own), length))
         return found
 
     def seconds_left(self, out: Path) -> float:
@@ -250,39 +220,29 @@ class ComparisonPlan:
         return said
 
 
-def pretrain_arguments(asked: ComparisonRequest, arm: Arm, folder: Path, length: ArmLength, seed: int) -> list[str]:
-    """Return the arguments of ``patchloom pretrain``."""
-    own = {"minutes": asked.minutes} if length.epochs is None else {"epochs": length.epochs}
-    given = {**asked.given, "task": arm.task, "out": folder, **own, "batch_size": length.batch, "seed": seed}
-    given |= {"split_seed": SPLIT_SEED, **({"log": ",".join(asked.log)} if asked.log else {})}
-    values = to_option_values(given) | arm.options
-    return [*asked.data, *(f"--{name}={value}" for name, value in values.items())]
-
-
 def to_option_values(given: Mapping[str, Any]) -> dict[str, str]:
     """Return settings as the command line takes them."""
-    return {name: in_pixels(value) if name in _SIZES else str(value) for name, value in given.items()}
+    return {name: in_pixels(compact(value)) if name in _SIZES else str(value) for name, value in given.items()}
 
 
 def resolve_settings(
-    asked: ComparisonRequest, training: Source, explicit: bool
+    asked: Mapping[str, Settings], training: Source, explicit: bool
 ) -> tuple[dict[str, ResolvedSettings], Stats, list[str]]:
-    """Return the resolved settings of each arm by its text, and notes on arms and options."""
+    """Return the resolved settings of each arm by its text, statistics of the data, and notes on arms and options."""
     found: dict[str, ResolvedSettings] = {}
     notes: list[str] = []
     chosen: dict[str, list[str]] = {}  # arms by the options that auto chose for them
     stats = None
-    for text, name in name_arms(asked.tasks).items():
-        arm = Arm.of(text)
+    for text, name in name_arms(asked).items():
         try:
-            one = Start(arm.settings(asked)).shaped()[0]
+            one = Start(asked[text]).shaped()[0]
             if stats is None:
                 channels, stats = measure_data(one, training)
             settings = resolve(one, len(training), channels, stats)[0]
             fitted = prepare_task(settings, stats).fitted()
         except PatchloomError as problem:
             if explicit:
-                raise arm.error(problem) from problem
+                raise Arm.of(text).error(problem) from problem
             notes.append(f"{name} is left out: {problem}")
             continue
         found[text] = settings
@@ -290,12 +250,11 @@ def resolve_settings(
             listed = ", ".join(f"{option} {value} ({why})" for option, (value, why) in fitted.items())
             chosen.setdefault(listed, []).append(name)
     notes += [f"auto chose for {listing(those, 'and')}: {listed}" for listed, those in chosen.items()]
-    if len(found) < 2:
+    if stats is None or len(found) < 2:
         raise PatchloomError(
             f"a comparison needs two tasks or more, and only these are possible: {', '.join(found) or 'none'}. "
             f"{' '.join(notes)}".strip()
         )
-    assert stats is not None
     return found, stats, notes
 
 
@@ -309,14 +268,13 @@ def stored_plan(asked: ComparisonRequest, out: Path) -> ComparisonPlan | None:
     found = read_checksummed(path)
     try:
         before, now = found["asked"], asked.plain()
-        if different := [name for name in now if before.get(name) != now[name]]:
-            name = different[0]
+        if name := next((name for name in {**now, **before} if before.get(name) != now.get(name)), ""):
             raise PatchloomError(
-                f"{out} holds a comparison with other settings ({name}: was {before.get(name)}, now {now[name]}): "
+                f"{out} holds a comparison with other settings ({name}: was {before.get(name)}, now {now.get(name)}): "
                 "choose another folder with --out, or repeat its settings to resume it"
             )
         ends = {"batch": (1, 2**31), "epochs": (0, 2**31), "seconds": (0, math.inf)}
-        arms = {text: ArmLength(**typed_fields(ArmLength, arm, ends)) for text, arm in found["arms"].items()}
+        arms = {text: Length(**typed_fields(Length, arm, ends)) for text, arm in found["arms"].items()}
         its = typed_fields(ComparisonPlan, {name: found[name] for name in _AS_THEY_ARE})
         # arms become arguments of a command line: they must not come from a file that others may have written
         if not {*arms} <= {*asked.tasks} or len(arms) < 2:
@@ -331,22 +289,22 @@ def stored_plan(asked: ComparisonRequest, out: Path) -> ComparisonPlan | None:
 
 def new_plan(asked: ComparisonRequest, opened: Data, explicit: bool, out: Path) -> ComparisonPlan:
     """Resolve the settings of each arm, refuse steps that do not fit, and forecast the time of equal samples."""
+    requests = {text: Arm.of(text).settings(asked, **asked.threads_each()) for text in asked.tasks}
     with StatusMessage("looking for copies among the images"):
-        held_out = _common_split(asked, opened.train)
-    training, rest = held_out.parts(opened.train)
+        training, rest = _common_split([*requests.values()], opened.train).parts(opened.train)
     with StatusMessage("inspecting the images"):
-        settings, stats, notes = resolve_settings(asked.with_threads(asked.threads_each()), training, explicit)
+        settings, stats, notes = resolve_settings(requests, training, explicit)
     training = training.heard_as(stats.sound)
     threads, arms = torch.get_num_threads(), {}
     try:
         for text, one in settings.items():
-            batch, seconds, epochs = min(one.batch_size, len(training)), 60 * (asked.minutes or 0.0) or None, None
+            batch, epochs = min(one.batch_size, len(training)), None
             if asked.samples is not None:
                 per_epoch = steps_per_epoch(len(training), one.batch_size)
                 epochs = rounded(max(1 / per_epoch, asked.samples / (batch * per_epoch)))
                 one = replace(one, epochs=epochs)
             forecast = forecast_run(one, training, batch, Cores(cores(), 1), RunFolder(out), timed=epochs is not None)
-            arms[text] = ArmLength(batch, epochs, seconds or forecast.total)
+            arms[text] = Length(batch, epochs, forecast.total if asked.minutes is None else 60 * asked.minutes)
     finally:
         torch.set_num_threads(threads)
     one = next(iter(settings.values()))
@@ -354,13 +312,11 @@ def new_plan(asked: ComparisonRequest, opened: Data, explicit: bool, out: Path) 
     return ComparisonPlan(asked, arms, len(rest), one.threads if one.device == "cpu" else None, tuple(notes))
 
 
-def _common_split(asked: ComparisonRequest, source: Source) -> HeldOut:
+def _common_split(asked: Sequence[Settings], source: Source) -> HeldOut:
     """Return the held-out split, which must be the same for all arms."""
-    first, *others = (Arm.of(text).settings(asked) for text in asked.tasks)
     # images that initial weights were trained on are not held out
-    found, *splits = (
-        choose_held_out(one, source)[0] for one in (first, *(one for one in others if one.weights_before))
-    )
+    those = [asked[0], *(one for one in asked[1:] if one.weights_before)]
+    found, *splits = (choose_held_out(one, source)[0] for one in those)
     if any(split.indices.tolist() != found.indices.tolist() for split in splits):
         raise PatchloomError(
             "some tasks begin with weights that were trained on images which the first task holds out: begin all tasks "

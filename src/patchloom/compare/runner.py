@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import csv
-import io
+import math
 import os
 import signal
 import subprocess
@@ -18,8 +17,8 @@ from typing import IO
 from patchloom.display import StatusMessage, print_line, time_left
 from patchloom.errors import PatchloomError, Stopped
 from patchloom.pace import Pace
-from patchloom.runs.folder import FolderLocked, RunFolder
-from patchloom.system.files import make_folder, no_link, open_regular, read_text
+from patchloom.runs.folder import FolderLocked, RunFolder, read_metrics
+from patchloom.system.files import make_folder, no_link, open_regular
 from patchloom.system.load import LoadWatch
 from patchloom.system.signals import ENDS_WITH_STDIN, Stop
 
@@ -70,6 +69,21 @@ _STOPPED = "stopped, with all progress saved: run the same command to resume"
 OVERHEAD = 60.0  # seconds of a run before and after its training, roughly: start, pictures, final evaluation
 
 
+@dataclass(frozen=True)
+class Length:
+    """Length of the runs of an arm.
+
+    Attributes:
+        batch: images per step.
+        epochs: number of epochs; None if the clock ends the training (--minutes).
+        seconds: training time in seconds, of equal samples a forecast; None if unknown.
+    """
+
+    batch: int
+    epochs: float | None
+    seconds: float | None
+
+
 @dataclass
 class Job:
     """Pre-training run of a comparison.
@@ -79,10 +93,7 @@ class Job:
         seed: random seed of the run.
         folder: folder of the run.
         words: arguments of ``patchloom pretrain``.
-        log: file for its output.
-        seconds: estimated duration, including `OVERHEAD`.
-        minutes: training time; None if the epochs are given.
-        epochs: number of epochs; None if the clock ends the training.
+        length: length of its training.
         failure: last line of its output, if it failed.
     """
 
@@ -90,16 +101,23 @@ class Job:
     seed: int
     folder: Path
     words: list[str]
-    log: Path
-    seconds: float
-    minutes: float | None
-    epochs: float | None
+    length: Length
     failure: str = ""
 
     @property
     def name(self) -> str:
         """Name such as "mae, seed 0"."""
         return f"{self.task}, seed {self.seed}"
+
+    @property
+    def log(self) -> Path:
+        """File for its output."""
+        return self.folder.parent / "logs" / f"{self.folder.name}.txt"
+
+    @property
+    def seconds(self) -> float:
+        """Estimated duration, including `OVERHEAD`."""
+        return (self.length.seconds or 0.0) + OVERHEAD
 
     @property
     def finished(self) -> bool:
@@ -110,14 +128,13 @@ class Job:
         """Return the finished fraction of the run."""
         if self.finished:
             return 1.0
+        clock = self.length.epochs is None
+        whole = (self.length.seconds if clock else self.length.epochs) or math.inf
         try:
-            *_, row = csv.DictReader(io.StringIO(read_text(RunFolder(self.folder).metrics, newline="")))
-            clock = self.minutes is not None
-            whole = 60 * self.minutes if self.minutes is not None else self.epochs or 1.0
-            trained = min(1.0, max(0.0, float(row.get("seconds" if clock else "epoch") or 0)) / whole)
-            return min(0.99, trained * (1 - OVERHEAD / self.seconds))
-        except (OSError, ValueError, csv.Error):
+            trained = read_metrics(RunFolder(self.folder).metrics)["seconds" if clock else "epoch"][-1] / whole
+        except (PatchloomError, KeyError, IndexError):  # not written yet
             return 0.0
+        return min(0.99, max(0.0, trained) * (1 - OVERHEAD / self.seconds)) if trained < math.inf else 0.0
 
 
 _WINDOW = 600.0  # seconds; rows of a long run come minutes apart
@@ -162,18 +179,12 @@ class _Process:
             self.process.stdin.close()
 
 
-def run_all(
-    jobs: Sequence[Job],
-    at_once: int,
-    devices: Sequence[str],
-    told: Callable[[Job, float], None],
-) -> dict[str, float]:
-    """Run all jobs that have not finished yet.
+def run_all(jobs: Sequence[Job], at_once: int, devices: Sequence[str], told: Callable[[Job, float], None]) -> None:
+    """Run all jobs that have not finished yet; ``told`` gets each that ended and the seconds that it took.
 
     A job that fails is left out; the others continue. A job whose folder is locked by another process, such as one that
     outlived a killed comparison, waits until that process ends. When this process ends for any reason, the others stop.
     """
-    taken: dict[str, float] = {}
     todo = list(jobs)
     running: list[_Process] = []
     waiting: set[str] = set()  # names of jobs that were announced as waiting
@@ -198,17 +209,13 @@ def run_all(
                     one.close()
                     if not one.job.finished and is_locked(one.job.folder):  # another process was faster
                         todo.insert(0, one.job)
-                        continue
-                    seconds = taken[one.job.name] = time.monotonic() - one.begun
-                    if not one.job.finished and not stop.asked:
-                        one.job.failure = last_line(one.job.log)
-                    if not stop.asked:
-                        told(one.job, seconds)
+                    elif not stop.asked:
+                        one.job.failure = "" if one.job.finished else last_line(one.job.log)
+                        told(one.job, time.monotonic() - one.begun)
         finally:  # no process outlives an error here
             _end(running)
     if stop.asked:
         raise Stopped(_STOPPED)
-    return taken
 
 
 def _next(todo: Sequence[Job], waiting: set[str]) -> Job | None:

@@ -13,33 +13,41 @@ import numpy as np
 import torch
 
 from patchloom.audio.compatibility import with_encoder_sound
-from patchloom.compare.finetuned import finetuned
 from patchloom.compare.runner import Job
 from patchloom.data.source import Data, Source, Subset
-from patchloom.data.sources.in_memory import DataLike
 from patchloom.display import StatusMessage
-from patchloom.evaluate.features import ImageFeatures, count_classes, has_labels, known_labels, only_labelled
+from patchloom.evaluate.classifier import class_names
+from patchloom.evaluate.features import (
+    ImageFeatures,
+    about_encoder,
+    count_classes,
+    has_labels,
+    known_labels,
+    only_labelled,
+)
 from patchloom.evaluate.frozen import FeatureExtractor, FrozenProtocol, constant_answer, extractors
 from patchloom.evaluate.protocols.fewshot import subsample_training
+from patchloom.evaluate.protocols.finetune import classifier_builder
 from patchloom.evaluate.protocols.knn import KNN
 from patchloom.evaluate.protocols.linear import LINEAR
 from patchloom.evaluate.settings import EvalSettings, Parts, limit_training_images, parts_of
-from patchloom.nets.checkpoints.format import EncoderCard, extra_module_file, is_on_hub, weights_file
+from patchloom.evaluate.training import Candidate, plan_for, train_and_predict
+from patchloom.nets.checkpoints.format import untrained_twin
 from patchloom.results import store
 from patchloom.results.claims import CONSTANT
 from patchloom.results.result import Result
-from patchloom.runs.encoder import load_encoder, load_extra_module, unfinished_run
+from patchloom.runs.encoder import load_encoder, load_extra_module
 from patchloom.runs.held_out import unchanged_held_out
-from patchloom.system.files import open_regular
 from patchloom.version import __version__
 
+RECIPE = "small"  # of evaluate finetune, for small data
 ResultsByWay = dict[str, dict[str, list[Result]]]  # results by way and encoder, one per seed
 
 
 class Way(NamedTuple):
     """Way of scoring: name in tables, protocol, and number or fraction of labels (None: all).
 
-    With a ``recipe``, encoders are fine-tuned instead (`patchloom.compare.finetuned`).
+    With a ``recipe`` of ``evaluate finetune``, encoders are fine-tuned instead.
     """
 
     name: str
@@ -132,39 +140,24 @@ class ResultCache:
         """Store results of an encoder on the images ``test``, each with its key."""
         about: dict[str, Any] = {"encoder": encoder, "seed": seed, "data": test.name, "noun": test.noun}
         about |= {"fingerprint": test.fingerprint(), "date": datetime.now(UTC).isoformat(), "quoted": True}
-        made = [replace(one, **about, settings={**one.settings, "key": key}) for key, one in results]
+        made = [
+            replace(one, **about, n=one.n or len(test), settings={**one.settings, "key": key}) for key, one in results
+        ]
         store.append(self.folder, made)
         for one in made:
             self.by_key.setdefault(one.settings["key"], []).append(one)
 
 
-def measurement_key(place: str, about: Sequence[str], sources: Sequence[Source]) -> str:
+def measurement_key(one: Contender, sources: Sequence[Source], *about: str) -> str:
     """Return a digest of everything that a measurement depends on: weights, images, settings and version."""
-    states = [f"{len(one)} {one.fingerprint()} {one.stamp()}" for one in sources]
-    # a moved folder is still the same encoder
-    return _digest(weights_digest(place) or place, *about, *states, __version__)
+    vit, card = load_encoder(one.place)
+    encoder = about_encoder(vit, card, "cpu", load_extra_module(one.place, "pooling"))
+    states = [f"{len(source)} {source.fingerprint()} {source.stamp()}" for source in sources]
+    return _digest(*encoder, one.name, str(one.seed), *about, *states, __version__)
 
 
 def _digest(*parts: str) -> str:
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
-
-
-def weights_digest(place: str) -> str:
-    """Return a digest of an encoder's files; "" for timm, where the name identifies the weights."""
-    if place.startswith("timm:") and not is_on_hub(place):
-        return ""
-    run = unfinished_run(place)
-    if run is not None:
-        files = [run.checkpoints.last, run.checkpoints.before]
-    else:
-        head = extra_module_file(place, "pooling")
-        files = [weights_file(place), *([] if head is None else [head])]
-    found = []
-    for file in files:
-        if file.exists():
-            with open_regular(file, follow=True) as opened:
-                found += [file.name, hashlib.file_digest(opened, "sha256").hexdigest()]  # type: ignore[arg-type]
-    return _digest(*found)
+    return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
 
 # Labelled images for scoring, and the encoders that are scored.
@@ -199,12 +192,14 @@ class LabelledData(NamedTuple):
 
 
 def labelled_parts(
-    opened: Data, labels: DataLike | None, run: Path, card: EncoderCard, settings: EvalSettings, few: Sequence[float]
+    opened: Data, labels: str | None, run: Path, settings: EvalSettings, few: Sequence[float], recipe: str = ""
 ) -> LabelledData | None:
     """Return the labelled images of a comparison, or None if there are none.
 
-    They are those of ``labels``, or the data's own: its test images, or those that all runs held out.
+    They are those of ``labels``, or the data's own: its test images, or those that all runs held out. With a ``recipe``
+    of ``evaluate finetune``, encoders are fine-tuned, too.
     """
+    card = load_encoder(run)[1]
     if labels is not None:
         parts = parts_of(labels, settings, card=replace(card, note=""))
     else:
@@ -220,6 +215,7 @@ def labelled_parts(
         both = Data(only_labelled(training), only_labelled(test))
         parts = limit_training_images(both, story, settings, looked=own is None)
     ways, notes = ways_of(few, parts.train)
+    ways += [Way(f"fine-tuned, {recipe}", LINEAR, recipe=recipe)] * bool(recipe)
     return LabelledData(parts, ways, notes)
 
 
@@ -228,8 +224,7 @@ def contenders(jobs: Sequence[Job], seeds: int, beside: Sequence[str], draws: in
 
     The last two are not trained here, and are scored by ``draws`` draws of few labels.
     """
-    ended = [job for job in jobs if job.finished]
-    tasks = [Contender(job.task, job.seed, TASK, str(job.folder)) for job in ended]
+    tasks = [Contender(job.task, job.seed, TASK, str(job.folder)) for job in jobs]
     twins = [Contender(UNTRAINED, seed, CONTROL, tasks[0].place) for seed in range(seeds)]
     pixels = [Contender(PIXELS, seed, CONTROL, tasks[0].place) for seed in range(draws)]
     return [*tasks, *twins, *pixels, *(Contender(one, seed, BESIDE, one) for one in beside for seed in range(draws))]
@@ -238,10 +233,10 @@ def contenders(jobs: Sequence[Job], seeds: int, beside: Sequence[str], draws: in
 def all_scores(those: Sequence[Contender], on: LabelledData, settings: EvalSettings, out: Path) -> ResultsByWay:
     """Return the results of all encoders and of the best constant answer; those in ``out`` are not measured again."""
     cache, found = ResultCache(out), ResultsByWay({way.name: {} for way in on.ways})
-    grouped = ["groups"] * (on.parts.test.groups is not None)
+    sources, grouped = (on.parts.train, on.parts.test), ["groups"] * (on.parts.test.groups is not None)
     with StatusMessage("scoring encoders", len(those)) as waiting:
         for one in those:
-            measured = measurement_key(one.place, [one.name, str(one.seed), *grouped], [on.parts.train, on.parts.test])
+            measured = measurement_key(one, sources, *grouped)
             # the constant answer is that to readable images, which only a pass over them tells
             names = (one.name, CONSTANT) if (one.name, one.seed) == (PIXELS, 0) else (one.name,)
             ways = [way for way in on.ways if not (way.recipe and one.name == PIXELS)]
@@ -263,14 +258,24 @@ def _score(
 ) -> dict[str, tuple[Result, ...]]:
     """Return by way the result of an encoder and, of a frozen one, that of the best constant answer."""
     vit, card = load_encoder(one.place)
-    head = load_extra_module(one.place, "pooling")
     its = replace(settings, seed=one.seed, cache=False)
     # in the order of `extractors`: the encoder, its untrained twin, raw pixels
     which = {UNTRAINED: 1, PIXELS: 2}.get(one.name, 0) if one.kind == CONTROL else 0
     found: dict[str, tuple[Result, ...]] = {}
     if frozen := [way for way in ways if not way.recipe]:
-        found |= score_encoder(extractors(vit, card, its, head)[which], frozen, on.parts, its, one.seed)
+        extractor = extractors(vit, card, its, load_extra_module(one.place, "pooling"))[which]
+        found |= score_encoder(extractor, frozen, on.parts, its, one.seed)
     for way in ways:
         if way.recipe:
-            found[way.name] = (finetuned(one.place, one.name == UNTRAINED, one.seed, on.parts, its, way.recipe),)
+            found[way.name] = (_finetuned(one, way.recipe, on.parts, its),)
     return found
+
+
+def _finetuned(one: Contender, recipe: str, parts: Parts, settings: EvalSettings) -> Result:
+    """Fine-tune an encoder with a linear head, and return its accuracy with the outcome of each test image."""
+    vit, card = load_encoder(one.place)
+    if one.name == UNTRAINED:
+        vit = untrained_twin(card, seed=one.seed)[0]
+    plan = plan_for(recipe, {}, vit, card, parts.train, settings, "auto")
+    build = classifier_builder(vit, card, "auto", len(class_names(parts.train)))
+    return train_and_predict("finetune", [Candidate(one.name, build, {})], plan, parts)[0][0]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from patchloom.audio.compatibility import with_encoder_sound
-from patchloom.compare.outcome import Comparison, health_tables, tables_of
+from patchloom.compare.outcome import Comparison, cell_note, health_tables, tables_of
 from patchloom.compare.scores import PIXELS, TASK, UNTRAINED, Contender, ResultCache, measurement_key
 from patchloom.data.source import Data, Source
 from patchloom.display import StatusMessage
@@ -20,7 +20,7 @@ from patchloom.runs.encoder import load_encoder
 from patchloom.runs.held_out import unchanged_held_out
 
 NO_BEST_TASK = (
-    "Without labels no task can be named the best: none of the measures below shows how useful the features are. "
+    "Without labels no task can be named the best: no measure without labels shows how useful the features are. "
     "A few hundred labelled images would (--labels FOLDER; finished runs are not trained again)."
 )
 
@@ -65,10 +65,11 @@ def compare_unlabelled(
             waiting.advance()
     tasks = {one.name for one in those if one.kind == TASK}
     said += rank_by_rankme({name: its for name, its in found.get(RANKME, {}).items() if name in tasks})
-    note = f"On {len(held_out):,} {held_out.noun} that no run trained on: mean ± standard deviation over seeds, lowest "
-    note += "to highest, 95 % interval over images."
-    tables = tables_of("Measures without labels", "measure", found, note) if found else []
     results = tuple(one for its in found.values() for seeds in its.values() for one in seeds)
+    units = {one.measure: f" ({one.unit})" * bool(one.unit) for one in results}
+    grid = {f"{measure}{units[measure]}": its for measure, its in found.items()}
+    note = cell_note(len({one.seed for one in results}), f"{len(held_out):,} {held_out.noun} that no run trained on")
+    tables = tables_of("Measures without labels", "measure", grid, note) if grid else []
     return Comparison(
         folder, [NO_BEST_TASK, *said], [*tables, *health_tables(those)], None, tuple(notes), results=results
     )
@@ -94,7 +95,7 @@ def rank_by_rankme(found: Mapping[str, Sequence[Result]]) -> list[str]:
 
 def _measures(one: Contender, source: Source, settings: EvalSettings, cache: ResultCache) -> list[Result]:
     """Return all measures of an encoder, measured now or before."""
-    key = measurement_key(one.place, [one.name, str(one.seed), "without labels"], [source])
+    key = measurement_key(one, [source], "without labels")
     if key not in cache.by_key:
         vit, card = load_encoder(one.place)
         if one.name == UNTRAINED:

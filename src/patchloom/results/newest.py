@@ -32,12 +32,13 @@ def newest(results: Iterable[Result], name: str = "") -> list[list[list[Result]]
 
     Args:
         results: all results of a run, the newest last.
-        name: present name of the run, whose folder may have been renamed since; "": encoders keep their names.
+        name: present name of the run, whose folder may have been renamed since; "": encoders keep their names, and
+            controls may stand alone, as in the folder of a comparison.
     """
     alike: dict[tuple[Any, ...], dict[int, list[Result]]] = {}
     for each in evaluations(results):
         first = next((one.encoder for one in each if one.quoted), _CONTROLS[0])
-        if first in _CONTROLS and first != name:  # the encoder's own result is lost
+        if name and first in _CONTROLS and first != name:  # the encoder's own result is lost
             continue
         rows = _renamed(each, first, name) if name and first not in _OTHERS else each
         quoted = [one for one in rows if one.quoted]
