@@ -48,6 +48,8 @@ from patchloom.embed.formats import read_card, read_rows
 from patchloom.errors import PatchloomError
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.format import EncoderCard, checksum, load_encoder_file, save_encoder
+from patchloom.results import store
+from patchloom.results.result import Result
 from patchloom.runs.checkpoint import Checkpoints
 from patchloom.runs.folder import RunFolder
 from patchloom.train.checkpointing import TrainState
@@ -226,6 +228,7 @@ _NESTED = ("encoder", "preprocessing", "computed", "data")
 
 def _run(folder: Path) -> None:
     stats = {"mean": [0.5] * 3, "std": [0.2] * 3, "height": 32, "width": 32, "sampled": 10, "fingerprint": "f" * 16}
+    stats |= {"held_out": [1], "held_out_copies": [], "held_out_doubt": "", "held_out_looked": True}
     (folder / "data.yaml").write_text(yaml.dump(stats))
     asked = {"task": {"name": "mae", "mask_ratio": 0.75}, "model": {"name": "nano"}, "epochs": 5.0, "seed": 0}
     (folder / "requested.yaml").write_text(yaml.dump(asked))
@@ -235,6 +238,11 @@ def _run(folder: Path) -> None:
     settings |= {"precision": "float32", "attention": "fused", "kernels": "torch", "compile": False, "threads": 1}
     settings |= {"adapt": "all", "heads_first": 0.0, "devices": 1, "cache": "none"}
     (folder / "config.yaml").write_text(yaml.dump(settings))
+
+
+def _results(folder: Path) -> None:
+    right = np.array([True, False] * 10)
+    store.append(folder, [Result.of_images("mae", "knn", {"k": 20}, right, np.arange(20) // 2)])
 
 
 def _all_of(path: Path) -> None:
@@ -300,6 +308,7 @@ FORMATS = {
     "vectors": Format(_vectors, "a.npz", _rows),
     "config.yaml": Format(_run, "config.yaml", lambda path: RunFolder(path.parent).read_config()),
     "requested.yaml": Format(_run, "requested.yaml", lambda path: RunFolder(path.parent).read_requested()),
+    "results.jsonl": Format(_results, store.FILE, lambda path: store.load(path.parent, outcomes=True)),
     "data.yaml": Format(_run, "data.yaml", lambda path: RunFolder(path.parent).read_stats()),
 }
 _NEEDED = {"dicom": "pydicom", "wav": "soundfile", "flac": "soundfile", "ogg": "soundfile"}  # extras

@@ -29,13 +29,10 @@ MAY = {
     "embed": {"withhold", "nets", "data", "runs", "look", "evaluate"},
     "export": {"withhold", "nets", "data", "tasks", "runs", "report"},
     "distill": {"nets", "data", "runs", "evaluate", "train"},
-    "compare": {"nets", "data", "tasks", "runs", "loggers", "evaluate", "train", "report"},
+    "compare": {"nets", "data", "tasks", "runs", "loggers", "evaluate", "train", "report", "options"},
     "bench": {"nets", "data", "tasks", "runs", "train"},
     "check": {"data", "tasks", "runs", "train", "bench"},
-    "options": {  # which reads the signatures of all verbs, and imports none
-        *("tasks", "recipes", "train", "evaluate", "export", "dense", "look", "report", "bench", "check", "compare"),
-        *("embed", "loggers", "runs", "data", "distill"),
-    },
+    "options": {"data", "tasks", "recipes", "loggers"},
     "cli": {
         *("tasks", "recipes", "train", "evaluate", "export", "dense", "look", "report", "bench", "check", "compare"),
         *("embed", "options", "data", "distill"),
@@ -55,7 +52,8 @@ KNOWING = [
     *(SOURCE / f"{name}.py" for name in ("nets/checkpoints/resize", "dense/backbone")),
 ]
 COMMON = {"arguments", "display", "errors", "estimate", "pace", "results", "schedules", "sizes", "system", "version"}
-REGISTRY = SOURCE / "evaluate" / "protocols" / "__init__.py"  # names the protocols of the wings, which it loads by name
+# The first names the protocols of the wings, which it loads by name; the second all verbs, whose signatures it reads.
+REGISTRIES = (SOURCE / "evaluate" / "protocols" / "__init__.py", SOURCE / "options.py")
 FILES = sorted(SOURCE.rglob("*.py"))
 NAMING = re.compile(r"patchloom\.\w+[\w.]*")  # a string that names a module, or something in one
 
@@ -76,7 +74,7 @@ def imported(path: Path) -> set[str]:
         elif isinstance(node, ast.Import):
             assert "patchloom" not in [alias.name for alias in node.names], f"{path} imports all of patchloom"
             names = [alias.name for alias in node.names]
-        elif path != REGISTRY and isinstance(node, ast.Constant) and NAMING.fullmatch(str(node.value)):
+        elif path not in REGISTRIES and isinstance(node, ast.Constant) and NAMING.fullmatch(str(node.value)):
             names = [node.value]
         found |= {
             WINGS.get(part, part) for name in names if name.startswith("patchloom.") for part in [name.split(".")[1]]

@@ -18,6 +18,7 @@ from patchloom.tasks import with_defaults
 ASKED = Settings("photos/", {"name": "mae", "mask_ratio": 0.75}, {"name": "auto"})
 RESOLVED = resolved_settings(img_size=(32, 64), epochs=10)
 STATS = Stats((0.5, 0.4, 0.3), (0.2, 0.2, 0.2), 32, 64, 10, [])
+SPLIT = {"held_out": [1], "held_out_copies": [], "held_out_doubt": "", "held_out_looked": True}
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def begun(tmp_path):
     def begin(settings=RESOLVED):
         folder = RunFolder(tmp_path / "run")
         assert not folder.holds(ASKED)
-        folder.begin(ASKED, settings, {"img_size": "as the images"}, STATS, "abc", {}, no_record())
+        folder.begin(ASKED, settings, {"img_size": "as the images"}, STATS, "abc", SPLIT, no_record())
         return folder
 
     return begin
