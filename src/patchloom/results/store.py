@@ -71,27 +71,29 @@ def load(folder: Path, notes: list[str] | None = None, outcomes: bool = False) -
 
     Args:
         folder: folder of the run.
-        notes: list to which a sentence on every damaged line is appended, which is left out; None: it is refused.
+        notes: list to which a sentence on damaged lines is appended, which are left out; None: they are refused.
         outcomes: also read the outcomes of test images; those that are missing or damaged are None.
 
     Raises:
         PatchloomError: the file cannot be read, or a line is damaged.
     """
-    found, opened = list[Result](), dict[str, dict[str, np.ndarray]]()
+    found, damaged, opened = list[Result](), list[str](), dict[str, dict[str, np.ndarray]]()
     for number, line in enumerate(_lines(folder / FILE), 1):
         if not line.strip():
             continue
         try:
             result, values = _read(line)
         except ValueError as problem:
-            said = f"line {number} of {folder / FILE} could not be read ({problem})"
+            damaged.append(f"line {number} of {folder / FILE} could not be read ({problem})")
             if notes is None:
-                raise PatchloomError(f"{said}: remove the line") from problem
-            notes.append(f"{said}: its result is left out")
+                raise PatchloomError(f"{damaged[0]}: remove the line") from problem
             continue
         if outcomes:
             result = replace(result, outcomes=_outcomes(folder, values.get("outcomes"), opened, result.n))
         found.append(result)
+    if damaged and notes is not None:
+        more = f"; neither could {len(damaged) - 1:,} more" if len(damaged) > 1 else ""
+        notes.append(f"{damaged[0]}{more}: left out")
     return found
 
 
@@ -114,6 +116,10 @@ def _read(line: bytes) -> tuple[Result, dict[str, Any]]:
         values = _visible(parse_json(line))
     except RecursionError as problem:
         raise ValueError("it is too deep") from problem
+    except json.JSONDecodeError as problem:
+        raise ValueError("it is no JSON") from problem
+    if not isinstance(values, dict):
+        raise ValueError("it is no result")
     return Result.of(values), values
 
 
