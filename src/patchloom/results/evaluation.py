@@ -283,19 +283,19 @@ def frozen_ahead(before: Sequence[Result], tuned: Evaluation) -> str:
     """Return a sentence if a probe on the frozen encoder was ahead on the same test images; "" if none was.
 
     Args:
-        before: results of earlier evaluations.
+        before: results of earlier evaluations, with outcomes.
         tuned: evaluation of a fine-tuning.
     """
     ours = tuned.quoted[0]
     found = {
-        one.protocol: one.value
+        one.protocol: one
         for one in before
         if one.quoted and one.protocol in _PROBES and (one.encoder, one.about) == (ours.encoder, ours.about)
     }
-    best = max(found, key=found.__getitem__, default="")
-    if not best or not ours.value < found[best] <= 1:
+    best = max(found.values(), key=lambda one: one.value, default=ours)
+    if not compare_results([best], [ours], trained=False).low > 0:
         return ""
     return (
-        f"On these test {ours.noun} the frozen encoder was ahead: {ours.number(found[best])} by {best}, "
-        f"{ours.number()} fine-tuned. Take the probe, or fine-tune with more labels or a lower --blr."
+        f"On these test {ours.noun} the frozen encoder was ahead: {best.number()} by {best.protocol}, {ours.number()} "
+        "fine-tuned. Take the probe, or fine-tune with more labels or a lower --blr."
     )

@@ -35,9 +35,12 @@ _YEAR = 4  # digits: a text of this length begins a date, and is not the number 
 
 
 def check(folder: Path) -> list[Result]:
-    """Return the results so far, and refuse a file that cannot be read or written; call it before a long evaluation."""
+    """Return the results so far with outcomes, and refuse a file that cannot be read or written.
+
+    Called before a long evaluation.
+    """
     path = folder / FILE
-    found = load(folder)
+    found = load(folder, outcomes=True)
     if not os.access(path if path.exists() else folder, os.W_OK):
         raise PatchloomError(
             f"{path} cannot be written, and results are stored there: copy the run to a folder of your own"
