@@ -104,7 +104,7 @@ def test_a_probe_that_is_ahead_of_fine_tuning_on_the_same_images_is_named() -> N
         )
 
     tuned = one("finetune", 0.6)
-    before = [one("knn", 0.5), one("knn", 0.605), one("knn", 0.9, "other"), one("linear", 0.9, fingerprint="0" * 16), tuned]
+    before = [one("knn", 0.605), one("knn", 0.9, "other"), one("linear", 0.9, fingerprint="0" * 16), tuned]
     assert frozen_ahead([row for each in before for row in each.results], tuned) == ""
     found = frozen_ahead([row for each in (*before, one("linear", 0.75)) for row in each.results], tuned)
     assert re.search(r"ahead: 75\.0 % by linear, 60\.0 %", found)
