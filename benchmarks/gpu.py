@@ -162,7 +162,8 @@ class Call:
 
 def do_phases(call: Call, todo: dict[str, float]) -> None:
     """Do phases in this process, each in its seconds."""
-    threading.Thread(target=end_with_parent, daemon=True).start()
+    # a copy: pytest points 0 at /dev/null, where a read that a signal has interrupted would go on
+    threading.Thread(target=end_with_parent, args=(os.dup(0),), daemon=True).start()
     for name, seconds in todo.items():
         begun = time.time()
         module, _, function = PHASES[name][0].rpartition(".")
@@ -176,9 +177,8 @@ def do_phases(call: Call, todo: dict[str, float]) -> None:
         call.rows.note(name, seconds=time.time() - begun, **outcome)
 
 
-def end_with_parent() -> None:
-    """End this process and all that it has started when the supervisor ends, which holds the pipe to standard input."""
-    pipe = os.dup(0)  # pytest points 0 at /dev/null, where a read that a signal has interrupted would go on
+def end_with_parent(pipe: int) -> None:
+    """End this process and all that it has started when the supervisor ends, which holds the other end of a pipe."""
     while os.read(pipe, 1024):
         pass
     os.killpg(0, signal.SIGKILL)
