@@ -98,11 +98,11 @@ def test_half_precision_says_its_own_difference(encoder, colours):
     assert found.dtype == np.float32 and found.shape == (2, 64) and abs(found[:, 32:] - vectors).max() < 0.1
 
 
-def test_what_is_not_the_same_is_not_written(encoder, colours, tmp_path, monkeypatch):
+def test_what_is_not_the_same_is_not_written(done, encoder, colours, tmp_path, monkeypatch):
     written = to_onnx._code
     changed = '"images": images', '"images": images * 0.9'
     monkeypatch.setattr(to_onnx, "_code", lambda *given: written(*given).replace(*changed))
-    whole = encoder.with_name("encoder.onnx").read_bytes()
+    whole = done.weights.read_bytes()
     monkeypatch.setattr(to_onnx, "_write", lambda graph, one, file: file.write_bytes(whole))
     with pytest.raises(PatchloomError, match="features by onnxruntime differ by"):
         export(encoder, to="onnx", data=str(colours), out=tmp_path / "other.onnx")
