@@ -141,4 +141,5 @@ def _count_claims(claims: Sequence[Claim]) -> str:
     count, rest = f"{len(claims):,} comparison{'s' * (len(claims) != 1)}", len(claims) - better - worse
     if rest == len(claims):
         return f"{count} and no claim: the encoder is shown to be neither better nor worse than a control."
-    return f"Of {count}, the encoder is better in {better} and worse in {worse}; no claim is made in {rest}."
+    said = f"Of {count}, the encoder is better in {better or 'none'} and worse in {worse or 'none'}"
+    return f"{said}; no claim is made in {rest}." if rest else f"{said}."
