@@ -144,7 +144,7 @@ class Call:
         self.rows.note(self.phase, name, "begun")
         try:
             yield figures
-        except Exception as problem:
+        except Exception as problem:  # of any kind: the other rows go on
             traceback.print_exc()
             error = f"{type(problem).__name__}: {problem}"[:400]
             self.rows.note(self.phase, name, "begun", error=error)
@@ -171,7 +171,7 @@ def do_phases(call: Call, todo: dict[str, float]) -> None:
         try:
             present = replace(call, phase=name, until=min(call.until, begun + seconds))
             getattr(importlib.import_module(module), function)(present)
-        except Exception as problem:
+        except Exception as problem:  # of any kind: the other phases go on
             traceback.print_exc()
             outcome = {"state": "failed", "error": f"{type(problem).__name__}: {problem}"[:400]}
         call.rows.note(name, seconds=time.time() - begun, **outcome)

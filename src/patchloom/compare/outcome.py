@@ -8,12 +8,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from patchloom.compare.scores import BESIDE, CONTROL, TASK, UNTRAINED, Contender, LabelledData, ResultsByWay
+from patchloom.compare.scores import BESIDE, CONTROL, TASK, Contender, LabelledData, ResultsByWay
 from patchloom.display import Displayable, Lines, TextTable, Verbatim
 from patchloom.errors import listing
 from patchloom.report.results import over_seeds
 from patchloom.results import store
-from patchloom.results.claims import CONSTANT, MIN_VERDICT_IMAGES, Claim, Difference, constant_remark, raw_remark
+from patchloom.results.claims import (
+    CONSTANT,
+    MIN_VERDICT_IMAGES,
+    UNTRAINED,
+    Claim,
+    Difference,
+    constant_remark,
+    raw_remark,
+)
 from patchloom.results.evaluation import compare_results
 from patchloom.results.intervals import student
 from patchloom.results.result import Result

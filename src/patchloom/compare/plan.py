@@ -18,6 +18,7 @@ from patchloom.data.stats import Stats
 from patchloom.display import StatusMessage, duration
 from patchloom.errors import PatchloomError, listing, typed_fields
 from patchloom.options import parse_pretrain
+from patchloom.report.load_run import COMPARISON
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.held_out import HeldOut, choose_held_out
 from patchloom.runs.settings import ResolvedSettings, Settings, request
@@ -33,7 +34,6 @@ from patchloom.train.resolve import measure_data, resolve
 
 SPLIT_SEED = 0  # seed of the held-out split, the same for all runs of a comparison
 USUAL = ("mae", "droppos", "mp3", "restore", "extrema", "lut")
-_FILE = "compare.yaml"
 _SIZES = ("img_size", "patch_size")
 _AS_THEY_ARE = ("held_out", "threads")  # attributes of a plan that YAML stores without conversion
 # options of pretrain that compare sets itself, so that its arms differ in their training only
@@ -260,7 +260,7 @@ def resolve_settings(
 
 def stored_plan(asked: ComparisonRequest, out: Path) -> ComparisonPlan | None:
     """Return the plan of the comparison in this folder; None if there is none."""
-    path = out / _FILE
+    path = out / COMPARISON
     if not path.exists():
         if out.exists() and any(one.name[0] != "." for one in out.iterdir()):
             raise PatchloomError(f"{out} exists and holds no comparison: choose another folder with --out")
@@ -330,4 +330,4 @@ def store(plan: ComparisonPlan, out: Path) -> None:
     make_folder(out)
     found = {"asked": plan.asked.plain()} | {name: getattr(plan, name) for name in _AS_THEY_ARE}
     found |= {"notes": list(plan.notes), "arms": {text: asdict(arm) for text, arm in plan.arms.items()}}
-    write_checksummed(out / _FILE, found)
+    write_checksummed(out / COMPARISON, found)

@@ -34,7 +34,7 @@ from patchloom.evaluate.settings import EvalSettings, Parts, limit_training_imag
 from patchloom.evaluate.training import Candidate, plan_for, train_and_predict
 from patchloom.nets.checkpoints.format import untrained_twin
 from patchloom.results import store
-from patchloom.results.claims import CONSTANT
+from patchloom.results.claims import CONSTANT, PIXELS, UNTRAINED
 from patchloom.results.result import Result
 from patchloom.runs.encoder import load_encoder, load_extra_module
 from patchloom.runs.held_out import unchanged_held_out
@@ -163,7 +163,6 @@ def _digest(*parts: str) -> str:
 # Labelled images for scoring, and the encoders that are scored.
 
 
-UNTRAINED, PIXELS = "untrained", "raw pixels"
 TASK, CONTROL, BESIDE = "task", "control", "beside"
 
 

@@ -8,13 +8,14 @@ from pathlib import Path
 
 from patchloom.audio.compatibility import with_encoder_sound
 from patchloom.compare.outcome import Comparison, cell_note, health_tables, tables_of
-from patchloom.compare.scores import PIXELS, TASK, UNTRAINED, Contender, ResultCache, measurement_key
+from patchloom.compare.scores import TASK, Contender, ResultCache, measurement_key
 from patchloom.data.source import Data, Source
 from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError, listing
 from patchloom.evaluate.label_free import MIN_LABEL_FREE_IMAGES, RANKME, label_free_rows
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.nets.checkpoints.format import untrained_twin
+from patchloom.results.claims import PIXELS, UNTRAINED
 from patchloom.results.result import Result
 from patchloom.runs.encoder import load_encoder
 from patchloom.runs.held_out import unchanged_held_out

@@ -57,14 +57,13 @@ from patchloom.errors import PatchloomError, check_options
 from patchloom.estimate import fake_numbers
 from patchloom.evaluate.classifier import PositionChoice
 from patchloom.evaluate.features import Precision
-from patchloom.evaluate.frozen import PIXELS
 from patchloom.evaluate.settings import EvalSettings, print_notes
 from patchloom.evaluate.training import about_control
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.encode import input_channels, patch_side
 from patchloom.nets.performance import use_kernels
 from patchloom.nets.swin import Encoder
-from patchloom.results.claims import CONSTANT, UNTRAINED
+from patchloom.results.claims import CONSTANT, PIXELS, UNTRAINED
 from patchloom.results.evaluation import Drawing, Evaluation
 from patchloom.results.result import Outcomes, Result
 from patchloom.system.distributed import rank

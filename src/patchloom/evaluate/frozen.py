@@ -42,7 +42,6 @@ from patchloom.runs.encoder import blend, load_blend, load_start
 
 # suggestion for encoders that a protocol does not support
 INSTEAD = "take knn, linear, blocks, few-shot or finetune, and positions for a run of droppos"
-PIXELS = "raw pixels"
 
 _HELD_OUT = "held_out_accuracy"
 

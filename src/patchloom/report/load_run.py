@@ -164,13 +164,13 @@ def disambiguate_runs(runs: Sequence[RunData]) -> list[RunData]:
 # The runs of the given folders: the folder of a comparison stands for all runs in it.
 
 
-_COMPARISON = "compare.yaml"  # every comparison has it, and no run does
+COMPARISON = "compare.yaml"  # every comparison has it, and no run does
 _PAGE = "report.html"  # written by a comparison when it ends
 
 
 def is_comparison(folder: Path) -> bool:
     """Return whether a folder holds a comparison."""
-    return (folder / _COMPARISON).is_file()
+    return (folder / COMPARISON).is_file()
 
 
 def expand_runs(given: Sequence[Path]) -> tuple[list[Path], list[str]]:
@@ -189,12 +189,12 @@ def _describe_comparison(folder: Path, its: Sequence[Path]) -> str:
     """Return a sentence about the number of a comparison's runs and the file with its results."""
     if not its:
         raise PatchloomError(f"no run of the comparison {folder} has begun: wait until one trains")
-    plan = read_checksummed(folder / _COMPARISON)
+    plan = read_checksummed(folder / COMPARISON)
     try:
         planned = len(plan["arms"]) * int(plan["asked"]["seeds"])
     except (KeyError, TypeError, ValueError) as problem:
         raise PatchloomError(
-            f"{folder / _COMPARISON} is not the plan of a comparison: give the folders of its runs"
+            f"{folder / COMPARISON} is not the plan of a comparison: give the folders of its runs"
         ) from problem
     there, finished = len(its), sum(RunFolder(run).read_summary() is not None for run in its)
     ended = finished if finished < there else "all of them"

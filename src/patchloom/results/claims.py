@@ -27,7 +27,8 @@ START = "start"  # the control of an adapted encoder: the weights that its run b
 BLEND = "blend"  # a control of an adapted encoder: weights between its start and its own
 OF_TEACHER = " (teacher)"  # end of the name of the moving average of a run
 CONSTANT = "best constant"  # the control that answers with the most frequent class of the test images
-RAW = ("raw pixels", "raw features")  # the controls without an encoder, `Modality.raw`
+PIXELS = "raw pixels"  # the control without an encoder, of images
+RAW = (PIXELS, "raw features")  # those of images and of recordings, `Modality.raw`
 _FAR = 0.10  # difference in accuracy from which raw pixels are far ahead
 _CALLED = {  # controls in a sentence
     UNTRAINED: "the untrained one",

@@ -101,7 +101,7 @@ class Evaluation(Displayable):
         seed: random seed of splits and of the untrained encoder.
         n_test: number of readable test images.
         controls: indices in ``quoted`` of the controls from which there are differences.
-        telling: another measure by which an encoder may be better than a constant answer; "": none.
+        telling: measure that may show an encoder to be better than a constant answer; "": none but the quoted one.
         date: ISO 8601, UTC.
         others: evaluations of other seeds, each with its own differences.
         across: setting whose values are the columns of the table, or "measure"; "": each result has a line.

@@ -204,6 +204,7 @@ class Result:
             ValueError: a value is missing, or of another type or range, with its name.
         """
         try:
+            values = _visible(values)
             plain = {one.name: values[one.name] for one in fields(Result) if one.name not in (*_ENDS, *_NESTED)}
             found = typed_fields(Result, plain, _RANGES)
             found |= {name: number_of(values[name], missing) for name, missing in _ENDS.items()}
@@ -221,6 +222,15 @@ class Result:
         if baselines and sum(one.to_beat for one in baselines) != 1:
             raise ValueError("not one of its baselines is to be beaten")
         return result
+
+
+def _visible(value: Any) -> Any:
+    """Write out the control characters of all texts in a document, which go into tables."""
+    if isinstance(value, dict):
+        return {visible(name): _visible(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [*map(_visible, value)]
+    return visible(value) if isinstance(value, str) else value
 
 
 _ENDS = {"value": math.nan, "low": -math.inf, "high": math.inf}  # numbers, and what stands for None in a file

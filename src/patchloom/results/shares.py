@@ -1,4 +1,4 @@
-"""How far a result is from a baseline to perfect, for the verdict on a pre-training run.
+"""Shares of the way from a baseline to perfect, for the verdict on a pre-training run.
 
 A claim about the share of the way needs two things: its 95 % interval over images must exclude zero, and it must be
 large enough to matter. With many images, tiny effects pass the first test; with few images, noise passes the second.

@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 
-from patchloom.display import visible
 from patchloom.errors import PatchloomError
 from patchloom.results.result import Outcomes, Result
 from patchloom.system.documents import parse_json
@@ -34,13 +33,13 @@ _NAME = re.compile(rb"\b[0-9a-f]{16}\.npz\b")
 _YEAR = 4  # digits: a text of this length begins a date, and is not the number of an evaluation
 
 
-def check(folder: Path) -> list[Result]:
-    """Return the results so far with outcomes, and refuse a file that cannot be read or written.
+def check(folder: Path, outcomes: bool = False) -> list[Result]:
+    """Return the results so far, as `load` does, and refuse a file that cannot be read or written.
 
     Called before a long evaluation.
     """
     path = folder / FILE
-    found = load(folder, outcomes=True)
+    found = load(folder, outcomes=outcomes)
     if not os.access(path if path.exists() else folder, os.W_OK):
         raise PatchloomError(
             f"{path} cannot be written, and results are stored there: copy the run to a folder of your own"
@@ -116,7 +115,7 @@ def _read(line: bytes) -> tuple[Result, dict[str, Any]]:
     if len(line) > _LONGEST:
         raise ValueError("it is too long")
     try:
-        values = _visible(parse_json(line))
+        values = parse_json(line)
     except RecursionError as problem:
         raise ValueError("it is too deep") from problem
     except json.JSONDecodeError as problem:
@@ -124,15 +123,6 @@ def _read(line: bytes) -> tuple[Result, dict[str, Any]]:
     if not isinstance(values, dict):
         raise ValueError("it is no result")
     return Result.of(values), values
-
-
-def _visible(value: Any) -> Any:
-    """Write out the control characters of all texts in a document: it may be a stranger's, and goes into tables."""
-    if isinstance(value, dict):
-        return {visible(name): _visible(one) for name, one in value.items()}
-    if isinstance(value, list):
-        return [*map(_visible, value)]
-    return visible(value) if isinstance(value, str) else value
 
 
 def evaluations(results: Iterable[Result]) -> list[list[Result]]:

@@ -45,7 +45,7 @@ class Health:
     Attributes:
         verdict: verdict in a few words.
         why: reason, a sentence without its full stop.
-        then: next steps, likewise; "" if there are none.
+        then: next steps, without a full stop; "" if there are none.
         epoch: epoch of the verdict.
         ended: whether the run had ended.
         rule: name of the rule that applied.

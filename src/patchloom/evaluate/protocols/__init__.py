@@ -133,7 +133,7 @@ def evaluate(protocol: str, run: PathLike, data: DataLike, **options: Any) -> Ev
         share_nothing(settings, protocol)
     if not str(run).startswith("timm:") and Path(run).is_dir() and is_first():
         place = Path(run)
-        before = store.check(place)
+        before = store.check(place, outcomes=protocol == "finetune")
     reports: list[Evaluation] = []
     with print_notes_once(), keep_until_done(), explain_peer_death():
         for seed in range(settings.seed, settings.seed + settings.seeds):
