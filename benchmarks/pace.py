@@ -15,7 +15,7 @@ from patchloom.runs.settings import request
 from patchloom.runs.task import prepare_task
 from patchloom.system.distributed import launch
 from patchloom.train.resolve import resolve
-from patchloom.train.step import build_optimizer
+from patchloom.train.step import pretraining_optimizer
 
 
 class Stepper:
@@ -30,7 +30,7 @@ class Stepper:
         self.settings, _ = resolve(asked, len(training), channels, stats)
         self.fabric = launch(self.settings.device)
         self.task = prepare_task(self.settings, stats)
-        optimizer = build_optimizer(self.task, 0.05, self.settings.device)
+        optimizer = pretraining_optimizer(self.task, 0.05, self.settings.device)
         self.net, self.optimizer = self.fabric.setup(self.task, optimizer)
         self.stats, self.count = stats, steps
         size = self.settings.batch_size

@@ -40,6 +40,7 @@ from patchloom.evaluate.trainer import BestEpoch, EpochScore, Loop, keep_until_d
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.checkpoints.load import check_model
 from patchloom.nets.encode import grid_size, input_size
+from patchloom.nets.optimizer import parameter_groups
 from patchloom.nets.student import Student, create_backbone, pooled_features, student_options
 from patchloom.nets.swin import refuse_hierarchical
 from patchloom.nets.teacher import FrozenTeacher
@@ -50,7 +51,6 @@ from patchloom.sizes import in_pixels
 from patchloom.system.files import write_whole
 from patchloom.system.hardware import float32_products
 from patchloom.system.load import BackgroundLoad, Load
-from patchloom.train.step import parameter_groups
 
 _LARGEST = 2**14  # pixels of a side
 _FORMAT = "patchloom student 1"

@@ -9,7 +9,7 @@ from sweep import build, views_of
 from patchloom.data.loader import training_batches
 from patchloom.tasks import TASKS
 from patchloom.train.estimate import RandomImages
-from patchloom.train.step import build_optimizer, clip_gradients
+from patchloom.train.step import pretraining_optimizer, clip_gradients
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("exact")]
 GPU = "cuda"
@@ -39,7 +39,7 @@ def distance(one, two):
 
 def test_a_step_never_waits_for_the_gpu(name):
     task = build(name).to(GPU).train()
-    optimizer = build_optimizer(task, 0.05, GPU)
+    optimizer = pretraining_optimizer(task, 0.05, GPU)
     for group in optimizer.param_groups:
         group["lr"] = 1e-3
     views, generator = [view.to(GPU) for view in views_of(task)], seeded()

@@ -25,7 +25,7 @@ from patchloom.runs.checkpoint import (
     tensors_of,
 )
 from patchloom.tasks import build_task
-from patchloom.train.step import build_optimizer
+from patchloom.train.step import pretraining_optimizer
 
 SIZES = {"embed_dim": 32, "depth": 1, "num_heads": 2}
 
@@ -33,7 +33,7 @@ SIZES = {"embed_dim": 32, "depth": 1, "num_heads": 2}
 def make(seed=0, name="mae"):
     torch.manual_seed(seed)
     task = build_task({"name": name}, build_encoder(EncoderSpec("nano", (16, 16), 4, options=SIZES)))
-    optimizer = build_optimizer(task, 0.05, "cpu")
+    optimizer = pretraining_optimizer(task, 0.05, "cpu")
     for group in optimizer.param_groups:
         group["lr"] = 1e-3
     return task, optimizer
@@ -179,7 +179,7 @@ def on_gpu(number=1):
         step(task, optimizer, i)
     state = optimizer.state_dict()
     task = task.to("cuda")
-    optimizer = build_optimizer(task, 0.05, "cuda")
+    optimizer = pretraining_optimizer(task, 0.05, "cuda")
     optimizer.load_state_dict(state)
     return task, optimizer
 

@@ -9,7 +9,7 @@ from sweep import build, views_of
 
 from patchloom.errors import PatchloomError
 from patchloom.tasks import TASKS, task_class
-from patchloom.train.step import build_optimizer
+from patchloom.train.step import pretraining_optimizer
 
 CASES = [pytest.param(name, asked, id=f"{name} {asked}") for name, sets in OPTION_SETS.items() for asked in sets]
 # every set with each of its decoders without blocks, beside which a pixel decoder might learn alone
@@ -29,7 +29,7 @@ def test_every_option_of_every_task_is_swept():
 def unmoved(name, asked):
     """Return the trainable weights that one step does not change; frozen ones must not change."""
     task = build(name, asked=asked, depth=2 if asked.keys() & {"layers", "encoder_maps"} else 1).train()
-    optimizer = build_optimizer(task, 0.0, "cpu")  # weight decay would change weights without gradient
+    optimizer = pretraining_optimizer(task, 0.0, "cpu")  # weight decay would change weights without gradient
     for group in optimizer.param_groups:
         group["lr"] = 1e-3
     task(*views_of(task), progress=0.5, generator=torch.Generator().manual_seed(0)).loss.backward()

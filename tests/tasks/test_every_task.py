@@ -19,7 +19,7 @@ from patchloom.tasks import TASKS, build_task, ready_tasks, task_class, with_def
 from patchloom.tasks.check import check_task
 from patchloom.tasks.mixture import _QUESTIONS
 from patchloom.tasks.task import augment_views
-from patchloom.train.step import build_optimizer
+from patchloom.train.step import pretraining_optimizer
 
 ENCODERS = {
     "class token": {"class_token": True},
@@ -143,7 +143,7 @@ def test_bfloat16_gives_nearly_the_loss_and_gradients_of_float32(case):
 def train(case, steps, seed, rate, progress, draws):
     """Return the losses of ``steps`` updates; ``draws`` maps a step to the seed of its draws."""
     task, losses = build_case(case, seed, depth=1), []
-    optimizer = build_optimizer(task, 0.0, "cpu")
+    optimizer = pretraining_optimizer(task, 0.0, "cpu")
     for group in optimizer.param_groups:
         group["lr"] = rate
     views = views_of(task)

@@ -9,7 +9,7 @@ from patchloom.nets.build import build_encoder
 from patchloom.nets.finetune import freeze_for, kept_names
 from patchloom.nets.performance import checkpoint_gradients
 from patchloom.tasks import TASKS, build_task
-from patchloom.train.step import build_optimizer
+from patchloom.train.step import pretraining_optimizer
 
 CASES = {name: (name, {}) for name in TASKS}
 CASES |= {
@@ -31,7 +31,7 @@ def test_frozen_weights_stay_bit_identical(case):
     freeze_for(vit, "blocks", 1)
     task = build_task(asked_of(name, asked), vit).train()
     checkpoint_gradients(task, case in ("mae", "simmim", "mp3"))
-    optimizer, views = build_optimizer(task, 0.5, "cpu"), views_of(task)
+    optimizer, views = pretraining_optimizer(task, 0.5, "cpu"), views_of(task)
     before = {key: value.detach().clone() for key, value in task.state_dict().items()}
     for step in range(2):
         optimizer.zero_grad(set_to_none=True)

@@ -25,7 +25,8 @@ from patchloom.tasks.mae import MAE
 from patchloom.tasks.simmim import SimMIM
 from patchloom.train.loop import pretrain
 from patchloom.train.resolve import resolve
-from patchloom.train.step import build_optimizer, parameter_groups
+from patchloom.nets.optimizer import parameter_groups
+from patchloom.train.step import pretraining_optimizer
 
 SWEPT = {
     "mae": [{}, {"normalized_pixels": False, "decoder_depth": 1}],
@@ -55,7 +56,7 @@ def test_it_trains_measures_and_draws(name, asked):
     torch.manual_seed(0)
     check_task({"name": name} | asked, build_encoder(spec_of(window_size=3)))
     task, losses = build(name, asked), []
-    optimizer = build_optimizer(task, 0.0, "cpu")
+    optimizer = pretraining_optimizer(task, 0.0, "cpu")
     for group in optimizer.param_groups:
         group["lr"] = 3e-3
     for step in range(2 if asked else 15):

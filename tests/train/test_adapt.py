@@ -26,7 +26,7 @@ from patchloom.train.estimate import Step, sketch
 from patchloom.train.loop import pretrain
 from patchloom.train.metrics import estimate_flops as roughly
 from patchloom.train.resolve import resolve
-from patchloom.train.step import build_optimizer
+from patchloom.train.step import pretraining_optimizer
 from patchloom.withhold.encoder_input import all_patches
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
@@ -145,7 +145,7 @@ def test_weights_without_statistics_leave_those_of_the_data(images, earlier, tmp
 def test_each_layer_has_its_rate_and_heads_have_the_whole():
     task = small(SimMIM)  # with 2 blocks
     names = {id(weight): name for name, weight in task.named_parameters()}
-    optimizer = build_optimizer(task, 0.05, "cpu", layer_decay=0.5)
+    optimizer = pretraining_optimizer(task, 0.05, "cpu", layer_decay=0.5)
     found = {
         names[id(weight)]: (group["lr_scale"], group["new"], group["weight_decay"])
         for group in optimizer.param_groups

@@ -28,7 +28,8 @@ from patchloom.train.estimate import too_little_memory
 from patchloom.train.loop import pretrain
 from patchloom.train.metrics import event_steps
 from patchloom.train.resolve import resolve, share_of_batch
-from patchloom.train.step import parameter_groups, seed_step
+from patchloom.nets.optimizer import parameter_groups
+from patchloom.train.step import seed_step
 
 
 def test_points():

@@ -37,7 +37,7 @@ from patchloom.nets.encode import (
 )
 from patchloom.nets.encode import width as token_width
 from patchloom.nets.finetune import Variant, with_variant
-from patchloom.nets.heads import InstanceHead, OnEncoder, represent
+from patchloom.nets.heads import InstanceHead, OnEncoder, Stem, represent
 from patchloom.nets.swin import Encoder
 from patchloom.withhold.encoder_input import all_patches
 
@@ -56,8 +56,7 @@ class Classifier(OnEncoder):
         pooling: input of the head: class token, mean of the patch tokens, or the output of ``instance``.
         instance: instance head, required for that pooling.
         body: new blocks on the encoder's tokens; the encoder is then frozen, and a LayerNorm follows the pooling.
-        stem: layers between the pooling and the linear layer, such as ExtreMA's first projection layer.
-        width: output width of the stem; the encoder's by default.
+        stem: layer between the pooling and the linear layer, such as the first of ExtreMA's projection.
         fresh_norm: put a new LayerNorm before the head instead of the encoder's last norm, as the programs of MAE,
             DropPos, LUT, ExtreMA and SimMIM do; not on an instance representation.
     """
@@ -70,15 +69,14 @@ class Classifier(OnEncoder):
         *,
         instance: InstanceHead | None = None,
         body: nn.Module | None = None,
-        stem: nn.Module | None = None,
-        width: int | None = None,
+        stem: Stem | None = None,
         fresh_norm: bool = False,
     ) -> None:
         super().__init__()
         self.encoder, self.pooling, self.instance, self.body, self.stem = encoder, pooling, instance, body, stem
         new_norm = body is not None or fresh_norm
         self.norm: nn.Module | None = nn.LayerNorm(token_width(encoder), eps=1e-6) if new_norm else None
-        self.head = nn.Linear(width or token_width(encoder), classes)
+        self.head = nn.Linear(token_width(encoder) if stem is None else stem.sizes["hidden"], classes)
         nn.init.trunc_normal_(self.head.weight, std=2e-5)  # as in MAE: all classes are equally likely at first
         nn.init.zeros_(self.head.bias)
         if body is not None:

@@ -12,6 +12,7 @@ from patchloom.data.augment import Border
 from patchloom.data.source import Source
 from patchloom.data.splits import MAX_HELD_OUT
 from patchloom.errors import PatchloomError, check_type
+from patchloom.evaluate.course import Course
 from patchloom.nets.checkpoints.programs import Network
 from patchloom.nets.encode import input_size, width
 from patchloom.nets.swin import Encoder, is_hierarchical
@@ -34,6 +35,7 @@ ONLY_FOR = {
 }
 _CROPPED_UP_TO = 224  # pixels
 _AT_ONCE = 256  # images per batch of a frozen encoder
+_VALIDATIONS = 30  # maximal number of validations of a training
 
 
 @dataclass(frozen=True)
@@ -163,7 +165,7 @@ class Recipe:
         if validation == "auto":
             enough = own_validation or round(_VALIDATION_SHARE * n) >= _LEAST_VALIDATION
             validation = _VALIDATION_SHARE if enough else 0.0
-        n -= 0 if own_validation else validation_images(validation, n)
+        n -= 0 if own_validation else _held_out(validation, n)
         if batch == "auto":
             usual = 64 if kind == "cpu" else 256
             images = max(8, min(usual, 2 ** (n // 8).bit_length() // 2))
@@ -184,14 +186,6 @@ class Recipe:
         Mixup and cutmix pair the views that are computed together.
         """
         return world() * accumulate * (2 if self.mixes and self.repeats % 2 else 1)
-
-    def peak(self, batch: int) -> float:
-        """Return the peak learning rate for a step of ``batch`` images."""
-        return self.lr or self.blr * batch / 256
-
-    def rate_option(self) -> str:
-        """Return the learning-rate option with its value."""
-        return f"--lr (now {self.lr:g})" if self.lr else f"--blr (now {self.blr:g})"
 
     def parts(self, images: int) -> int:
         """Return the number of batches into which a step of ``images`` is split for reading and encoding."""
@@ -269,10 +263,53 @@ class ResolvedRecipe(Recipe):
     def __post_init__(self) -> None:
         refuse_auto(self)
 
+    def held_out(self, n: int) -> int:
+        """Return the number of the ``n`` training images that are held out to choose the epoch."""
+        return _held_out(self.validation, n)
+
+    def course(self, n: int, accumulate: int = 1) -> Course:
+        """Return the course of a training on ``n`` images."""
+        _, batch = images_per_step(self, n, accumulate)
+        per_epoch = max(1, n // batch)
+        steps = self.updates or self.epochs * per_epoch
+        warmup = self.warmup_updates if self.updates else round(self.warmup_epochs * per_epoch)
+        return Course(
+            steps=steps,
+            per_epoch=per_epoch,
+            unit="update" if self.updates else "epoch",
+            batch=batch,
+            peak=self.lr or self.blr * batch / 256,
+            rate_option=f"--lr (now {self.lr:g})" if self.lr else f"--blr (now {self.blr:g})",
+            warmup=min(warmup, steps - 1),
+            decay="halving" if self.halve_every else "cosine",
+            halve_every=self.halve_every,
+            betas=self.betas,
+            weight_decay=self.weight_decay,
+            layer_decay=self.layer_decay,
+            clip=self.clip,
+            ema=self.ema,
+            every=math.ceil(steps / per_epoch / _VALIDATIONS) * per_epoch,
+            patience=self.patience,
+        )
+
+    def timed(self, n: int) -> tuple[ResolvedRecipe, int]:
+        """Return a recipe whose steps on ``n`` images are timed, and how many of them take as long as one of this."""
+        return self, 1
+
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedProbeRecipe(ResolvedRecipe, ProbeRecipe):
     """`ProbeRecipe` without ``auto``."""
+
+    def course(self, n: int, accumulate: int = 1) -> Course:
+        """Return the course of a training on ``n`` images."""
+        return replace(super().course(n, accumulate), optimizer=self.optimizer, momentum=self.momentum)
+
+    def timed(self, n: int) -> tuple[ResolvedProbeRecipe, int]:
+        """Return a recipe with steps of one part each, and the number of parts."""
+        images, _ = images_per_step(self, n)
+        parts = self.parts(images)
+        return replace(self, batch=images // parts), parts
 
 
 def refuse_auto(recipe: Any, but: str = "") -> None:
@@ -312,8 +349,7 @@ def check_values(recipe: Any, ranges: Mapping[str, tuple[float, float]], positiv
         raise PatchloomError(f"--betas must lie in [0, 1), not {list(recipe.betas)}")
 
 
-def validation_images(share: float, n: int) -> int:
-    """Return the number of the ``n`` training images that are held out to choose the epoch."""
+def _held_out(share: float, n: int) -> int:
     return min(max(1, round(share * n)), MAX_HELD_OUT, n - 1) if share else 0
 
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_type_hints, overload
+from typing import Any, Generic, Literal, Protocol, TypeVar, get_type_hints, overload
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from patchloom.data.near_duplicates import near_copies, parted_wholes, subject_n
 from patchloom.data.source import Data, Source
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.data.sources.open import open_data, split_names
-from patchloom.data.splits import pick, some_groups, split_for_test
+from patchloom.data.splits import choose_indices, pick, some_groups, splittable
 from patchloom.data.stats import input_notes
 from patchloom.display import StatusMessage, is_first, print_line
 from patchloom.errors import PatchloomError, check_type
@@ -35,6 +35,7 @@ from patchloom.system.distributed import first_decides, launch_once, launched_pr
 from patchloom.system.hardware import Cores, choose_workers, cores, usable_device
 
 OWN_TEST = "the data's test split"
+TEST_SHARE = 0.2  # of data without test images
 _AT_ONCE = 256  # images per batch of a frozen encoder
 _FEW_BATCHES = (
     8  # on a CPU: below this number, starting processes costs more than it saves (seconds if they are spawned)
@@ -169,8 +170,43 @@ class EvalSettings:
         return -(-len(source) // self.at_once)
 
 
+class Annotations(Protocol):
+    """Images with annotations that are no numbers of classes, such as label maps.
+
+    Attributes:
+        images: the images.
+    """
+
+    images: Source
+
+    def __len__(self) -> int: ...
+
+    def subset(self, indices: Sequence[int] | np.ndarray) -> Any:
+        """Return only these images, in this order."""
+        ...
+
+
+D = TypeVar("D", bound="Source | Annotations")
+
+
+def images_of(part: Source | Annotations) -> Source:
+    """Return the images of a part, without annotations."""
+    return part if isinstance(part, Source) else part.images
+
+
+def split_part(part: D, count: int, seed: int, strict: bool = False) -> tuple[D, D]:
+    """Split off a stratified ``count`` of a part's images; exact copies of these are in neither part.
+
+    Images that are all in one group are split like those without groups; ``strict`` refuses them.
+    """
+    images, n = images_of(part), len(part)
+    held, copies = choose_indices(images if strict else splittable(images), count, seed)
+    rest = np.setdiff1d(np.arange(n), np.concatenate([held, copies]))
+    return part.subset(rest), part.subset(held)
+
+
 @dataclass(frozen=True)
-class Parts:
+class Parts(Generic[D]):
     """Training and test images, and a description of their origin.
 
     Attributes:
@@ -180,11 +216,19 @@ class Parts:
         origin: origin of the test images in a few words, for a headline; "" if it has none.
     """
 
-    train: Source
-    test: Source
+    train: D
+    test: D
     story: str
-    validation: Source | None = None
+    validation: D | None = None
     origin: str = ""
+
+    def trained_on(self, recipe: Any, settings: EvalSettings) -> tuple[D, D | None]:
+        """Return images to train on, and those by which a recipe chooses the tested weights; None: the last ones."""
+        if not recipe.validation or self.validation is not None:
+            return self.train, self.validation if recipe.validation else None
+        if len(self.train) < 2:
+            raise PatchloomError("a single training image cannot be split: use --validation 0")
+        return split_part(self.train, recipe.held_out(len(self.train)), settings.seed)
 
 
 @contextmanager
@@ -248,7 +292,7 @@ def parts_of(
     labels: bool = True,
     card: EncoderCard | None = None,
     run: str | Path | None = None,
-) -> Parts:
+) -> Parts[Source]:
     """Return the training and test images of ``data``; without test images, split off a stratified fifth.
 
     Exact copies of test images that are split off are removed from both parts. If the data's own test images are copies
@@ -258,7 +302,14 @@ def parts_of(
     if card is not None:
         opened = with_encoder_sound(opened, card.sound, card.name)
     with StatusMessage("looking for copies among the images"):
-        parts = _parted(opened, settings, labels, "" if card is None else card.note, run)
+        own = opened.test if not labels or has_labels(opened.test) else None
+        train, test = opened.train, own
+        if labels:
+            train, test = only_labelled(train), None if own is None else only_labelled(own)
+        parts = divide(train, None, test, settings, "" if card is None else card.note, run, labels)
+        if lacking := len(opened.train) - len(train):
+            sentence = f"{lacking:,} of {len(opened.train):,} {train.noun} have no label and are left out."
+            parts = replace(parts, story=f"{parts.story} {sentence}")
     if card is not None:
         print_input_notes(parts.train, card)
     print_leak_notes(parts.train, parts.test, own=opened.test is not None)
@@ -284,45 +335,63 @@ def print_leak_notes(train: Source, test: Source, own: bool) -> None:
     print_notes([said] if said else [])
 
 
-def _parted(opened: Data, settings: EvalSettings, labels: bool, note: str, run: str | Path | None) -> Parts:
-    own = opened.test if not labels or has_labels(opened.test) else None
-    whole = only_labelled(opened.train) if labels else opened.train
-    lacking = len(opened.train) - len(whole)
+def divide(
+    train: D,
+    validation: D | None,
+    test: D | None,
+    settings: EvalSettings,
+    note: str = "",
+    run: str | Path | None = None,
+    labels: bool = True,
+) -> Parts[D]:
+    """Return the parts of opened data; without test images, a stratified fifth is split off.
+
+    Args:
+        train, validation, test: the parts that the data brings.
+        settings: settings with seed, groups and the maximal number of training images.
+        note: sentences that precede the story.
+        run: run whose pre-training may have seen the test images.
+        labels: whether the test images need labels; it names them.
+    """
+    noun, own = images_of(train).noun, test
     if own is not None:
-        train, test = whole, only_labelled(own) if labels else own
-        story = f"The data brings its own test {train.noun}."
-        story += "" if test.groups is None else " Intervals are over its groups."
-        story += "" if run is None else seen_in_pretraining(run, test)
+        brings = f"its own {'validation and ' * (validation is not None)}test {noun}"
+        story = f"The data brings {brings}."
+        story += "" if images_of(own).groups is None else " Intervals are over its groups."
+        story += "" if run is None else seen_in_pretraining(run, images_of(own))
     else:
-        train, test = split_for_test(whole, seed=settings.seed)
-        noun = whole.noun
-        whole_groups = "" if whole.groups is None else " in whole groups"
+        n = len(train)
+        train, own = split_part(train, round(TEST_SHARE * n), settings.seed, strict=True)
+        whole_groups = "" if images_of(train).groups is None else " in whole groups"
         lacks, fifth = ("labelled ", "stratified ") if labels else ("", "")
         story = (
             f"The data brings no {lacks}test {noun}, so a {fifth}fifth was split off for the test{whole_groups} "
-            f"(seed {settings.seed}): {describe_seen(run, test, labels)}."
+            f"(seed {settings.seed}): {describe_seen(run, images_of(own), labels)}."
         )
         if settings.group is not None:
-            story += f" Test groups: {some_groups(test, settings.group)}; intervals are over groups."
-        if copies := len(whole) - len(train) - len(test):
+            story += f" Test groups: {some_groups(images_of(own), settings.group)}; intervals are over groups."
+        if copies := n - len(train) - len(own):
             story += f" {copies:,} exact copies of test {noun} were left out of training."
-    if lacking:
-        story += f" {lacking:,} of {len(opened.train):,} {whole.noun} have no label and are left out."
-    origin = f"a fifth split off (seed {settings.seed})" if own is None else OWN_TEST
-    parts = limit_training_images(Data(train, test), f"{note} {story}".strip(), settings, looked=own is None)
-    return replace(parts, origin=origin)
+    origin = f"a fifth split off (seed {settings.seed})" if test is None else OWN_TEST
+    parts = Parts(train, own, f"{note} {story}".strip(), validation, origin)
+    return limit_training_images(parts, settings, looked=test is None)
 
 
-def limit_training_images(opened: Data, story: str, settings: EvalSettings, looked: bool = False) -> Parts:
-    """Limit the number of training images of labelled data with its own parts, as the settings say."""
-    train, test = opened.train, opened.test
-    assert test is not None
-    n, noun = len(train), train.noun
+def limit_training_images(parts: Parts[D], settings: EvalSettings, looked: bool = False) -> Parts[D]:
+    """Limit the number of training images as the settings say; the story tells this, and copies among test images.
+
+    The data's own validation images are labels, too: a limited training does without them.
+    """
+    train, story, validation, noun = parts.train, parts.story, parts.validation, images_of(parts.train).noun
+    n = len(train)
     if settings.max_train is not None and settings.max_train < n:
         train = stratified_subset(train, settings.max_train, settings.seed)
-        used = f"a stratified {settings.max_train:,} of {n:,} training {noun} were used (seed {settings.seed})"
+        own = f" and none of the data's own validation {noun}" if validation is not None else ""
+        used = f"a stratified {settings.max_train:,} of {n:,} training {noun}{own} were used (seed {settings.seed})"
         story += f" For a quick look, only {used}."
-    return Parts(train, test, story + note_copies(train, test, looked))
+        validation = None
+    story += note_copies(images_of(train), images_of(parts.test), looked)
+    return replace(parts, train=train, story=story, validation=validation)
 
 
 def note_copies(train: Source, test: Source, looked: bool) -> str:
@@ -332,12 +401,12 @@ def note_copies(train: Source, test: Source, looked: bool) -> str:
     return "" if looked else copies_sentence(test, contents)
 
 
-def stratified_subset(source: Source, count: int, seed: int) -> Source:
+def stratified_subset(part: D, count: int, seed: int) -> D:
     """Return a stratified subset of ``count`` images, uniform without labels; a rare class keeps at least one image."""
-    n = len(source)
-    labels = np.zeros(n, np.int64) if source.labels is None else source.labels
+    n, labels = len(part), images_of(part).labels
     # the complement of a draw that spares the last image of each class
-    return source.subset(np.setdiff1d(np.arange(n), pick(labels, n - count, seed)))
+    left_out = pick(np.zeros(n, np.int64) if labels is None else labels, n - count, seed)
+    return part.subset(np.setdiff1d(np.arange(n), left_out))
 
 
 # Paths of evaluation files in a run.

@@ -1,7 +1,7 @@
-"""Training loop of an evaluation, with the same result whether or not it is interrupted and resumed.
+"""Training with labels: one loop for every protocol that trains, with the same result whether or not it is interrupted.
 
-Subclasses define model and data: `patchloom.evaluate.training.Training` for classifiers and
-`patchloom.dense.training.DenseTraining` for label maps and boxes.
+`patchloom.train.loop` is another loop, of pre-training: it queues updates on a GPU, skips those that are not finite and
+goes back, and has no labels to choose weights by. Both share optimiser, schedules, checkpoints and pace.
 
 Several processes share every step, each with its part of the batch: gradients are averaged, and validation and test
 images are shared. The images of a step and their crops are the same for any number of processes. Other random draws
@@ -15,43 +15,38 @@ import hashlib
 import json
 import math
 import os
+import random
 import shutil
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
-from timm.scheduler.scheduler import Scheduler
 from timm.utils import ModelEmaV3, random_seed
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from patchloom.data.loader import Batch
-from patchloom.data.source import Source
 from patchloom.data.workers import living_workers
 from patchloom.display import StatusMessage, duration, is_first, print_line
 from patchloom.errors import PatchloomError
-from patchloom.estimate import time_steps, typical_seconds
+from patchloom.estimate import count_step, time_steps, typical_seconds
+from patchloom.evaluate.course import Course
 from patchloom.evaluate.features import digest_tensors
 from patchloom.evaluate.settings import EvalSettings
+from patchloom.nets.heads import OnEncoder
+from patchloom.nets.optimizer import build_optimizer
+from patchloom.nets.performance import choose_attention, fuse_attention, use_kernels
 from patchloom.pace import Pace
-from patchloom.runs.checkpoint import (
-    Checkpoints,
-    SaveTimer,
-    as_best,
-    best_of,
-    restore,
-    tensors_of,
-    whole_weights,
-)
+from patchloom.runs.checkpoint import Checkpoints, SaveTimer, as_best, best_of, restore, tensors_of, whole_weights
 from patchloom.system.distributed import (
     any_process,
+    broadcast_buffers,
     collected,
     rank,
     refused_by_all,
@@ -62,74 +57,77 @@ from patchloom.system.distributed import (
     world,
 )
 from patchloom.system.files import cache_root
+from patchloom.system.hardware import keep_freed_memory
 from patchloom.system.load import LoadWatch
 from patchloom.system.signals import Stop
 from patchloom.version import __version__
 
-# Choice of the epoch to test by validation images, which are held out from the training images.
+
+class Trainable(Protocol):
+    """Module that a `Trainer` trains."""
+
+    def groups(self, weight_decay: float, layer_decay: float) -> list[dict[str, Any]]:
+        """Return parameter groups for an optimiser; ``lr_scale`` is a group's factor of the learning rate."""
+        ...
 
 
-_TIMES = 30  # maximal number of validations of a training
+# Choice of the weights to test by validation images, which are held out from the training images.
 
 
-class EpochScore(NamedTuple):
-    """Score of an epoch: accuracy and, for ties, the loss or another criterion."""
+class Score(NamedTuple):
+    """Score of some weights on validation images, higher being better, and what decides between equal scores."""
 
-    accuracy: float
-    negative_loss: float
+    value: float
+    tie: float
 
 
-class BestEpoch:
+class BestWeights:
     """Best weights so far.
 
     Args:
         images: number of validation images; 0: there are none, and the last weights are tested.
-        steps, per_epoch: steps of the training and of an epoch.
-        patience: fraction of the training without a higher accuracy after which it ends; 1: never.
-        every: steps between two validations; by default whole epochs, at most 30 times.
-        warmup: steps of the warm-up of the learning rate; the patience begins after it.
+        course: the training.
     """
 
-    def __init__(
-        self, images: int, steps: int, per_epoch: int, patience: float, every: int | None = None, warmup: int = 0
-    ):
-        self.images, self.steps, self.per_epoch, self.patience = images, steps, per_epoch, patience
-        self.warmup = warmup
-        self.every = every or math.ceil(steps / per_epoch / _TIMES) * per_epoch
-        self.score: EpochScore | None = None
-        self.latest: EpochScore | None = None
-        self.step = self.risen = 0  # of the best weights, and of the last rise in accuracy
+    def __init__(self, images: int, course: Course):
+        self.images, self.course = images, course
+        self.score: Score | None = None
+        self.latest: Score | None = None
+        self.step = self.risen = 0  # of the best weights, and of the last rise of the score
         self.weights: dict[str, Tensor] = {}
 
     def due(self, step: int) -> bool:
         """Return whether to validate the weights after ``step`` steps."""
-        return bool(self.images) and (step % self.every == 0 or step == self.steps)
+        return bool(self.images) and (step % self.course.every == 0 or step == self.course.steps)
 
-    def compare(self, step: int, score: EpochScore, model: nn.Module) -> None:
+    def compare(self, step: int, score: Score, model: nn.Module) -> None:
         """Keep a model's weights after ``step`` steps if they are the best so far."""
         self.latest = score
-        if self.score is None or score.accuracy > self.score.accuracy:
+        if self.score is None or score.value > self.score.value:
             self.risen = step
         if self.score is None or score > self.score:
             self.score, self.step = score, step
             self.weights = whole_weights(model)
 
     def hopeless(self, step: int) -> bool:
-        """Return whether the accuracy has not risen for the patience; the loss alone may fall indefinitely.
+        """Return whether the score has not risen for the patience; the tie-breaker alone may improve indefinitely.
 
         A rate that still rises says nothing about the rates to come, so the warm-up does not count.
         """
-        if self.patience >= 1 or self.score is None:
+        if self.course.patience >= 1 or self.score is None:
             return False
-        return step - max(self.risen, self.warmup) >= self.patience * self.steps
+        return step - max(self.risen, self.course.warmup) >= self.course.patience * self.course.steps
 
     def choose(self, model: nn.Module) -> dict[str, Any]:
         """Load the best weights into a model; return values for its result."""
         if self.score is None:
             return {}
         model.load_state_dict(self.weights)
-        epoch = round(self.step / self.per_epoch, 2)
-        return {"best_epoch": epoch, "validation_accuracy": self.score.accuracy, "validation_images": self.images}
+        return {
+            f"best_{self.course.unit}": round(self.course.count(self.step), 2),
+            "validation_score": self.score.value,
+            "validation_images": self.images,
+        }
 
     def plain(self) -> dict[str, Any]:
         """Return everything but the weights, for a checkpoint."""
@@ -138,15 +136,7 @@ class BestEpoch:
     def restore(self, about: dict[str, Any], weights: dict[str, Tensor]) -> None:
         """Restore the values of `plain` and the weights."""
         self.step, self.risen, self.weights = about["step"], about["risen"], weights
-        self.score, self.latest = (
-            None if one is None else EpochScore(*one) for one in (about["score"], about["latest"])
-        )
-
-
-def score_of(logits: Tensor, labels: Tensor) -> EpochScore:
-    """Score logits [n c] of images with ``labels`` [n]."""
-    accuracy = (logits.argmax(1) == labels).double().mean().item()
-    return EpochScore(accuracy, -torch.nn.functional.cross_entropy(logits.double(), labels).item())
+        self.score, self.latest = (None if one is None else Score(*one) for one in (about["score"], about["latest"]))
 
 
 # Checkpoints of interrupted trainings, kept on disc until the same command resumes them.
@@ -185,7 +175,10 @@ class TrainingCheckpoints:
             return
         name = hashlib.sha256(json.dumps(about, sort_keys=True).encode("utf-8", "surrogateescape")).hexdigest()[:32]
         folder = cache_root() / "trainings" / name
-        _forget_old(folder.parent)
+        with contextlib.suppress(OSError):
+            for other in folder.parent.iterdir():
+                if time.time() - other.stat().st_mtime > _FORGOTTEN:
+                    shutil.rmtree(other, ignore_errors=True)
         opened.append(folder)
         self._checkpoints = Checkpoints(folder)
         self._timer = SaveTimer(_SAVE_EVERY, _SAVE_EVERY)
@@ -229,23 +222,16 @@ class TrainingCheckpoints:
         return self._kept
 
 
-def _forget_old(home: Path) -> None:
-    with contextlib.suppress(OSError):
-        for folder in home.iterdir():
-            if time.time() - folder.stat().st_mtime > _FORGOTTEN:
-                shutil.rmtree(folder, ignore_errors=True)
-
-
 _CHECKED = 50  # number of checks of the loss in a training, for each of which a GPU is waited for
 _MEASURED = 3  # timed steps, after one warm-up step
 # increase the first number if trainings interrupted under older code cannot be resumed
-_PROGRAMS = ("training 2", __version__, torch.__version__)
+_PROGRAMS = ("training 3", __version__, torch.__version__)
 _AVERAGE = "average."  # prefix of names in a checkpoint
 
 
 @dataclass(frozen=True)
 class Trained:
-    """Trained model, and the choices made on validation images, if any."""
+    """Trained model in eval mode, and the choices made on validation images, if any."""
 
     model: Any
     chosen: dict[str, Any]
@@ -274,174 +260,219 @@ class _Progress(StatusMessage):
         return self.text
 
 
-class Loop(ABC):
-    """Training state: model, optimiser and step. Several processes may train together, each with its own batches.
+Forward = Callable[..., Any]  # the model of all processes, in the precision of the training
+Loss = Callable[[Forward, Batch], Tensor]
+Batches = Callable[[int, int, int], Iterator[Batch]]  # of steps first ... last - 1, read by some processes
+Validate = Callable[[Any], Score]
+
+
+class Trainer:
+    """Training of a model with labels: `fit` trains it to the end, or from where the same training was interrupted.
+
+    Args:
+        model: model, trained in place on the settings' device.
+        loss: function from the model's forward pass and a batch to the loss.
+        batches: function from the first step, the step after the last one and the number of data-loading processes to
+            the batches of these steps, in this process.
+        course: length, optimiser and learning rate.
+        validate: function from the tested model to its `Score` on the validation images; None: there are none.
+        settings: seed, device and accumulation.
+        identity: JSON values that identify data and recipe; None keeps no checkpoints.
+        validation_images: number of validation images.
+        measure: name of the validation score.
+        noun: images or recordings.
+        half: compute matrix products in bfloat16.
+        kernels: torch or native.
+        workers: number of data-loading processes for a number of steps.
+        alike: all processes compute the same gradients, which need no averaging.
+        remark: function from the number of finished steps to a remark for the line of progress.
+        outline: function from the forward pass and normalised images to a loss with the memory of ``loss``, but
+            independent of values; None: memory is not foreseen.
 
     Attributes:
-        model: trained in place.
-        parallel: wrapper of the model that averages gradients over processes.
-        source: training images.
-        settings: settings of the evaluation.
+        forward: the model of all processes, in the precision of the training.
         average: moving average of the weights, if it is tested.
-        device, seed: device and random seed of the training.
-        clip: maximal norm of the gradient; 0 disables clipping.
-        steps, step: total and finished number of steps.
-        per_epoch: steps of an epoch.
+        step: number of finished steps.
         best: best weights on validation images.
-        about: JSON values that identify the training; None keeps no checkpoints.
         unreadable: names of unreadable images.
     """
 
-    model: nn.Module
-    parallel: nn.Module
-    source: Source
-    settings: EvalSettings
-    average: ModelEmaV3 | None = None
-    optimizer: torch.optim.Optimizer
-    schedule: Scheduler
-    device: torch.device
-    seed: int
-    clip: float
-    steps: int
-    step: int = 0
-    per_epoch: int
-    best: BestEpoch
-    about: dict[str, Any] | None
-    unreadable: set[str]
-
-    @abstractmethod
-    def _batches(self, steps: int, workers: int) -> Any:
-        """Return the batches from this step up to ``steps``."""
-
-    @abstractmethod
-    def _loss(self, batch: Batch) -> Tensor:
-        """Return the loss of a batch."""
-
-    @abstractmethod
-    def _validated(self) -> EpochScore:
-        """Score the model on the validation images."""
-
-    @abstractmethod
-    def _position(self) -> str:
-        """Return the progress, such as "epoch 2.0 of 10"."""
-
-    @abstractmethod
-    def _progress_text(self, loss: float) -> str:
-        """Return the text of the progress line."""
-
-    @abstractmethod
-    def _outcome(self, chosen: dict[str, Any]) -> str:
-        """Return the closing message."""
-
-    @abstractmethod
-    def _rate_option(self) -> str:
-        """Return the learning-rate option with its value."""
-
-    def _share(self) -> None:
-        """Set up the model for training by all processes together."""
-        if world() > 1:
+    def __init__(
+        self,
+        model: Any,  # `Trainable`
+        loss: Loss,
+        batches: Batches,
+        course: Course,
+        validate: Validate | None = None,
+        *,
+        settings: EvalSettings,
+        identity: Mapping[str, Any] | None = None,
+        validation_images: int = 0,
+        measure: str = "accuracy",
+        noun: str = "images",
+        half: bool = False,
+        kernels: str = "torch",
+        workers: Callable[[int], int] = lambda steps: 0,
+        alike: bool = False,
+        remark: Callable[[int], str] = lambda step: "",
+        outline: Callable[[Forward, Tensor], Tensor] | None = None,
+    ) -> None:
+        self.loss, self.batches, self.course, self.validate = loss, batches, course, validate
+        self.settings, self.device, self.half, self.noun = settings, settings.torch_device, half, noun
+        self.measure, self.workers, self.remark, self.outline = measure, workers, remark, outline
+        self.about: dict[str, Any] | None = None
+        if identity is not None and settings.cache:
+            self.about = {
+                **identity,
+                "programs": _PROGRAMS,
+                "weights": digest_tensors(model.state_dict()),
+                # the weights do not show which of them are frozen
+                "model": [str(model), [name for name, weight in model.named_parameters() if weight.requires_grad]],
+                "seed": settings.seed,
+                "device": [self.device.type, half, kernels != "torch"],
+                "shares": [world(), settings.accumulate],
+            }
+        keep_freed_memory()
+        self.model: Any = model.to(self.device).train()
+        if isinstance(model, OnEncoder):
+            attention, _ = choose_attention(model.inner_encoder(), self.device.type, half, course.batch)
+            fuse_attention(model, attention == "fused")
+        use_kernels(self.model, kernels)
+        shared = world() > 1 and not alike
+        if shared:
             self.model = share_batch_norms(self.model)
-        self.parallel = DistributedDataParallel(self.model) if world() > 1 else self.model
-
-    def _workers(self) -> int:
-        """Return the number of data-loading processes."""
-        return self.settings.workers_for(self.source, self.steps - self.step, trained=True)
-
-    def _chosen(self) -> dict[str, Any]:
-        """Load the best weights; return values for the result."""
-        return self.best.choose(self.tested)
+        self.parallel: nn.Module = DistributedDataParallel(self.model) if shared else self.model
+        self.optimizer = build_optimizer(
+            self.model.groups(course.weight_decay, course.layer_decay),
+            course.optimizer,
+            self.device.type,
+            lr=course.peak,
+            betas=course.betas,
+            momentum=course.momentum,
+        )
+        self.average = ModelEmaV3(self.model, course.ema, use_warmup=True) if course.ema else None
+        self.best = BestWeights(validation_images if validate is not None else 0, course)
+        self.step, self.unreadable = 0, set[str]()
 
     @property
     def tested(self) -> Any:
         """Model whose predictions are tested."""
         return self.average.module if self.average else self.model
 
-    def seconds_of_step(self) -> float:
-        """Measure the seconds of a step from a few steps, including data loading."""
-        steps, batches = count(), self._batches(1 + _MEASURED, workers=0)
-        return typical_seconds(time_steps(lambda: self.update(next(steps), next(batches)).item(), least=_MEASURED))
+    def forward(self, *inputs: Any) -> Any:
+        """Apply the model of all processes in the precision of the training."""
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
+            return self.parallel(*inputs)
 
-    def run(self, name: str, pace: Pace) -> Trained:
-        """Train to the end; arguments and errors as in `patchloom.evaluate.training.train_classifier`."""
+    def fit(self, name: str, pace: Pace) -> Trained:
+        """Train to the end, and return the tested model.
+
+        Ctrl-C and SIGTERM stop it after a step; inside `keep_until_done` the same training resumes from there.
+
+        Args:
+            name: name of the model in printed lines.
+            pace: pace of all trainings of this name's protocol.
+
+        Raises:
+            PatchloomError: the loss is not finite, or the training is stopped.
+        """
         kept, losses, begun = TrainingCheckpoints(self.about), list[Tensor](), time.perf_counter()
-        ended = self._restored(kept, name)
+        ended, course = self._restored(kept, name), self.course
         pace.total -= self.step  # steps that need not be run
         pace.resume()
-        progress, load = _Progress(name, pace, self.best.every), LoadWatch()
+        progress, load = _Progress(name, pace, course.every), LoadWatch()
         with Stop() as stop, living_workers(), ExitStack() as reading, progress:
             if not ended:
-                batches = reading.enter_context(closing(self._batches(self.steps, self._workers())))
+                batches = self.batches(self.step, course.steps, self.workers(course.steps - self.step))
+                reading.enter_context(closing(batches))  # type: ignore[type-var]  # iterators of workers are closed
             while not ended:
                 batch = next(batches)
                 self.unreadable.update(batch.unreadable)
-                random_seed((self.seed * 1_000_003 + self.step * world() + rank()) % 2**32)
-                losses.append(self.update(self.step, batch))
-                self.step += 1
+                random_seed((self.settings.seed * 1_000_003 + self.step * world() + rank()) % 2**32)
+                losses.append(self.update(batch))
                 pace.advance()
                 if self.best.due(self.step):
                     validation = time.perf_counter()
                     self.best.compare(self.step, self._validated(), self.tested)
                     progress.validation = time.perf_counter() - validation
                     pace.resume()
-                ended = self.step == self.steps or self.best.hopeless(self.step)
-                if ended or self.device.type == "cpu" or self.step % max(1, self.steps // _CHECKED) == 0:
+                ended = self.step == course.steps or self.best.hopeless(self.step)
+                if ended or self.device.type == "cpu" or self.step % max(1, course.steps // _CHECKED) == 0:
                     progress.text = self._progress_text(self._mean(losses))
-                    losses = losses[-self.per_epoch :]
+                    losses = losses[-course.per_epoch :]
                 if is_first() and (news := load.news()):
                     print_line(f"  {name}: {news}")
                 asked, saved = any_process(stop.asked), False
                 if asked or any_process(kept.worth if ended else kept.due):
                     saved = kept.save(*self._state(ended))
                 if asked:
-                    after = f"stopped at {self._position()} of {name}"
+                    after = f"stopped at {course.position(self.step)} of {name}"
                     raise stopped_by_all(f"{after}: run the same command to resume" if saved else after)
-        pace.total -= self.steps - self.step
-        chosen = self._chosen()
+        pace.total -= course.steps - self.step
+        chosen = self.best.choose(self.tested)
+        broadcast_buffers(self.tested.buffers())
         if is_first():
             print_line(f"  {name}: {self._outcome(chosen)}, {duration(time.perf_counter() - begun)}")
         if (unreadable := {*collected([*self.unreadable])}) and is_first():
-            count, first = len(unreadable), min(unreadable)
             print_line(
-                f"  {name}: {count:,} training {self.source.noun} could not be read and were left out, such as {first}"
+                f"  {name}: {len(unreadable):,} training {self.noun} could not be read and were left out, such as "
+                f"{min(unreadable)}"
             )
         return Trained(self.tested.eval(), chosen)
 
-    @property
-    def epoch(self) -> float:
-        """Number of finished epochs."""
-        return self.step / self.per_epoch
-
-    def update(self, step: int, batch: Batch) -> Tensor:
+    def update(self, batch: Batch) -> Tensor:
         """Update the weights once by a batch; return the loss before the update."""
-        self.schedule.step_update(step + 1)
-        loss = self._backward(batch)
-        if self.clip:
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        if self.average:
-            self.average.update(self.model, step + 1)
-        return loss
-
-    def _backward(self, batch: Batch) -> Tensor:
-        """Compute the gradients of a batch, in ``--accumulate`` parts; return its loss."""
+        course, rate = self.course, self.course.rate(self.step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate * group.get("lr_scale", 1.0)
         parts, losses = batch.split(self.settings.accumulate), list[Tensor]()
         for number, part in enumerate(parts, 1):
             shared = self.parallel if isinstance(self.parallel, DistributedDataParallel) else None
             # gradients are shared with the last part
             with nullcontext() if shared is None or number == len(parts) else shared.no_sync():
-                one = self._loss(part)
+                one = self.loss(self.forward, part)
                 if len(parts) > 1:
                     one = one * (len(part.indices) / len(batch.indices))
                 one.backward()
             losses.append(one.detach())
+        if course.clip:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), course.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        if self.average:
+            self.average.update(self.model, self.step)
         return sum(losses[1:], losses[0])
+
+    def _validated(self) -> Score:
+        assert self.validate is not None  # with validation images
+        broadcast_buffers(self.tested.buffers())
+        score = self.validate(self.tested)
+        self.model.train()
+        return score
 
     def _mean(self, losses: list[Tensor]) -> float:
         loss = (total(torch.stack(losses).mean()) / world()).item()
         if not math.isfinite(loss):
-            raise refused_by_all(f"the loss is not finite after {self.step} steps: lower {self._rate_option()}")
+            raise refused_by_all(f"the loss is not finite after {self.step} steps: lower {self.course.rate_option}")
         return loss
+
+    def _progress_text(self, loss: float) -> str:
+        latest, remark = self.best.latest, self.remark(self.step)
+        validated = "" if latest is None else f"validation {self.measure} {latest.value:.1%}"
+        position = self.course.position(self.step).replace(" of ", "/")
+        return " · ".join(filter(None, [position, f"loss {loss:.3f}", validated, remark]))
+
+    def _outcome(self, chosen: Mapping[str, Any]) -> str:
+        course, unit, remark = self.course, self.course.unit, self.remark(self.step)
+        remark, whole = f", {remark}" if remark else "", f"{course.count(course.steps):,.10g}"
+        if not chosen:
+            return f"trained for {course.length}{remark}"
+        early = f", ended after {course.position(self.step)}" if self.step < course.steps else ""
+        return (
+            f"{unit} {chosen[f'best_{unit}']:,.10g} of {whole} was best{early} ({self.measure} "
+            f"{chosen['validation_score']:.1%} on {chosen['validation_images']:,} validation {self.noun}){remark}"
+        )
 
     def _state(self, ended: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors = tensors_of(self.model, self.optimizer)
@@ -469,21 +500,43 @@ class Loop(ABC):
         self.best.restore(about["best"], best_of(tensors))
         self.step, self.unreadable = about["step"], set(about["unreadable"])
         if not about["ended"] and is_first():
-            print_line(f"  {name} resumes at {self._position()}.")
+            print_line(f"  {name} resumes at {self.course.position(self.step)}.")
         return bool(about["ended"])
 
+    def seconds_of_step(self) -> float:
+        """Measure the seconds of a step, including data loading, from a few steps that change the model."""
+        batches = self.batches(0, 1 + _MEASURED, 0)
+        return typical_seconds(time_steps(lambda: self.update(next(batches)).item(), least=_MEASURED))
 
-def training_identity(
-    model: nn.Module, recipe: Mapping[str, Any], numbers: Sequence[Any], device: Sequence[Any], accumulate: int
-) -> dict[str, Any]:
-    """Return JSON values that identify a training apart from its images."""
-    return {
-        "programs": _PROGRAMS,
-        "weights": digest_tensors(model.state_dict()),
-        # the weights do not show which of them are frozen
-        "model": [str(model), [name for name, weight in model.named_parameters() if weight.requires_grad]],
-        "recipe": recipe,
-        "numbers": numbers,
-        "device": device,
-        "shares": [world(), accumulate],
-    }
+    def bytes_of_step(self, images: int) -> int | None:
+        """Return the peak bytes of a step of ``images``, with weights, gradients and both moments.
+
+        They are counted with fake tensors, which replace the model's weights, so it cannot be trained afterwards. None
+        without an outline, or for an encoder that needs values.
+        """
+        if (outline := self.outline) is None:
+            return None
+        use_kernels(self.model, "torch")  # native kernels need numbers, and keep no less
+
+        def loss() -> Tensor:
+            return outline(self.forward, torch.zeros(images, self.model.channels, *self.model.size, device=self.device))
+
+        found = count_step(self.model, self.device.type, loss)
+        moments = 2 * sum(one.nbytes for one in self.model.parameters() if one.requires_grad)
+        return None if found is None else found.peak + moments
+
+
+@contextmanager
+def temporary_seed(settings: EvalSettings) -> Iterator[None]:
+    """Seed all random generators inside this context, and restore those of the CPU and the device afterwards.
+
+    Generators of other GPUs are seeded and stay so: reading the state of one would take half a gigabyte of its GPU.
+    """
+    before, device = (random.getstate(), np.random.get_state()), settings.torch_device
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        random_seed(settings.seed % 2**32)
+        try:
+            yield
+        finally:
+            random.setstate(before[0])
+            np.random.set_state(before[1])

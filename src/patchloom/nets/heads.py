@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from types import SimpleNamespace
 from typing import Any, ClassVar, Literal, cast
 
 import torch
 from timm.models.cait import LayerScaleBlockClassAttn
-from timm.optim import param_groups_layer_decay
 from torch import Tensor, nn
 
 from patchloom.errors import PatchloomError
@@ -24,11 +22,11 @@ from patchloom.nets.encode import (
     has_class_token,
     input_channels,
     input_size,
-    layer_patterns,
     patch_count,
     pooled_norm,
     prefix_count,
 )
+from patchloom.nets.optimizer import is_free, layer_groups
 from patchloom.nets.swin import Encoder
 from patchloom.system.distributed import SharedBatchNorm
 from patchloom.withhold.encoder_input import all_patches
@@ -156,32 +154,8 @@ class OnEncoder(nn.Module):
         block is a layer, and everything else, including the encoder's final norm, is the top layer with scale 1. A
         layer's scale is ``layer_decay`` to the power of its distance from the top.
         """
-        own = self.inner_encoder().no_weight_decay()
-        free = {f"{self.encoder_at}.{name}" for name in own} | {*_vectors(self)}
+        free = {name for name, weight in self.named_parameters() if is_free(name, weight)}
         return layer_groups(self, self.encoder_at, free, weight_decay, layer_decay)
-
-
-def layer_groups(
-    net: nn.Module, encoder_at: str, free: Collection[str], weight_decay: float, layer_decay: float
-) -> list[dict[str, Any]]:
-    """Return parameter groups of a net on an encoder as in `OnEncoder.groups`; ``free`` have no weight decay.
-
-    Parameters outside of the encoder's layers are those of the top layer.
-    """
-    stem, blocks = layer_patterns(cast(Encoder, net.get_submodule(encoder_at)))
-    begin = rf"^{encoder_at}\."
-    matcher = {"stem": f"{begin}{stem}", "blocks": [(f"{begin}{one}", order) for one, order in blocks]}
-    named: Any = SimpleNamespace(named_parameters=net.named_parameters, group_matcher=lambda coarse: matcher)
-    return param_groups_layer_decay(named, weight_decay, free, layer_decay=layer_decay)
-
-
-def _vectors(net: nn.Module) -> list[str]:
-    """Return names of parameters without weight decay: vectors such as tokens, and relative position biases."""
-    return [
-        name
-        for name, weight in net.named_parameters()
-        if weight.numel() == weight.shape[-1] or name.endswith("relative_position_bias_table")
-    ]
 
 
 # Image representations: the class token, a mean of tokens, or the output of an instance head.

@@ -52,7 +52,7 @@ from patchloom.system.load import BackgroundLoad, Load
 from patchloom.tasks import images_needed
 from patchloom.tasks.custom import allow_code, only_here
 from patchloom.tasks.task import Task
-from patchloom.train.step import autocast, build_optimizer
+from patchloom.train.step import autocast, pretraining_optimizer
 
 # Memory and work of a step, estimated on the meta device and with fake tensors.
 
@@ -219,7 +219,7 @@ class Step:
         c = settings.channels
         self.settings, self.compiled, stats = settings, compiled, unknown_stats(c, sound)
         self.task: Task = prepare_task(settings, stats).to(settings.device).train()
-        self.optimizer = build_optimizer(self.task, settings.weight_decay, settings.device, settings.betas)
+        self.optimizer = pretraining_optimizer(self.task, settings.weight_decay, settings.device, settings.betas)
         b = batch or settings.batch_size
         drawn = RandomImages(stats.modality.random(b, c, self.task.augment.size))
         drawn.sound = stats.sound

@@ -14,33 +14,12 @@ from torch.distributed.tensor import DTensor
 from patchloom.data.loader import Batch
 from patchloom.data.stats import normalize
 from patchloom.nets.compiling import compiling
-from patchloom.nets.heads import layer_groups
+from patchloom.nets.optimizer import build_optimizer, is_free, layer_groups, parameter_groups
 from patchloom.runs.settings import ResolvedSettings
 from patchloom.system.distributed import Shared, total, world
 from patchloom.system.hardware import fetch_behind
 from patchloom.tasks.task import Task
 from patchloom.train.clock import Piece
-
-_FREE = ("pos_embed", "reg_token", "rope.freqs", "relative_position_bias_table")
-
-
-def parameter_groups(net: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Split trainable parameters into two groups: with weight decay, and without (biases, norms, tokens, positions).
-
-    Biases, norms and tokens are recognised by their shape (all dimensions but the last are 1), and positions by the
-    end of their name.
-    """
-    decayed, free = list[nn.Parameter](), list[nn.Parameter]()
-    for name, weight in net.named_parameters():
-        if weight.requires_grad:
-            (free if _is_free(name, weight) else decayed).append(weight)
-    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": free, "weight_decay": 0.0}]
-    return [group for group in groups if group["params"]]
-
-
-def _is_free(name: str, weight: Tensor) -> bool:
-    """Return whether a parameter has no weight decay."""
-    return weight.ndim == 0 or weight.numel() == weight.shape[-1] or name.endswith(_FREE)
 
 
 def adaptation_groups(task: Task, weight_decay: float, layer_decay: float) -> list[dict[str, Any]]:
@@ -48,7 +27,7 @@ def adaptation_groups(task: Task, weight_decay: float, layer_decay: float) -> li
 
     ``lr_scale`` is the layer's factor of the learning rate, and ``new`` tells parts of the task from the encoder.
     """
-    free = {name for name, weight in task.named_parameters() if _is_free(name, weight)}
+    free = {name for name, weight in task.named_parameters() if is_free(name, weight)}
     own = {id(weight) for weight in task.encoder.parameters()}
     found = []
     for group in layer_groups(task, "encoder", free, weight_decay, layer_decay):
@@ -58,25 +37,24 @@ def adaptation_groups(task: Task, weight_decay: float, layer_decay: float) -> li
     return found
 
 
-def build_optimizer(
+def pretraining_optimizer(
     net: nn.Module,
     weight_decay: float,
     device: str,
     betas: tuple[float, float] = (0.9, 0.95),
     layer_decay: float = 1.0,
     heads_first: float = 0.0,
-) -> torch.optim.AdamW:
+) -> torch.optim.Optimizer:
     """Build AdamW, fused if the device supports it, with MAE's betas by default. The loop sets the learning rate.
 
     Only with layer decay, or if the heads train first, are there more groups than the two of `parameter_groups`: their
     order affects the last digits of the gradient norm.
     """
-    fused = device in ("cpu", "cuda")
     if layer_decay == 1 and not heads_first:
         groups = parameter_groups(net, weight_decay)
     else:
         groups = adaptation_groups(cast(Task, net), weight_decay, layer_decay)
-    return torch.optim.AdamW(groups, lr=0.0, betas=betas, fused=fused)
+    return build_optimizer(groups, "adamw", device, betas=betas)
 
 
 def clip_gradients(optimizer: torch.optim.Optimizer, max_norm: float, scale: Tensor | None = None) -> Tensor:
@@ -194,7 +172,7 @@ class Stepper:
         self.piece: Piece | None = None
         self.module = fabric.setup_module(task.to(fabric.device))
         gentle = settings.layer_decay, settings.heads_first
-        adam = build_optimizer(task, settings.weight_decay, settings.device, settings.betas, *gentle)
+        adam = pretraining_optimizer(task, settings.weight_decay, settings.device, settings.betas, *gentle)
         self.heads_only = round(settings.heads_first * steps) if any(g.get("new") for g in adam.param_groups) else 0
         self.optimizer: Any = fabric.setup_optimizers(adam)
         self.ahead = int(settings.device == "cuda")

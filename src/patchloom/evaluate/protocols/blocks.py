@@ -9,18 +9,16 @@ from typing import Any
 from patchloom.arguments import takes_recipe
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.errors import PatchloomError, check_options
+from patchloom.evaluate.classification import plan_for, train_and_test
 from patchloom.evaluate.classifier import Classifier, class_names, fresh_blocks
 from patchloom.evaluate.features import Precision
 from patchloom.evaluate.recipes import Recipe
+from patchloom.evaluate.select import Candidate
 from patchloom.evaluate.settings import EvalSettings, parts_of, share_steps
-from patchloom.evaluate.training import Build, Candidate, plan_for, train_and_test
-from patchloom.nets.checkpoints.format import EncoderCard, untrained_twin
+from patchloom.evaluate.subjects import Subject, open_subjects
 from patchloom.nets.finetune import with_variant
 from patchloom.nets.heads import check_pooling, tokens_of
-from patchloom.nets.swin import Encoder
-from patchloom.results.claims import START, UNTRAINED
 from patchloom.results.evaluation import Evaluation
-from patchloom.runs.encoder import load_start
 
 _UNUSED = {
     "layer_decay": 1.0,
@@ -65,27 +63,22 @@ def blocks(
         if changes.get(name) is not None:
             raise PatchloomError(f"--{name} has no effect in blocks:{count}, where the encoder is frozen: leave it out")
     share_steps(settings)
-    vit, card = settings.encoder(run)
-    parts = parts_of(data, settings, card=card, run=run)
-    plan = plan_for(recipe, {**changes, **_UNUSED}, vit, card, parts.train, settings, precision)
+    subjects = open_subjects(run, settings)
+    vit = subjects.ours.vit
+    parts = parts_of(data, settings, card=subjects.ours.card, run=run)
+    plan = plan_for(recipe, {**changes, **_UNUSED}, vit, parts, settings, precision)
     check_pooling(plan.recipe.pooling, tokens_of(vit, None))
     classes = len(class_names(parts.train))
-    candidates = [Candidate(card.name, _builder(vit, card, count, classes), {"blocks": count})]
-    if control:
-        if (start := load_start(run)) is not None:
-            candidates.append(Candidate(START, _builder(*start, count, classes), {"blocks": count}, card=start[1]))
-        twin, _ = untrained_twin(card, seed=settings.seed)
-        candidates.append(Candidate(UNTRAINED, _builder(twin, card, count, classes), {"blocks": count}))
+
+    def build(subject: Subject, recipe: Recipe) -> Classifier:
+        encoder = with_variant(subject.vit, subject.card)
+        return Classifier(encoder, classes, recipe.pooling, body=fresh_blocks(subject.vit, count))
+
+    trained = [subjects.ours, *(subjects.controls if control else [])]
+    candidates = [Candidate(one.name, one.card, partial(build, one), {"blocks": count}) for one in trained]
     title = f"{count} block{'s'[: count > 1]}"
     done = (
         f"Non-linear probe: {title} of a transformer, a norm and a linear head, newly initialised, were trained on the "
         "tokens of the frozen encoder."
     )
-    return train_and_test(f"blocks:{count}", f"Probe of {title}", done, candidates, plan, parts)
-
-
-def _builder(vit: Encoder, card: EncoderCard, count: int, classes: int) -> Build:
-    def build(recipe: Recipe) -> Classifier:
-        return Classifier(with_variant(vit, card), classes, recipe.pooling, body=fresh_blocks(vit, count))
-
-    return build
+    return train_and_test(f"blocks:{count}", f"Probe of {title}", done, candidates, plan, precision)

@@ -14,10 +14,10 @@ from patchloom.audio.compatibility import with_encoder_sound
 from patchloom.data.source import Data, Source
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.errors import PatchloomError, check_options, listing
+from patchloom.evaluate.classification import ClassPredictions, predict_classes, training_report
 from patchloom.evaluate.classifier import Classifier, ClassifierCard, class_names, load_classifier, read_classifier
 from patchloom.evaluate.features import FeatureOptions, Precision
 from patchloom.evaluate.settings import EvalSettings, parts_of
-from patchloom.evaluate.training import ClassPredictions, predict_classes, training_report
 from patchloom.results.evaluation import Evaluation
 from patchloom.results.result import Result
 

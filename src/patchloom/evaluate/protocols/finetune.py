@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
-
-from torch import nn
+from typing import Any
 
 from patchloom.arguments import takes_recipe
+from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.display import print_line
 from patchloom.errors import PatchloomError, check_options
+from patchloom.evaluate.classification import SCRATCH, about_control, plan_for, train_and_test
 from patchloom.evaluate.classifier import (
     Classifier,
     ClassifierCard,
@@ -25,16 +26,13 @@ from patchloom.evaluate.classifier import (
 )
 from patchloom.evaluate.features import Precision
 from patchloom.evaluate.recipes import Recipe
+from patchloom.evaluate.select import Candidate
 from patchloom.evaluate.settings import EvalSettings, Parts, parts_of, place_in_run, share_steps
-from patchloom.evaluate.training import SCRATCH, Build, Candidate, about_control, plan_for, train_and_test
-from patchloom.nets.checkpoints.format import EncoderCard, untrained_twin
+from patchloom.evaluate.subjects import Subject, open_subjects
 from patchloom.nets.encode import patch_positions
 from patchloom.nets.finetune import with_variant
-from patchloom.nets.heads import InstanceHead
 from patchloom.nets.swin import Encoder, is_hierarchical
-from patchloom.results.claims import START
 from patchloom.results.evaluation import Evaluation
-from patchloom.runs.encoder import load_start
 
 
 @partial(takes_recipe, kind=Recipe)
@@ -73,22 +71,24 @@ def finetune(
     if from_scratch and out is not None:
         raise PatchloomError("--from_scratch saves no classifier: remove --out")
     share_steps(settings)
-    vit, card = settings.encoder(run, tuned=True)
-    check_train_positions(changes, positions, vit)
-    parts = parts_of(data, settings, card=card, run=run)
-    plan = plan_for(recipe, changes, vit, card, parts.train, settings, precision)
-    variant, classes = variant_of(positions, vit), class_names(parts.train)
-    place = None if from_scratch else classifier_path(run, data, recipe, settings, out)
-    candidates = [] if from_scratch else [pretrained_candidate(vit, card, positions, parts, settings, place)]
-    start = None if from_scratch else load_start(run)
-    if control and start is not None:
-        candidates.append(start_candidate(start, positions, len(classes)))
-    elif control or from_scratch:
-        candidates.append(scratch_candidate(card, positions, len(classes), settings))
-    done = f"Fine-tuning: the encoder and a linear head were trained together, positions: {variant}."
+    ours, start, scratch = open_subjects(run, settings, tuned=True, fresh=SCRATCH)
+    check_train_positions(changes, positions, ours.vit)
+    parts = parts_of(data, settings, card=ours.card, run=run)
+    plan = plan_for(recipe, changes, ours.vit, parts, settings, precision)
+    if from_scratch:
+        candidates = [candidate(scratch, positions, parts)]
+    else:
+        place = classifier_path(run, data, recipe, settings, out)
+        save = partial(save_candidate, ours, positions, parts, settings.seed, place)
+        candidates = [replace(candidate(ours, positions, parts), save=save)]
+        candidates += [candidate(start or scratch, positions, parts)] * control
+    done = (
+        "Fine-tuning: the encoder and a linear head were trained together, positions: "
+        f"{variant_of(positions, ours.vit)}."
+    )
     if len(candidates) > 1:
         done += f" {about_control(start is not None)}"
-    return train_and_test("finetune", "Fine-tuning", done, candidates, plan, parts)
+    return train_and_test("finetune", "Fine-tuning", done, candidates, plan, precision)
 
 
 def check_train_positions(changes: Mapping[str, Any], positions: PositionChoice, vit: Encoder) -> None:
@@ -105,76 +105,54 @@ def check_train_positions(changes: Mapping[str, Any], positions: PositionChoice,
         raise PatchloomError("the encoder has no position embeddings to train: leave out --train_positions")
 
 
-def pretrained_candidate(
-    vit: Encoder,
-    card: EncoderCard,
+def candidate(
+    subject: Subject,
     positions: PositionChoice,
-    parts: Parts,
-    settings: EvalSettings,
-    place: Path | None,
-    more: Mapping[str, Any] | None = None,
-) -> Candidate:
-    """Return the encoder as a candidate whose classifier is saved after training."""
-    variant, classes = variant_of(positions, vit), class_names(parts.train)
-
-    def save(model: Classifier, all_settings: dict[str, Any]) -> None:
-        if place is None:
-            print_line(f"  {card.name} is not a local file, so its classifier was not saved: use --out FILE")
-            return
-        trained_on = parts.train.name, parts.test.fingerprint(), settings.seed
-        own = variant, model.pooling, classes, *trained_on, all_settings, model.norm is not None
-        save_classifier(model, ClassifierCard(card, *own), place)
-        print_line(f"  {card.name}: saved as {place}")
-
-    return Candidate(
-        card.name, classifier_builder(vit, card, positions, len(classes)), {"positions": variant, **(more or {})}, save
-    )
-
-
-def start_candidate(
-    start: tuple[Encoder, EncoderCard], positions: PositionChoice, classes: int, **more: Any
-) -> Candidate:
-    """Return the control of a run that adapts weights: the same training from its start, with its normalisation."""
-    vit, card = start
-    build = classifier_builder(vit, card, positions, classes, **more)
-    return Candidate(START, build, {"positions": variant_of(positions, vit)}, card=card)
-
-
-def scratch_candidate(
-    card: EncoderCard, positions: PositionChoice, classes: int, settings: EvalSettings, **more: Any
-) -> Candidate:
-    """Return the control: the same architecture with new weights."""
-    twin, _ = untrained_twin(card, seed=settings.seed)
-    variant = variant_of(positions, twin)
-    return Candidate(SCRATCH, classifier_builder(twin, card, positions, classes, **more), {"positions": variant})
-
-
-class OwnParts(TypedDict, total=False):
-    """Optional parts of a classifier besides encoder and head, as arguments of `Classifier`."""
-
-    instance: InstanceHead | None
-    body: nn.Module | None
-    stem: nn.Module | None
-    width: int | None
-
-
-def classifier_builder(
-    vit: Encoder,
-    card: EncoderCard,
-    positions: PositionChoice,
-    classes: int,
+    parts: Parts[Source],
+    *,
     pooling: Pool | None = None,
-    **parts: Unpack[OwnParts],
-) -> Build:
-    """Return a function that builds a classifier on a copy of an encoder."""
+    settings: Mapping[str, Any] | None = None,
+) -> Candidate:
+    """Return a candidate: a classifier on a copy of an encoder, on its stem if it has one.
+
+    Args:
+        subject: encoder or control.
+        positions: position embeddings of the classifier.
+        parts: images with the classes.
+        pooling: input of the head; None: that of the recipe.
+        settings: settings of the results, besides the positions.
+    """
+    variant, classes = variant_of(positions, subject.vit), len(class_names(parts.train))
 
     def build(recipe: Recipe) -> Classifier:
         pool = pooling or recipe.pooling
         rates, trained = (recipe.drop_path, recipe.dropout), recipe.train_positions
-        encoder = with_variant(vit, card, variant_of(positions, vit), pool == "class", *rates, trained)
-        return Classifier(encoder, classes, pool, **deepcopy(parts), fresh_norm=recipe.fresh_norm)
+        encoder = with_variant(subject.vit, subject.card, variant, pool == "class", *rates, trained)
+        stem, head = deepcopy(subject.stem), deepcopy(subject.head)
+        return Classifier(encoder, classes, pool, instance=head, stem=stem, fresh_norm=recipe.fresh_norm)
 
-    return build
+    return Candidate(subject.name, subject.card, build, {"positions": variant, **(settings or {})})
+
+
+def save_candidate(
+    subject: Subject,
+    positions: PositionChoice,
+    parts: Parts[Source],
+    seed: int,
+    place: Path | None,
+    model: Classifier,
+    settings: dict[str, Any],
+) -> None:
+    """Save a trained classifier, with the values of the recipe that its training had."""
+    card = subject.card
+    if place is None:
+        print_line(f"  {card.name} is not a local file, so its classifier was not saved: use --out FILE")
+        return
+    trained_on = class_names(parts.train), parts.train.name, parts.test.fingerprint(), seed
+    variant = variant_of(positions, subject.vit)
+    about = ClassifierCard(card, variant, model.pooling, *trained_on, settings, model.norm is not None)
+    save_classifier(model, about, place)
+    print_line(f"  {card.name}: saved as {place}")
 
 
 def classifier_path(

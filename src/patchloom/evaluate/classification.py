@@ -1,0 +1,373 @@
+"""Training of classifiers by a recipe, their predictions, and the report on them. Letters: n images, c classes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from timm.data import Mixup
+from timm.data.random_erasing import RandomErasing
+from timm.loss import LabelSmoothingCrossEntropy, SoftTargetCrossEntropy
+from torch import Tensor
+
+from patchloom.audio.compatibility import wrong_kind_error
+from patchloom.data.augment import RandAugment, RandomCrop
+from patchloom.data.loader import Augment, Batch, plain_batches, training_batches
+from patchloom.data.source import Source
+from patchloom.data.stats import normalize
+from patchloom.display import track_progress
+from patchloom.errors import PatchloomError
+from patchloom.evaluate.classifier import Classifier, class_names
+from patchloom.evaluate.features import (
+    Precision,
+    count_classes,
+    digest_tensors,
+    groups_of,
+    labels_of,
+    results_ahead,
+    runs_in_bfloat16,
+    trains_in_bfloat16,
+)
+from patchloom.evaluate.frozen import constant_answer
+from patchloom.evaluate.recipes import (
+    ONLY_FOR,
+    RECIPES,
+    Recipe,
+    ResolvedRecipe,
+    Sized,
+    check_shares,
+    images_per_step,
+    recipe_for,
+)
+from patchloom.evaluate.select import Candidate, Fitted, Plan, recipe_sentences, train_candidates
+from patchloom.evaluate.settings import EvalSettings, Parts
+from patchloom.evaluate.trainer import Forward, Score, Trainer
+from patchloom.nets.checkpoints.format import EncoderCard
+from patchloom.nets.encode import attention_heads
+from patchloom.nets.performance import choose_kernels
+from patchloom.nets.swin import Encoder
+from patchloom.results.evaluation import Evaluation, as_control, note_unreadable
+from patchloom.results.result import Result
+from patchloom.system.distributed import collected, rank, refused_by_all, world
+
+SCRATCH = "from scratch"
+
+
+class Views:
+    """Random crops of an image with RandAugment, or the excerpts that a source cuts instead.
+
+    Their number is the recipe's ``repeats``. Calls depend only on ``rng``.
+
+    Args:
+        size: size (h, w) of the crops.
+        recipe: recipe with the augmentation.
+        mean: mean of the channels, used by RandAugment to fill gaps.
+        source: source of the images.
+    """
+
+    def __init__(self, size: tuple[int, int], recipe: Recipe, mean: tuple[float, ...], source: Source) -> None:
+        change = RandAugment(recipe.randaugment, recipe.randaugment_std, mean) if recipe.randaugment else None
+        own: dict[str, Any] = {"scale": (recipe.crop_scale, 1.0)}
+        if isinstance(recipe.crop_scale, str):
+            own = {"border": recipe.crop_scale}
+        crop = RandomCrop(size, flip=recipe.flip, randaugment=change, **own)
+        self.crop: Augment = source.cut(
+            crop, shift=recipe.shift, noise_share=recipe.noise_share, noise_volume=recipe.noise_volume
+        )
+        self.size, self.repeats, self.n_views = size, recipe.repeats, recipe.repeats
+
+    def __call__(self, image: Tensor, rng: np.random.Generator) -> tuple[Tensor, ...]:
+        """Return views of an image [c h w] with the same dtype, resized to ``size``."""
+        return tuple(view for _ in range(self.repeats) for view in self.crop(image, rng))
+
+
+@dataclass(frozen=True)
+class ClassPredictions:
+    """Predictions of a classifier for labelled images.
+
+    Attributes:
+        logits: [n c] float32, on the CPU.
+        labels: [n] int64.
+        unreadable: names of the images that could not be read.
+        groups: [n] groups of the images, as in `ImageFeatures`.
+    """
+
+    logits: Tensor
+    labels: Tensor
+    unreadable: list[str]
+    groups: Tensor | None = None
+
+    @property
+    def right(self) -> Tensor:
+        """Correctness of the predictions, [n]."""
+        return self.logits.argmax(1) == self.labels
+
+    def accuracy(self) -> float:
+        """Top-1 accuracy in [0, 1]."""
+        return self.right.double().mean().item()
+
+
+@torch.inference_mode()
+def predict_classes(
+    model: Classifier,
+    source: Source,
+    card: EncoderCard,
+    settings: EvalSettings,
+    precision: Precision = "auto",
+    name: str = "",
+    test_crop: float = 1.0,
+) -> ClassPredictions:
+    """Predict the class of every image of ``source``, centre-cropped; ``test_crop`` is as in `CentreCrop`.
+
+    Several processes share the batches, and all must call this. ``name`` is that of the model on the line of progress.
+    """
+    device, what = settings.torch_device, name and f"  {name}: predictions for {source.name}"
+    model.to(device).eval()
+    reading, count = {**settings.reading(source), "test_crop": test_crop}, settings.batches(source)
+    first, stop = count * rank() // world(), count * (rank() + 1) // world()
+    batches = plain_batches(
+        source, model.size, **reading, first=first, stop=stop, channels=model.channels, device=device
+    )
+    with torch.autocast(device.type, torch.bfloat16, enabled=runs_in_bfloat16(device, precision)):
+        found = results_ahead(
+            track_progress(batches, stop - first, what),
+            lambda batch: model(normalize(batch.views[0], card.mean, card.std)).float(),
+        )
+        each = collected([(logits, batch._replace(views=())) for batch, logits in found])
+    if not each:
+        raise refused_by_all(f"nothing in {source.name} could be read")
+    logits = torch.cat([logits for logits, _ in each])
+    if not logits.isfinite().all():
+        raise refused_by_all("the classifier gives non-finite logits: lower --blr")
+    indices = torch.cat([batch.indices for _, batch in each])
+    unreadable = [name for _, batch in each for name in batch.unreadable]
+    return ClassPredictions(logits, labels_of(source, indices), unreadable, groups_of(source, indices))
+
+
+def score_of(logits: Tensor, labels: Tensor) -> Score:
+    """Score logits [n c] of images with ``labels`` [n]: by accuracy and, for ties, by the loss."""
+    accuracy = (logits.argmax(1) == labels).double().mean().item()
+    return Score(accuracy, -torch.nn.functional.cross_entropy(logits.double(), labels).item())
+
+
+def begin_classifier(
+    model: Classifier,
+    card: EncoderCard,
+    recipe: ResolvedRecipe,
+    train: Source,
+    held: Source | None,
+    *,
+    settings: EvalSettings,
+    half: bool = False,
+    kernels: str = "torch",
+) -> Trainer:
+    """Return the training of a classifier on images with labels 0 ... c-1.
+
+    Several processes give the same result as one within rounding, except for random draws of each process: mixup and
+    cutmix pair images within a process and have factors per process, as erasing has places.
+
+    Args:
+        model: classifier, trained in place.
+        card: provides mean and std to normalise images.
+        recipe: values of the recipe.
+        train, held: training images, and those by which the tested weights are chosen.
+        settings: seed, device and workers.
+        half: compute matrix products in bfloat16.
+        kernels: torch or native.
+    """
+    device, labels, count = settings.torch_device, labels_of(train), model.classes
+    images, _ = images_per_step(recipe, len(train), settings.accumulate)
+    views = Views(model.size, recipe, card.mean, train)
+    mix = Mixup(recipe.mixup, recipe.cutmix, label_smoothing=recipe.smoothing, num_classes=count)
+    erase = RandomErasing(recipe.erasing, mode="pixel", device=device)
+    criterion: Any = SoftTargetCrossEntropy() if recipe.mixes else LabelSmoothingCrossEntropy(recipe.smoothing)
+
+    def batches(first: int, stop: int, workers: int) -> Iterator[Batch]:
+        reading = settings.seed, first, stop, workers, model.channels, rank(), world()
+        return training_batches(train, views, images // world(), *reading, device=device)
+
+    def loss(forward: Forward, batch: Batch) -> Tensor:
+        pixels = torch.cat(batch.views)
+        targets = labels[batch.indices].repeat(len(batch.views)).to(device, non_blocking=True)
+        if recipe.mixes and len(pixels) % 2:  # unreadable images made the batch odd
+            pixels, targets = pixels[:-1], targets[:-1]
+        pixels = erase(normalize(pixels, card.mean, card.std))
+        if recipe.mixes:
+            pixels, targets = mix(pixels, targets)
+        return criterion(forward(pixels).float(), targets)
+
+    return Trainer(
+        model,
+        loss,
+        batches,
+        recipe.course(len(train), settings.accumulate),
+        None if held is None else partial(validate, held, card, recipe, settings, half),
+        settings=settings,
+        identity=identity_of(model, card, recipe, train, held),
+        validation_images=0 if held is None else len(held),
+        noun=train.noun,
+        half=half,
+        kernels=kernels,
+        workers=partial(settings.workers_for, train, trained=True),
+    )
+
+
+def validate(
+    held: Source, card: EncoderCard, recipe: ResolvedRecipe, settings: EvalSettings, half: bool, model: Classifier
+) -> Score:
+    """Score a classifier on validation images."""
+    precision: Precision = "bfloat16" if half else "float32"
+    found = predict_classes(model, held, card, settings, precision, test_crop=recipe.test_crop)
+    return score_of(found.logits, found.labels)
+
+
+def identity_of(
+    model: Classifier, card: EncoderCard, recipe: ResolvedRecipe, train: Source, held: Source | None
+) -> dict[str, Any]:
+    """Return JSON values that identify data and recipe of a training."""
+    return {
+        "recipe": recipe.plain(),
+        "numbers": [card.mean, card.std],
+        # the weights show neither heads nor image size
+        "sizes": [attention_heads(model.encoder), model.size],
+        "images": [None if part is None else [part.fingerprint(), labels_of(part).tolist()] for part in (train, held)],
+        "sound": train.modality.plain(),
+        "noise": digest_tensors({str(number): wave for number, wave in enumerate(train.noise)}),
+    }
+
+
+def plan_for(
+    name: str,
+    changes: Mapping[str, Any],
+    vit: Encoder,
+    parts: Parts[Source],
+    settings: EvalSettings,
+    precision: Precision,
+    known: Mapping[str, Sized] = RECIPES,
+    begin: Callable[..., Trainer] = begin_classifier,
+) -> Plan[Source, ResolvedRecipe]:
+    """Return the plan for an encoder and training images.
+
+    Args:
+        name: name of a recipe of ``known``.
+        changes: values of the recipe; ``blr`` may have a list, of which the best is chosen for each candidate.
+        vit: encoder, of whose size the recipe is.
+        parts: the images.
+        settings: settings of the evaluation.
+        precision: requested precision of matrix products; weights are float32.
+        known: recipes by name.
+        begin: function like `begin_classifier`.
+
+    Raises:
+        PatchloomError: unknown recipe, invalid values, options without effect, or too few images or classes.
+    """
+    train, validation = parts.train, parts.validation
+    if settings.batch_size != "auto":
+        changes = {**changes, "batch": settings.batch_size}
+    given = changes.get("blr")
+    rates = tuple(given) if isinstance(given, list | tuple) else (given,)
+    if not rates:
+        raise PatchloomError("--blr has no rate to choose from: give numbers, such as '[1e-4, 1e-3]'")
+    requested = [recipe_for(name, vit, {**changes, "blr": rate}, known).acting_on(train) for rate in rates]
+    for option in (name for name, value in changes.items() if value is not None):
+        if any(option in options for noun, options in ONLY_FOR.items() if noun != train.noun):
+            raise wrong_kind_error(option, train)
+        if option in ("noise_share", "noise_volume") and not train.noise:
+            raise PatchloomError(
+                f"--{option} needs recordings of noise: evaluate keywords takes them from the folder _background_noise_"
+            )
+    classes, n, device = count_classes(train), len(train), settings.torch_device
+    if classes < 2:
+        raise PatchloomError(f"{train.name} has {train.noun} of one class only: a classifier needs two or more")
+    if n < (wanted := len(class_names(train))):
+        raise PatchloomError(f"{n} training {train.noun} are too few for {wanted} classes: give at least one of each")
+    recipes = [one.settled(n, device.type, validation is not None) for one in requested]
+    recipes = [replace(recipes[0], blr=rate) for rate in sorted({one.blr for one in recipes})]
+    recipe = recipes[0]
+    check_shares(recipe, settings.accumulate)
+    half = trains_in_bfloat16(device, precision)
+    alone = half and not recipe.drop_path and not recipe.dropout
+    kernels, _ = choose_kernels(vit, device.type, alone, recipe.batch // recipe.parts(recipe.batch))
+
+    def score(model: Classifier, card: EncoderCard, images: Source) -> float:
+        return predict_classes(model, images, card, settings, precision, test_crop=recipe.test_crop).accuracy()
+
+    started = partial(begin, settings=settings, half=half, kernels=kernels)
+    return Plan(name, tuple(recipes), parts, settings, started, score, half)
+
+
+def about_control(start: bool) -> str:
+    """Return a sentence on the control of a training."""
+    if start:
+        return "Start is the same from the weights with which the run began, with their own normalisation."
+    return f"{SCRATCH.capitalize()} is the same with newly initialised weights."
+
+
+def train_and_test(
+    protocol: str,
+    title: str,
+    done: str,
+    candidates: Sequence[Candidate],
+    plan: Plan[Source, ResolvedRecipe],
+    precision: Precision,
+) -> Evaluation:
+    """Train every candidate, test each on the test images, which are not read earlier, and report on all.
+
+    Args:
+        protocol: name of the protocol.
+        title: start of the headline.
+        done: sentences on what was trained.
+        candidates: the encoder, and its controls.
+        plan: how they are trained.
+        precision: requested precision of matrix products.
+    """
+    fitted = train_candidates(candidates, plan)
+    rows, found = test_classifiers(protocol, fitted, plan, precision)
+    said = [done, recipe_sentences(plan)]
+    of_test = rows, plan.parts, plan.settings, found[-1]
+    return training_report(protocol, f"{title} ({plan.name}): ", said, *of_test).with_differences(True)
+
+
+def test_classifiers(
+    protocol: str, fitted: Sequence[Fitted], plan: Plan[Source, ResolvedRecipe], precision: Precision
+) -> tuple[list[Result], list[ClassPredictions]]:
+    """Return the result of each trained candidate on the test images, and its predictions."""
+    rows, found = [], []
+    for candidate, model, settings in ((one.candidate, one.model, one.settings) for one in fitted):
+        how = plan.settings, precision, candidate.name, plan.recipe.test_crop
+        its = predict_classes(model, plan.parts.test, candidate.card, *how)
+        pooled = {"pooling": model.pooling, **settings}
+        rows.append(Result.of_images(candidate.name, protocol, pooled, its.right, its.groups))
+        found.append(its)
+        model.cpu()
+    return rows, found
+
+
+def training_report(
+    protocol: str,
+    title: str,
+    said: Sequence[str],
+    rows: Sequence[Result],
+    parts: Parts[Source],
+    settings: EvalSettings,
+    found: ClassPredictions,
+) -> Evaluation:
+    """Return a report that quotes every row, with the best constant answer as a control."""
+    n, noun = len(found.labels), parts.test.noun
+    chance = constant_answer(protocol, found.labels, parts.test, found.groups)
+    controls = [as_control(row) for row in (*rows[1:], chance)]
+    first = rows[0].text() if rows[0].encoder != SCRATCH else f"{SCRATCH} {rows[0].text()}"
+    against = f"{', '.join(controls[:-1])} and {controls[-1]}" if len(controls) > 1 else controls[0]
+    return Evaluation.of_test(
+        parts.test,
+        settings.seed,
+        n,
+        results=[*rows, chance],
+        method=" ".join([*said, parts.story, *note_unreadable(found.unreadable, f"test {noun}")]),
+        headline=f"{title}{first} against {against} on {n:,} test {noun}.",
+        quoted=tuple(rows),
+    )
