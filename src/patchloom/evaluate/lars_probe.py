@@ -59,7 +59,7 @@ class LinearClassifier(Classifier):
         return self
 
     def groups(self, weight_decay: float, layer_decay: float) -> list[dict[str, Any]]:
-        """Return parameter groups; LARS scales rates by the norm of the weights except for the bias, as in MAE's code."""
+        """Return parameter groups; LARS scales rates by the norm of the weight, not of the bias, as MAE's code."""
         adapted = {"params": [self.head.weight], "weight_decay": weight_decay, "always_adapt": True}
         return [adapted, {"params": [self.head.bias], "weight_decay": 0.0, "always_adapt": False}]
 
