@@ -16,7 +16,7 @@ from patchloom.audio.compatibility import with_encoder_sound
 from patchloom.compare.runner import Job
 from patchloom.data.source import Data, Source, Subset
 from patchloom.display import StatusMessage
-from patchloom.evaluate.classifier import class_names
+from patchloom.evaluate.classification import plan_for, test_classifiers
 from patchloom.evaluate.features import (
     ImageFeatures,
     about_encoder,
@@ -27,11 +27,12 @@ from patchloom.evaluate.features import (
 )
 from patchloom.evaluate.frozen import FeatureExtractor, FrozenProtocol, constant_answer, extractors
 from patchloom.evaluate.protocols.fewshot import subsample_training
-from patchloom.evaluate.protocols.finetune import classifier_builder
+from patchloom.evaluate.protocols.finetune import candidate
 from patchloom.evaluate.protocols.knn import KNN
 from patchloom.evaluate.protocols.linear import LINEAR
+from patchloom.evaluate.select import train_candidates
 from patchloom.evaluate.settings import EvalSettings, Parts, limit_training_images, parts_of
-from patchloom.evaluate.training import Candidate, plan_for, train_and_predict
+from patchloom.evaluate.subjects import Subject
 from patchloom.nets.checkpoints.format import untrained_twin
 from patchloom.results import store
 from patchloom.results.claims import CONSTANT, PIXELS, UNTRAINED
@@ -73,7 +74,7 @@ def ways_of(shares: Sequence[float], train: Source) -> tuple[list[Way], list[str
 
 
 def score_encoder(
-    extractor: FeatureExtractor, ways: Sequence[Way], parts: Parts, settings: EvalSettings, seed: int
+    extractor: FeatureExtractor, ways: Sequence[Way], parts: Parts[Source], settings: EvalSettings, seed: int
 ) -> dict[str, tuple[Result, Result]]:
     """Return the results of one encoder and of the best constant answer by the name of each way.
 
@@ -185,7 +186,7 @@ class Contender(NamedTuple):
 class LabelledData(NamedTuple):
     """Labelled images, ways of scoring on them, and remarks on both."""
 
-    parts: Parts
+    parts: Parts[Source]
     ways: list[Way]
     notes: list[str]
 
@@ -211,8 +212,8 @@ def labelled_parts(
         noun = training.noun
         held_out_by_all = f"The test {noun} are those that all runs held out."
         story = held_out_by_all if own is None else f"The data has its own test {noun}."
-        both = Data(only_labelled(training), only_labelled(test))
-        parts = limit_training_images(both, story, settings, looked=own is None)
+        parts = Parts(only_labelled(training), only_labelled(test), story)
+        parts = limit_training_images(parts, settings, looked=own is None)
     ways, notes = ways_of(few, parts.train)
     ways += [Way(f"fine-tuned, {recipe}", LINEAR, recipe=recipe)] * bool(recipe)
     return LabelledData(parts, ways, notes)
@@ -270,11 +271,12 @@ def _score(
     return found
 
 
-def _finetuned(one: Contender, recipe: str, parts: Parts, settings: EvalSettings) -> Result:
+def _finetuned(one: Contender, recipe: str, parts: Parts[Source], settings: EvalSettings) -> Result:
     """Fine-tune an encoder with a linear head, and return its accuracy with the outcome of each test image."""
     vit, card = load_encoder(one.place)
     if one.name == UNTRAINED:
         vit = untrained_twin(card, seed=one.seed)[0]
-    plan = plan_for(recipe, {}, vit, card, parts.train, settings, "auto")
-    build = classifier_builder(vit, card, "auto", len(class_names(parts.train)))
-    return train_and_predict("finetune", [Candidate(one.name, build, {})], plan, parts)[0][0]
+    plan = plan_for(recipe, {}, vit, parts, settings, "auto")
+    fitted = train_candidates([candidate(Subject(one.name, vit, card), "auto", parts)], plan)
+    rows, _ = test_classifiers("finetune", fitted, plan, "auto")
+    return rows[0]

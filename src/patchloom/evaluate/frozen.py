@@ -255,7 +255,7 @@ def compare_frozen(
     protocols: Sequence[FrozenProtocol],
     vit: Encoder,
     card: EncoderCard,
-    parts: Parts,
+    parts: Parts[Source],
     settings: EvalSettings,
     head: InstanceHead | None = None,
     pooling: Pooling | Literal["all"] = "all",
@@ -309,7 +309,7 @@ def compare_frozen(
 
 
 def plan_frozen(
-    protocol: str, card: EncoderCard, parts: Parts, settings: EvalSettings, controls: Sequence[str]
+    protocol: str, card: EncoderCard, parts: Parts[Source], settings: EvalSettings, controls: Sequence[str]
 ) -> None:
     """End a dry run of a protocol on frozen features."""
     train, test = parts.train, parts.test
@@ -324,7 +324,7 @@ def plan_frozen(
 def evaluate_extractor(
     extractor: FeatureExtractor,
     protocols: Sequence[FrozenProtocol],
-    parts: Parts,
+    parts: Parts[Source],
     settings: EvalSettings,
     pooling: Pooling | Literal["all"] = "all",
     more: Mapping[str, Any] | None = None,
@@ -356,7 +356,7 @@ def _report(
     rows: list[list[Result]],
     curve: Sequence[BlendPoint],
     around: str,
-    parts: Parts,
+    parts: Parts[Source],
     settings: EvalSettings,
     train: ImageFeatures,
     test: ImageFeatures,
@@ -403,7 +403,7 @@ def frozen_report(
     rows: list[list[Result]],
     headline: str,
     around: str,
-    parts: Parts,
+    parts: Parts[Source],
     settings: EvalSettings,
     train: ImageFeatures,
     test: ImageFeatures,
@@ -429,7 +429,7 @@ def frozen_report(
 
 
 def circumstances(
-    parts: Parts,
+    parts: Parts[Source],
     train: ImageFeatures,
     test: ImageFeatures,
     size: tuple[int, int],

@@ -34,7 +34,10 @@ _FEW = 32  # images whose scoring is timed
 class ResolvedRecipe(Protocol):
     """Hyper-parameters without ``auto``."""
 
-    validation: float
+    @property
+    def validation(self) -> float:
+        """Fraction of the training images that is held out to choose the tested weights; 0: none."""
+        ...
 
     def course(self, n: int, accumulate: int = 1) -> Course:
         """Return the course of a training on ``n`` images."""
@@ -135,7 +138,7 @@ def train_candidates(candidates: Sequence[Candidate], plan: Plan[D, R]) -> list[
     Of several recipes, each candidate gets the one with the best score on a held-out, stratified tenth of the training
     images; ties go to the first.
     """
-    _end_if_dry(candidates, plan)
+    end_if_dry(candidates, plan)
     if plan.foresee is not None:
         with temporary_seed(plan.settings), _enough_memory(plan):
             plan.foresee(candidates, plan)
@@ -168,7 +171,7 @@ def _trained(candidate: Candidate, recipe: R, parts: Parts[D], plan: Plan[D, R],
         return trainer.fit(name, pace)
 
 
-def _end_if_dry(candidates: Sequence[Candidate], plan: Plan[D, R]) -> None:
+def end_if_dry(candidates: Sequence[Candidate], plan: Plan[D, R]) -> None:
     """End a dry run with what would be trained and tested."""
     parts, test, course = plan.parts, images_of(plan.parts.test), plan.course()
     train, held = parts.trained_on(plan.recipe, plan.settings) if plan.settings.dry_run else (parts.train, None)

@@ -170,14 +170,8 @@ class EvalSettings:
         return -(-len(source) // self.at_once)
 
 
-class Annotations(Protocol):
-    """Images with annotations that are no numbers of classes, such as label maps.
-
-    Attributes:
-        images: the images.
-    """
-
-    images: Source
+class Part(Protocol):
+    """Labelled images: a `Source`, or images with annotations, which have one in ``images``."""
 
     def __len__(self) -> int: ...
 
@@ -186,10 +180,10 @@ class Annotations(Protocol):
         ...
 
 
-D = TypeVar("D", bound="Source | Annotations")
+D = TypeVar("D", bound=Part)
 
 
-def images_of(part: Source | Annotations) -> Source:
+def images_of(part: Any) -> Source:
     """Return the images of a part, without annotations."""
     return part if isinstance(part, Source) else part.images
 

@@ -14,20 +14,17 @@ from patchloom.arguments import takes_recipe
 from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.errors import PatchloomError, check_options
+from patchloom.evaluate.classification import SCRATCH, about_control, plan_for, train_and_test
 from patchloom.evaluate.classifier import PositionChoice, class_names, variant_of
 from patchloom.evaluate.features import FeatureOptions, Precision, count_classes, labels_of
 from patchloom.evaluate.frozen import compare_frozen
-from patchloom.evaluate.protocols.finetune import (
-    check_train_positions,
-    classifier_builder,
-    scratch_candidate,
-    start_candidate,
-)
+from patchloom.evaluate.protocols.finetune import candidate, check_train_positions
 from patchloom.evaluate.protocols.linear import LINEAR
 from patchloom.evaluate.recipes import Recipe
 from patchloom.evaluate.settings import EvalSettings, Parts, parts_of, share_nothing, share_steps, stratified_subset
-from patchloom.evaluate.training import Candidate, about_control, plan_for, train_and_test
-from patchloom.nets.checkpoints.format import EncoderCard, untrained_twin
+from patchloom.evaluate.subjects import Subject, open_subjects
+from patchloom.evaluate.trainer import temporary_seed
+from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.heads import Stem
 from patchloom.nets.swin import Encoder
 from patchloom.results.claims import CONSTANT
@@ -81,8 +78,11 @@ def fewshot(
     if method == "linear":
         share_nothing(settings, "few-shot --method linear")
     share_steps(settings)
-    vit, card = settings.encoder(run, tuned=method == "finetune")
-    parts, what = subsample_training(parts_of(data, settings, card=card, run=run), labels, per_class, settings.seed)
+    tuned, projected = method == "finetune", head_on == "projection"
+    ours, start, scratch = open_subjects(run, settings, tuned=tuned, fresh=SCRATCH, head=projected)
+    parts, what = subsample_training(
+        parts_of(data, settings, card=ours.card, run=run), labels, per_class, settings.seed
+    )
     test_crop = changes.get("test_crop")
     idle = [name for name, value in changes.items() if value is not None]
     if method == "linear":
@@ -90,39 +90,36 @@ def fewshot(
         idle += [name for name, (value, default) in usual.items() if value != default]
         if idle := [name for name in idle if name != "test_crop"]:
             raise PatchloomError(f"--{idle[0]} applies to --method finetune only: leave it out")
-        return _linear(run, vit, card, parts, settings, what, FeatureOptions(1.0 if test_crop is None else test_crop))
-    if head_on == "projection":
+        options = FeatureOptions(1.0 if test_crop is None else test_crop)
+        return _linear(run, ours.vit, ours.card, parts, settings, what, options)
+    if projected:
         if fixed := [name for name in ("pooling", "fresh_norm") if name in idle]:
             raise PatchloomError(f"--head_on projection has a fixed pooling and norm: leave --{fixed[0]} out")
         changes = {**changes, "fresh_norm": False}
-    check_train_positions(changes, positions, vit)
-    plan = plan_for(recipe, changes, vit, card, parts.train, settings, precision)
-    variant, classes = variant_of(positions, vit), len(class_names(parts.train))
-    row_settings = {"positions": variant, "head_on": head_on, **what}
-    more: dict[str, Any] = {}
-    fresh: dict[str, Any] = {}
-    on = "a linear head"
-    if head_on == "projection":
-        more, fresh = projections(run, card, settings)
-        row_settings["pooling"] = more["pooling"]
-        on = f"the projection's first layer and a linear head on the {more['pooling']} representation"
-    candidates = [Candidate(card.name, classifier_builder(vit, card, positions, classes, **more), row_settings)]
-    start = load_start(run)
-    if control and start is not None:
-        candidates.append(replace(start_candidate(start, positions, classes, **fresh), settings=row_settings))
-    elif control:
-        candidates.append(
-            replace(scratch_candidate(card, positions, classes, settings, **fresh), settings=row_settings)
-        )
+    check_train_positions(changes, positions, ours.vit)
+    plan = plan_for(recipe, changes, ours.vit, parts, settings, precision)
+    row_settings: dict[str, Any] = {"head_on": head_on, **what}
+    other, pooling, on = start or scratch, None, "a linear head"
+    if projected:
+        stem = load_stem(run, ours, settings)
+        pooling = stem.pooling
+        on = f"the projection's first layer and a linear head on the {pooling} representation"
+        ours = ours._replace(stem=stem)
+        with temporary_seed(settings):
+            other = other._replace(stem=Stem.fresh(**stem.sizes), head=scratch.head)
+    trained = [ours, other] if control else [ours]
+    candidates = [candidate(one, positions, parts, pooling=pooling, settings=row_settings) for one in trained]
+    variant = variant_of(positions, ours.vit)
     done = f"Few labels: the encoder and {on} were trained together, positions: {variant}."
     if control:
         done += f" {about_control(start is not None)}"
-    return train_and_test("few-shot", f"Fine-tuning with {len(parts.train):,} labels", done, candidates, plan, parts)
+    title = f"Fine-tuning with {len(parts.train):,} labels"
+    return train_and_test("few-shot", title, done, candidates, plan, precision)
 
 
 def subsample_training(
-    parts: Parts, labels: float | str | None, per_class: int | None, seed: int
-) -> tuple[Parts, dict[str, Any]]:
+    parts: Parts[Source], labels: float | str | None, per_class: int | None, seed: int
+) -> tuple[Parts[Source], dict[str, Any]]:
     """Return parts with a subset of the training images, and its description for the rows."""
     train = parts.train
     n = len(train)
@@ -226,7 +223,7 @@ def _linear(
     run: str | Path,
     vit: Encoder,
     card: EncoderCard,
-    parts: Parts,
+    parts: Parts[Source],
     settings: EvalSettings,
     what: dict[str, Any],
     options: FeatureOptions,
@@ -255,25 +252,19 @@ def _linear(
     )
 
 
-def projections(run: str | Path, card: EncoderCard, settings: EvalSettings) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return arguments of `classifier_builder` for a head on a run's projection, and the same with new weights.
-
-    The head is on the projection's first layer. The run's card names the projection and the module of its input.
+def load_stem(run: str | Path, subject: Subject, settings: EvalSettings) -> Stem:
+    """Load the first layer of a run's projection; the run's card names it and the module of its input.
 
     Raises:
         PatchloomError: the module is missing or damaged.
     """
-    head = settings.extra_module(run, "pooling", tuned=True)
-    _, fresh = untrained_twin(card, head, settings.seed)
     stem = settings.extra_module(run, "stem", tuned=True)
     if not isinstance(stem, Stem):
         raise PatchloomError(
-            f"the task {card.task} saved no projection with the encoder of {run}: use --head_on features"
+            f"the task {subject.card.task} saved no projection with the encoder of {run}: use --head_on features"
         )
-    if stem.pooling == "instance" and head is None:
+    if stem.pooling == "instance" and subject.head is None:
         raise PatchloomError(
             f"the projection of {run} needs the instance head, which is missing there: copy it from the run as well"
         )
-    blank = Stem.fresh(**stem.sizes)
-    same = {"pooling": stem.pooling, "width": stem.sizes["hidden"]}
-    return {**same, "stem": stem, "instance": head}, {**same, "stem": blank, "instance": fresh}
+    return stem

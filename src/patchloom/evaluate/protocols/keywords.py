@@ -12,47 +12,40 @@ import torch
 
 from patchloom.arguments import takes_recipe
 from patchloom.audio.keywords import KeywordParts, open_keywords
-from patchloom.data.source import Data
+from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError, check_options, listing
+from patchloom.evaluate.classification import (
+    SCRATCH,
+    ClassPredictions,
+    about_control,
+    plan_for,
+    test_classifiers,
+    training_report,
+)
 from patchloom.evaluate.classifier import PositionChoice, class_names, variant_of
 from patchloom.evaluate.features import Precision, only_labelled
 from patchloom.evaluate.frozen import raw_extractor
 from patchloom.evaluate.logistic import CHOICE_VALIDATION_SHARE, linear_probe
 from patchloom.evaluate.protocols.fewshot import subsample_training
-from patchloom.evaluate.protocols.finetune import (
-    classifier_path,
-    pretrained_candidate,
-    scratch_candidate,
-    start_candidate,
-)
+from patchloom.evaluate.protocols.finetune import candidate, classifier_path, save_candidate
 from patchloom.evaluate.recipes import Recipe
+from patchloom.evaluate.select import end_if_dry, recipe_sentences, train_candidates
 from patchloom.evaluate.settings import (
     EvalSettings,
     Parts,
-    limit_training_images,
+    divide,
     open_together,
     place_in_run,
     print_notes,
     share_steps,
 )
-from patchloom.evaluate.training import (
-    ClassPredictions,
-    about_control,
-    plan_for,
-    plan_training,
-    recipe_sentence,
-    train_and_predict,
-    training_report,
-)
+from patchloom.evaluate.subjects import Subject, open_subjects
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.encode import input_size
-from patchloom.nets.swin import Encoder
 from patchloom.results.evaluation import Drawing, Evaluation
 from patchloom.results.result import Result
-from patchloom.runs.encoder import load_start
-from patchloom.runs.held_out import seen_in_pretraining
 from patchloom.system.distributed import first_decides, rank
 
 _NAME = "keywords"
@@ -97,42 +90,42 @@ def keywords(
     """
     check_options(keywords, locals())
     share_steps(settings)
-    vit, card = settings.encoder(run, tuned=True)
-    opened = _opened(data, words, card, settings)
-    parts, label = _parts(opened, card, settings, run), recipe
-    what: dict[str, Any] = {}
+    ours, start, scratch = open_subjects(run, settings, tuned=True, fresh=SCRATCH)
+    opened = _opened(data, words, ours.card, settings)
+    with StatusMessage("looking for copies among the recordings"):
+        train, validation, test = map(only_labelled, (opened.train, opened.validation, opened.test))
+        parts = divide(train, validation, test, settings, ours.card.note, run)
+    what, label = dict[str, Any](), recipe
     if labels != 1:
         parts, what = subsample_training(parts, labels, None, settings.seed)
         parts = replace(parts, story=f"{parts.story} All validation recordings were used.")
         label = f"{recipe}-{labels:g}"
-    plan = plan_for(recipe, changes, vit, card, parts.train, settings, precision, validation=parts.validation)
-    variant, classes = variant_of(positions, vit), class_names(parts.train)
-    place = classifier_path(run, data, label, settings, out, f"{_NAME}-")  # finetune on the same data has other classes
-    candidates = [pretrained_candidate(vit, card, positions, parts, settings, place, what)]
-    start = load_start(run)
-    if control:
-        beside = (
-            scratch_candidate(card, positions, len(classes), settings)
-            if start is None
-            else start_candidate(start, positions, len(classes))
-        )
-        candidates.append(replace(beside, settings={**beside.settings, **what}))
-    plan_training(candidates, plan, parts)
-    raw_features: Any = _raw_features(vit, card, parts, settings, what) if rank() == 0 else None
-    rows, found = train_and_predict(_NAME, candidates, plan, parts)
+    plan = plan_for(recipe, changes, ours.vit, parts, settings, precision)
+    # finetune on the same data has other classes
+    place = classifier_path(run, data, label, settings, out, f"{_NAME}-")
+    save = partial(save_candidate, ours, positions, parts, settings.seed, place)
+    candidates = [replace(candidate(ours, positions, parts, settings=what), save=save)]
+    candidates += [candidate(start or scratch, positions, parts, settings=what)] * control
+    end_if_dry(candidates, plan)
+    raw_features: Any = _raw_features(ours, parts, settings, what) if rank() == 0 else None
+    fitted = train_candidates(candidates, plan)
+    rows, found = test_classifiers(_NAME, fitted, plan, precision)
     rows.append(first_decides(raw_features))
+
+    # ---- the report
+    variant, classes = variant_of(positions, ours.vit), class_names(parts.train)
     about = f" {about_control(start is not None)}" if control else ""
-    h, w = input_size(vit)
+    h, w = input_size(ours.vit)
     done = (
         f"Keyword spotting: the encoder and a linear head were trained together, positions: {variant}.{about} "
         f"{rows[-1].encoder.capitalize()} are a logistic regression on the spectrograms, {h}x{w} numbers each; "
         f"its L2 strength was chosen on a stratified {100 * CHOICE_VALIDATION_SHARE:.0f} % of the training recordings. "
         f"There are {len(classes)} classes: {listing(classes, 'and')}."
     )
-    said = [done, recipe_sentence(plan, parts, rows[0].settings)]
-    report = training_report(_NAME, f"Keyword spotting ({label}): ", said, rows, parts, settings, found[-1])
+    said, title = [done, recipe_sentences(plan)], f"Keyword spotting ({label}): "
+    report = training_report(_NAME, title, said, rows, parts, settings, found[-1]).with_differences(True)
     picture = place_in_run(run, data, label, settings.seed, "pictures", ".png", f"{_NAME}-")
-    return replace(report.with_differences(True), drawings=_drawings(picture, found[0], rows[0], classes, parts))
+    return replace(report, drawings=_drawings(picture, found[0], rows[0], classes, parts))
 
 
 def _opened(data: DataLike, words: str | list[str] | None, card: EncoderCard, settings: EvalSettings) -> KeywordParts:
@@ -151,21 +144,11 @@ def _opened(data: DataLike, words: str | list[str] | None, card: EncoderCard, se
     return opened.heard_as(card.sound).with_noise()
 
 
-def _parts(opened: KeywordParts, card: EncoderCard, settings: EvalSettings, run: str | Path) -> Parts:
-    """Return the labelled recordings and a description of their origin."""
-    train, validation, test = map(only_labelled, (opened.train, opened.validation, opened.test))
-    counts = f"{len(train):,} recordings for training, {len(validation):,} for validation "
-    story = " ".join([card.note, f"The data has {counts}and {len(test):,} for testing."]).strip()
-    with StatusMessage("looking for copies among the recordings"):
-        parts = limit_training_images(Data(train, test), story + seen_in_pretraining(run, test), settings)
-    return replace(parts, validation=validation)
-
-
 def _raw_features(
-    vit: Encoder, card: EncoderCard, parts: Parts, settings: EvalSettings, what: dict[str, Any]
+    ours: Subject, parts: Parts[Source], settings: EvalSettings, what: dict[str, Any]
 ) -> Callable[[], Result]:
     """Fit a logistic regression on the training recordings; return a function that tests it."""
-    name, features_of, _ = raw_extractor(vit, card, settings)
+    name, features_of, _ = raw_extractor(ours.vit, ours.card, settings)
     train = features_of(parts.train)
     probe, choice = linear_probe(
         train.pooled("pixels"), train.labels, seed=settings.seed, device=settings.torch_device, groups=train.groups
@@ -180,7 +163,7 @@ def _raw_features(
 
 
 def _drawings(
-    place: Path | None, found: ClassPredictions, row: Result, classes: tuple[str, ...], parts: Parts
+    place: Path | None, found: ClassPredictions, row: Result, classes: tuple[str, ...], parts: Parts[Source]
 ) -> tuple[Drawing, ...]:
     """Return the confusion matrix of the fine-tuned encoder."""
     if place is None:

@@ -9,32 +9,25 @@ from pathlib import Path
 from typing import Any, Literal
 
 from patchloom.arguments import takes_recipe
+from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.errors import PatchloomError, check_options
-from patchloom.evaluate.classifier import Classifier, class_names
+from patchloom.evaluate.classification import plan_for, train_and_test
+from patchloom.evaluate.classifier import class_names
 from patchloom.evaluate.features import FeatureOptions, ImageFeatures, Pooling, Precision
 from patchloom.evaluate.frozen import FrozenProtocol, ScoreFunction, measure_run
+from patchloom.evaluate.lars_probe import LinearClassifier, begin_probe
 from patchloom.evaluate.logistic import CHOICE_VALIDATION_SHARE, L2_STRENGTHS, linear_probe
-from patchloom.evaluate.recipes import PROBES, ProbeRecipe, Recipe, published_recipe
+from patchloom.evaluate.recipes import PROBES, ProbeRecipe, Recipe, ResolvedRecipe, published_recipe
+from patchloom.evaluate.select import Candidate, Plan, format_recipe_value
 from patchloom.evaluate.settings import EvalSettings, parts_of, share_nothing, share_steps
-from patchloom.evaluate.training import (
-    Build,
-    Candidate,
-    FitPlan,
-    LinearClassifier,
-    format_recipe_value,
-    plan_for,
-    train_and_test,
-)
-from patchloom.nets.checkpoints.format import EncoderCard, untrained_twin
+from patchloom.evaluate.subjects import Subject, open_subjects
 from patchloom.nets.encode import has_class_token
 from patchloom.nets.finetune import with_variant, without_last_norm
-from patchloom.nets.heads import InstanceHead, check_pooling, tokens_of
-from patchloom.nets.swin import Encoder
-from patchloom.results.claims import START, UNTRAINED
+from patchloom.nets.heads import check_pooling, tokens_of
 from patchloom.results.evaluation import Evaluation
 from patchloom.results.result import Result
-from patchloom.runs.encoder import has_teacher, load_start
+from patchloom.runs.encoder import has_teacher
 
 _LOGISTIC = "logistic"
 _LEAST = 0.5 * 50_000 * 90 * 0.1  # images · epochs · base rate: the layer moves by about four times its norm
@@ -105,48 +98,41 @@ def linear(
     wanted = PROBES[recipe][0].network
     if settings.network is None and wanted == "teacher" and has_teacher(run):
         settings = replace(settings, network=wanted)
-    vit, card = settings.encoder(run)
-    head = settings.extra_module(run, "pooling")
-    asked = published_recipe(recipe, vit, PROBES).pooling if pooling == "all" else pooling
+    subjects = open_subjects(run, settings, head=True)
+    vit, fresh = subjects.ours.vit, subjects.fresh
+    paper = published_recipe(recipe, vit, PROBES)
+    asked = paper.pooling if pooling == "all" else pooling
     stands_in = pooling == "all" and asked == "class" and not has_class_token(vit)
     pool = "mean" if stands_in else asked
-    check_pooling(pool, tokens_of(vit, head))
-    parts = parts_of(data, settings, card=card, run=run)
-    values = {**changes, "pooling": pool}
-    plan = plan_for(recipe, values, vit, card, parts.train, settings, precision, PROBES)
+    check_pooling(pool, tokens_of(vit, subjects.ours.head))
+    parts = parts_of(data, settings, card=subjects.ours.card, run=run)
+    plan = plan_for(recipe, {**changes, "pooling": pool}, vit, parts, settings, precision, PROBES, begin_probe)
     classes = len(class_names(parts.train))
-    candidates = [Candidate(card.name, _builder(vit, card, head, classes), {})]
-    if control:
-        twin, fresh = untrained_twin(card, head, settings.seed)
-        if (start := load_start(run)) is not None:
-            candidates.append(Candidate(START, _builder(*start, fresh, classes), {}, card=start[1]))
-        candidates.append(Candidate(UNTRAINED, _builder(twin, card, fresh, classes), {}))
-    done = _done(plan, published_recipe(recipe, vit, PROBES), len(parts.train), stands_in)
+
+    def build(subject: Subject, recipe: ProbeRecipe) -> LinearClassifier:
+        encoder = with_variant(subject.vit, subject.card)
+        encoder = encoder if recipe.last_norm else without_last_norm(encoder)
+        # the start has no instance head: it gets a new one, as the untrained encoder
+        return LinearClassifier(encoder, classes, recipe.pooling, subject.head or fresh.head)
+
+    trained = [subjects.ours, *(subjects.controls if control else [])]
+    candidates = [Candidate(one.name, one.card, partial(build, one)) for one in trained]
+    done = _differences(plan, paper, stands_in)
     if wanted == "teacher" != settings.network:
         done += " The paper's program probes the teacher; this is the student."
-    report = train_and_test("linear", f"Linear probe, {pool}", done, candidates, plan, parts)
+    report = train_and_test("linear", f"Linear probe, {pool}", done, candidates, plan, precision)
     return report.with_setting("network", "teacher") if settings.network == "teacher" else report
 
 
-def _builder(vit: Encoder, card: EncoderCard, head: InstanceHead | None, classes: int) -> Build:
-    def build(recipe: Recipe) -> Classifier:
-        assert isinstance(recipe, ProbeRecipe)
-        encoder = with_variant(vit, card)
-        encoder = encoder if recipe.last_norm else without_last_norm(encoder)
-        return LinearClassifier(encoder, classes, recipe.pooling, head)
-
-    return build
-
-
-def _done(plan: FitPlan, paper: Recipe, n: int, stands_in: bool) -> str:
+def _differences(plan: Plan[Source, ResolvedRecipe], paper: Recipe, stands_in: bool) -> str:
     """Describe the training and its differences from the paper."""
-    batch, own = plan.batch(n), paper.plain()
+    recipe, n = plan.recipe, len(plan.parts.train)
+    batch, own, now = plan.course().batch, paper.plain(), recipe.plain()
+    now["blr"] = _or([one.blr for one in plan.recipes])
     said = (
         f"The linear probe of {_PAPERS[plan.name]}: a batch norm without scale and shift, then a linear layer, trained "
-        f"by {plan.recipe.plain()['optimizer']} on random "
-        f"{'excerpts' if plan.recipe.recordings else 'crops'} seen by the frozen encoder."
+        f"by {now['optimizer']} on random {'excerpts' if recipe.recordings else 'crops'} seen by the frozen encoder."
     )
-    now, epochs = {**plan.recipe.plain(), "blr": _or(plan.rates)}, plan.recipe.epochs
     # values that do not apply to recordings are described with the recipe
     changed = [name for name in now if now[name] != own.get(name, now[name]) and name not in ("batch", "pooling")]
     differs = [
@@ -154,18 +140,18 @@ def _done(plan: FitPlan, paper: Recipe, n: int, stands_in: bool) -> str:
         for name in changed
     ]
     if batch != own["batch"]:
-        why = f" (there are {n:,} {'recordings' if plan.recipe.recordings else 'images'})" if n < own["batch"] else ""
+        why = f" (there are {n:,} {'recordings' if recipe.recordings else 'images'})" if n < own["batch"] else ""
         differs.append(f"batch {batch:,}, not {own['batch']:,}{why}, with the rate in proportion")
-    if plan.recipe.pooling != own["pooling"]:
+    if recipe.pooling != own["pooling"]:
         why = " (there is no class token)" if stands_in else ""
-        differs.append(f"pooling {plan.recipe.pooling}, not {own['pooling']}{why}")
+        differs.append(f"pooling {recipe.pooling}, not {own['pooling']}{why}")
     values = ", ".join(name.replace("_", " ") for name in now)
     said += (
         f" Differences from the paper: {'; '.join(differs)}."
         if differs
         else f" The recipe's values are the paper's: {values}."
     )
-    if plan.recipe.plain()["optimizer"] == "LARS" and n * epochs * plan.recipe.blr < _LEAST:
+    if now["optimizer"] == "LARS" and n * recipe.epochs * recipe.blr < _LEAST:
         said += (
             " LARS moves the layer by a small fraction of its norm per step, and these are too few steps to leave the "
             "random initialisation behind: use --recipe logistic, or raise --blr or --epochs."
