@@ -300,6 +300,14 @@ def plan_for(
     return Plan(name, tuple(recipes), parts, settings, started, score, half)
 
 
+def note_recordings(plan: Plan[Source, ResolvedRecipe]) -> list[str]:
+    """Return a sentence on the augmentation of recordings; none for images."""
+    if not plan.recipe.recordings:
+        return []
+    noise = "" if plan.parts.train.noise else "; no noise was added"
+    return [f"Image augmentation (crops, mirroring, RandAugment, erasing, cutmix) does not apply{noise}."]
+
+
 def about_control(start: bool) -> str:
     """Return a sentence on the control of a training."""
     if start:
@@ -327,7 +335,7 @@ def train_and_test(
     """
     fitted = train_candidates(candidates, plan)
     rows, found = test_classifiers(protocol, fitted, plan, precision)
-    said = [done, recipe_sentences(plan)]
+    said = [done, recipe_sentences(plan), *note_recordings(plan)]
     of_test = rows, plan.parts, plan.settings, found[-1]
     return training_report(protocol, f"{title} ({plan.name}): ", said, *of_test).with_differences(True)
 

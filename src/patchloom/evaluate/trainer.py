@@ -468,7 +468,7 @@ class Trainer:
         remark, whole = f", {remark}" if remark else "", f"{course.count(course.steps):,.10g}"
         if not chosen:
             return f"trained for {course.length}{remark}"
-        early = f", ended after {course.position(self.step)}" if self.step < course.steps else ""
+        early = f", ended after {course.count(self.step):,.4g}" if self.step < course.steps else ""
         return (
             f"{unit} {chosen[f'best_{unit}']:,.10g} of {whole} was best{early} ({self.measure} "
             f"{chosen['validation_score']:.1%} on {chosen['validation_images']:,} validation {self.noun}){remark}"

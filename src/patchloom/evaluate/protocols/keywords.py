@@ -20,6 +20,7 @@ from patchloom.evaluate.classification import (
     SCRATCH,
     ClassPredictions,
     about_control,
+    note_recordings,
     plan_for,
     test_classifiers,
     training_report,
@@ -122,7 +123,7 @@ def keywords(
         f"its L2 strength was chosen on a stratified {100 * CHOICE_VALIDATION_SHARE:.0f} % of the training recordings. "
         f"There are {len(classes)} classes: {listing(classes, 'and')}."
     )
-    said, title = [done, recipe_sentences(plan)], f"Keyword spotting ({label}): "
+    said, title = [done, recipe_sentences(plan), *note_recordings(plan)], f"Keyword spotting ({label}): "
     report = training_report(_NAME, title, said, rows, parts, settings, found[-1]).with_differences(True)
     picture = place_in_run(run, data, label, settings.seed, "pictures", ".png", f"{_NAME}-")
     return replace(report, drawings=_drawings(picture, found[0], rows[0], classes, parts))
