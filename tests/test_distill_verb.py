@@ -1,8 +1,6 @@
 """The verb distill: a backbone of timm learns an encoder's features, and its files need no patchloom."""
 
 import json
-import os
-import signal
 from pathlib import Path
 
 import jsonschema
@@ -10,15 +8,17 @@ import numpy as np
 import pytest
 import timm
 import torch
+from evaluating import ctrl_c_at
 from PIL import Image
 from safetensors.torch import load_file
 from sweep import teacher_file
 
 import patchloom
 from patchloom.cli import main
-from patchloom.distill import Distillation, feature_cosines
+from patchloom.distill import distillation_course, feature_cosines
 from patchloom.errors import PatchloomError, Stopped
 from patchloom.evaluate import trainer
+from patchloom.evaluate.trainer import Trainer
 from patchloom.nets.student import Student, create_backbone, student_options
 
 SCHEMA = Path(__file__).parents[1] / "docs" / "reference" / "json.schema.json"
@@ -80,28 +80,25 @@ def test_a_stopped_training_goes_on_to_the_same_weights(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     asked = {"student": "mobilenetv3_small_050", "epochs": 2, **QUICK}
     patchloom.distill(teacher_file(), noise(), out=tmp_path / "whole", **asked)
-    steps, real = [], Distillation.update
-
-    def update(self, step, batch):
-        steps.append(step)
-        if len(steps) == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return real(self, step, batch)
-
-    monkeypatch.setattr(Distillation, "update", update)
     monkeypatch.setattr(trainer, "_SAVE_EVERY", 0.0)
-    with pytest.raises(Stopped, match="run the same command"):
+    with ctrl_c_at(Trainer, 4), pytest.raises(Stopped, match=r"epoch 1\.3 of 2 .* run the same command"):
         patchloom.distill(teacher_file(), noise(), out=tmp_path / "cut", **asked)
     assert not (tmp_path / "cut" / "student.safetensors").exists()
-    patchloom.distill(teacher_file(), noise(), out=tmp_path / "cut", **asked)
-    assert steps == [*range(6)]
+    with ctrl_c_at(Trainer, 0) as begun:
+        patchloom.distill(teacher_file(), noise(), out=tmp_path / "cut", **asked)
+    assert len(begun) == 2
     whole, cut = states(tmp_path / "whole"), states(tmp_path / "cut")
     assert all(torch.equal(whole[name], cut[name]) for name in whole)
 
 
+def test_a_fraction_of_an_epoch_reads_well():
+    course = distillation_course(24, 0.5, 5e-4, 0.04, 8)
+    assert (course.steps, course.length, course.position(1)) == (2, "0.67 epochs", "epoch 0.3 of 0.67")
+
+
 def test_the_loss_falls(tmp_path, monkeypatch):
-    losses, update = [], Distillation.update
-    monkeypatch.setattr(Distillation, "update", lambda *given: losses.append(update(*given)) or losses[-1])
+    losses, update = [], Trainer.update
+    monkeypatch.setattr(Trainer, "update", lambda *given: losses.append(update(*given)) or losses[-1])
     asked = {"student": "convnext_atto", "epochs": 20, "lr": 2e-3, **QUICK}
     patchloom.distill(teacher_file(), noise(8), out=tmp_path / "s", **asked)
     assert sum(losses[-3:]) < 0.9 * sum(losses[:3])

@@ -1,7 +1,7 @@
 """The verb ``distill``: a backbone of timm learns an encoder's features, and is compared with its controls.
 
 `patchloom.train.loop` trains tasks around a ViT or Swin, whose card, measures and pictures a student cannot have. The
-loop of the evaluations, used here, resumes as exactly.
+trainer of the evaluations, used here, resumes as exactly.
 
 Letters: b batch, n patches of the teacher's grid, d width of the teacher.
 """
@@ -9,7 +9,7 @@ Letters: b batch, n patches of the teacher's grid, d width of the teacher.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -18,7 +18,6 @@ from typing import Any, Literal
 
 import torch
 from safetensors.torch import save_file
-from timm.scheduler import CosineLRScheduler
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -31,16 +30,16 @@ from patchloom.data.sources.in_memory import DataLike
 from patchloom.data.stats import normalize
 from patchloom.display import Displayable, TextTable, Verbatim, duration, print_line, track_progress
 from patchloom.errors import PatchloomError
+from patchloom.evaluate.course import Course
 from patchloom.evaluate.features import ImageFeatures, groups_of, labels_of, only_labelled
 from patchloom.evaluate.frozen import FeatureExtractor, encoder_extractor, evaluate_extractor, frozen_report
 from patchloom.evaluate.protocols.knn import KNN
 from patchloom.evaluate.protocols.linear import LINEAR
 from patchloom.evaluate.settings import EvalSettings, Parts, open_with_notes, parts_of, share_nothing
-from patchloom.evaluate.trainer import BestEpoch, EpochScore, Loop, keep_until_done, training_identity
+from patchloom.evaluate.trainer import Forward, Trainer, keep_until_done
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.checkpoints.load import check_model
 from patchloom.nets.encode import grid_size, input_size
-from patchloom.nets.optimizer import parameter_groups
 from patchloom.nets.student import Student, create_backbone, pooled_features, student_options
 from patchloom.nets.swin import refuse_hierarchical
 from patchloom.nets.teacher import FrozenTeacher
@@ -217,7 +216,9 @@ def distill(
         f"{student} learns the features of {card.name} from {len(source):,} images of {source.name} at "
         f"{in_pixels(size)} pixels, in {epochs:g} epochs"
     )
-    recipe: dict[str, Any] = {"epochs": epochs, "lr": lr, "weight_decay": decay, "batch": batch_size, "dense": dense}
+    course = distillation_course(len(source), epochs, lr, decay, batch_size)
+    steps = seeds * course.steps
+    pace = Pace(steps)
     compared: list[list[Evaluation]] = []  # by seed, then by protocol
     with keep_until_done():
         for one in (replace(settings, seed=seed + k) for k in range(seeds)):
@@ -225,12 +226,12 @@ def distill(
             net = Student(create_backbone(student, options), size, len(card.mean), plain.embed_dim, student)
             start = deepcopy(net.backbone)
             teacher = FrozenTeacher(deepcopy(plain), card.mean, card.std, grid_size(plain))
-            loop = Distillation(net, teacher, source, size, settings=one, **recipe)
+            trainer = begin_distillation(net, teacher, source, size, course, dense=dense, settings=one)
             if dry_run:
                 others = BackgroundLoad()
-                planned = {"steps": seeds * loop.steps, "seconds": seeds * loop.steps * loop.seconds_of_step()}
+                planned = {"steps": steps, "seconds": steps * trainer.seconds_of_step()}
                 return Distilled(folder, about, None, None, planned, others.load())
-            loop.run(student if seeds == 1 else f"{student}, seed {one.seed}", Pace(loop.steps))
+            trainer.fit(student if seeds == 1 else f"{student}, seed {one.seed}", pace)
             if one.seed == seed:
                 first = net.backbone
             if parts is not None:
@@ -308,84 +309,76 @@ def _save(backbone: nn.Module, card: StudentCard, folder: Path) -> None:
     write_whole(folder / STUDENT_WEIGHTS, lambda path: save_file(weights, path))
 
 
-class Distillation(Loop):
-    """Training of a student: one view of an image for both, and the cosine distance of their features.
+def distillation_course(n: int, epochs: float, lr: float, weight_decay: float, batch: int) -> Course:
+    """Return the course of a distillation on ``n`` images; ``epochs`` may be a fraction."""
+    steps = steps_of(epochs, n, batch)
+    return Course(
+        steps=steps,
+        per_epoch=steps_per_epoch(n, batch),
+        unit="epoch",
+        batch=min(batch, n),
+        peak=lr,
+        rate_option=f"--lr (now {lr:g})",
+        warmup=min(round(_WARMUP * steps), steps - 1),
+        weight_decay=weight_decay,
+        clip=_CLIP,
+    )
+
+
+def begin_distillation(
+    student: Student,
+    teacher: FrozenTeacher,
+    source: Source,
+    size: tuple[int, int],
+    course: Course,
+    *,
+    dense: float,
+    settings: EvalSettings,
+) -> Trainer:
+    """Return the training of a student: both see the same view of an image, and their features should be alike.
 
     Args:
         student: trained in place.
         teacher: frozen.
         source: training images.
         size: height and width of the views.
-        epochs, lr, weight_decay, batch: length, peak learning rate, weight decay and images per step.
+        course: length, optimiser and learning rate.
         dense: weight of the loss on the dense features, beside 1 for the pooled ones.
         settings: seed, device and workers.
     """
+    mean, std = teacher.mean.flatten().tolist(), teacher.std.flatten().tolist()
+    identity = {
+        "course": asdict(course),
+        "dense": dense,
+        "size": size,
+        "images": source.fingerprint(),
+        "teacher": teacher.digest.tolist(),
+    }
+    device, grid, augment = settings.torch_device, grid_size(teacher.encoder), ColoredCrop(size, scale=_SCALE)
+    teacher.to(device)
 
-    def __init__(
-        self,
-        student: Student,
-        teacher: FrozenTeacher,
-        source: Source,
-        size: tuple[int, int],
-        *,
-        epochs: float,
-        lr: float,
-        weight_decay: float,
-        batch: int,
-        dense: float,
-        settings: EvalSettings,
-    ) -> None:
-        self.source, self.settings, self.dense, self.lr = source, settings, dense, lr
-        self.device, self.seed, self.clip = settings.torch_device, settings.seed, _CLIP
-        self.channels, self.batch = len(teacher.mean), min(batch, len(source))
-        self.statistics = teacher.mean.flatten().tolist(), teacher.std.flatten().tolist()
-        self.augment = ColoredCrop(size, scale=_SCALE)
-        recipe: dict[str, Any] = {
-            "epochs": epochs,
-            "lr": lr,
-            "decay": weight_decay,
-            "batch": self.batch,
-            "dense": dense,
-        }
-        recipe |= {"size": size, "images": source.fingerprint(), "teacher": teacher.digest.tolist()}
-        self.about = training_identity(student, recipe, [self.seed], [self.device.type], settings.accumulate)
-        self.teacher, self.grid = teacher.to(self.device), grid_size(teacher.encoder)
-        self.student = self.model = student.to(self.device).train()
-        self._share()
-        self.steps, self.per_epoch = steps_of(epochs, len(source), batch), steps_per_epoch(len(source), batch)
-        self.best = BestEpoch(0, self.steps, self.per_epoch, 1.0)
-        self.optimizer = torch.optim.AdamW(parameter_groups(student, weight_decay), lr=lr)
-        warmup = min(round(_WARMUP * self.steps), self.steps - 1)
-        # updates count from 1; the rate reaches 0 one step after the last
-        self.schedule = CosineLRScheduler(
-            self.optimizer, self.steps + 1 - warmup, warmup_t=warmup, warmup_prefix=True, t_in_epochs=False
-        )
-        self.unreadable: set[str] = set()
+    def batches(first: int, stop: int, workers: int) -> Iterator[Batch]:
+        reading = settings.seed, first, stop, workers, len(mean)
+        return training_batches(source, augment, course.batch, *reading, device=device)
 
-    def _batches(self, steps: int, workers: int) -> Any:
-        reading = self.batch, self.seed, self.step, steps, workers, self.channels
-        return training_batches(self.source, self.augment, *reading, device=self.device)
+    def loss(forward: Forward, batch: Batch) -> Tensor:
+        images = batch.views[0]
+        pooled, patches = forward(normalize(images, mean, std), grid)
+        if not images.is_floating_point():
+            images = images.float() / 255
+        whole, each = feature_cosines(pooled, patches, teacher(images))
+        return 1 - whole + dense * (1 - each)
 
-    def _loss(self, batch: Batch) -> Tensor:
-        pooled, dense = self.parallel(normalize(batch.views[0], *self.statistics), self.grid)
-        images = batch.views[0] if batch.views[0].is_floating_point() else batch.views[0].float() / 255
-        one, each = feature_cosines(pooled, dense, self.teacher(images))
-        return 1 - one + self.dense * (1 - each)
-
-    def _validated(self) -> EpochScore:
-        raise NotImplementedError  # there are no validation images
-
-    def _position(self) -> str:
-        return f"epoch {self.epoch:.1f} of {self.steps / self.per_epoch:g}"
-
-    def _progress_text(self, loss: float) -> str:
-        return f"{self._position()} · loss {loss:.3f}"
-
-    def _outcome(self, chosen: dict[str, Any]) -> str:
-        return f"trained for {self.steps:,} steps"
-
-    def _rate_option(self) -> str:
-        return f"--lr (now {self.lr:g})"
+    return Trainer(
+        student,
+        loss,
+        batches,
+        course,
+        settings=settings,
+        identity=identity,
+        noun=source.noun,
+        workers=partial(settings.workers_for, source, trained=True),
+    )
 
 
 def feature_cosines(pooled: Tensor, dense: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:

@@ -235,7 +235,7 @@ def test_protocols_take_rotations_away(vit, images):
 def test_position_sensitivity_trains_a_place(placeholder, images):
     probe = PositionProbe(eva().float(), placeholder)
     torch.nn.init.normal_(probe.layer.weight)
-    probe.place(images.float(), torch.Generator().manual_seed(0), 0.75).logits.square().mean().backward()
+    probe(images.float(), torch.Generator().manual_seed(0), 0.75).logits.square().mean().backward()
     assert (probe.origin.grad is not None) == (placeholder == "learned")
 
 

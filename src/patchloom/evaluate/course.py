@@ -71,12 +71,16 @@ class Course:
         return step / self.per_epoch if self.unit == "epoch" else step
 
     @property
+    def total(self) -> str:
+        """Number of units of the whole course, such as "10", or "0.67" of a fraction of an epoch."""
+        return f"{round(self.count(self.steps), 2):,.10g}"
+
+    @property
     def length(self) -> str:
         """The whole course in its unit, such as "10 epochs"."""
-        count = self.count(self.steps)
-        return f"{count:,.10g} {self.unit}{'s' * (count != 1)}"
+        return f"{self.total} {self.unit}{'s' * (self.total != '1')}"
 
     def position(self, step: int) -> str:
         """Return the progress after ``step`` updates, such as "epoch 2.0 of 10"."""
         done = f"{self.count(step):,.1f}" if self.unit == "epoch" else f"{step:,}"
-        return f"{self.unit} {done} of {self.count(self.steps):,.10g}"
+        return f"{self.unit} {done} of {self.total}"

@@ -465,12 +465,12 @@ class Trainer:
 
     def _outcome(self, chosen: Mapping[str, Any]) -> str:
         course, unit, remark = self.course, self.course.unit, self.remark(self.step)
-        remark, whole = f", {remark}" if remark else "", f"{course.count(course.steps):,.10g}"
+        remark = f", {remark}" if remark else ""
         if not chosen:
             return f"trained for {course.length}{remark}"
         early = f", ended after {course.count(self.step):,.4g}" if self.step < course.steps else ""
         return (
-            f"{unit} {chosen[f'best_{unit}']:,.10g} of {whole} was best{early} ({self.measure} "
+            f"{unit} {chosen[f'best_{unit}']:,.10g} of {course.total} was best{early} ({self.measure} "
             f"{chosen['validation_score']:.1%} on {chosen['validation_images']:,} validation {self.noun}){remark}"
         )
 

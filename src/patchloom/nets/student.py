@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from patchloom.errors import PatchloomError, closest_word
 from patchloom.nets.build import on_meta
+from patchloom.nets.optimizer import parameter_groups
 from patchloom.sizes import in_pixels
 
 
@@ -88,6 +89,11 @@ class Student(nn.Module):
         return found[:, getattr(self.backbone, "num_prefix_tokens", 0) :].unflatten(
             1, self.backbone.patch_embed.grid_size
         )
+
+    def groups(self, weight_decay: float, layer_decay: float) -> list[dict[str, Any]]:
+        """Return parameter groups for an optimiser; all layers of a student learn at the same rate."""
+        assert layer_decay == 1
+        return parameter_groups(self, weight_decay)
 
     def forward(self, images: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
         """Predict the teacher's pooled features [b d], and those of a ``grid`` of n patches [b n d]."""

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from evaluating import numbers, write_encoder
+from evaluating import ctrl_c_at, numbers, write_encoder
 from perturbing import perturbed
 from PIL import Image
 from refusing import refusal
 
 from patchloom.cli import main
-from patchloom.errors import PatchloomError
+from patchloom.errors import PatchloomError, Stopped
 from patchloom.evaluate.classifier import Classifier, ClassifierCard, save_classifier
 from patchloom.evaluate.protocols import evaluate
 from patchloom.evaluate.protocols.positions import (
@@ -29,6 +29,7 @@ from patchloom.evaluate.protocols.positions import (
 )
 from patchloom.evaluate.protocols.sensitivity import PositionProbe
 from patchloom.evaluate.settings import EvalSettings
+from patchloom.evaluate.trainer import Trainer
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.format import load_encoder_file
 from patchloom.nets.encode import encode, prefix_count
@@ -334,11 +335,11 @@ def test_by_default_a_linear_layer_alone_is_trained(encoder: Path) -> None:
     probe = PositionProbe(load_encoder_file(encoder)[0], "zeros")
     assert {name for name, one in probe.named_parameters() if one.requires_grad} == {"layer.weight", "layer.bias"}
     images = torch.randn(4, 1, 8, 8)
-    placed = probe.place(images, torch.Generator().manual_seed(0), 0.75)
+    placed = probe(images, torch.Generator().manual_seed(0), 0.75)
     given = drop_positions(all_patches(images, 16), placed.dropped.nonzero()[:, 1].view(4, 12))
     tokens = encode(probe.vit, given, position_token=torch.zeros(32))[:, prefix_count(probe.vit) :]
     torch.nn.init.normal_(probe.layer.weight)
-    again = probe.place(images, torch.Generator().manual_seed(0), 0.75)
+    again = probe(images, torch.Generator().manual_seed(0), 0.75)
     torch.testing.assert_close(again.logits, tokens @ probe.layer.weight.T + probe.layer.bias)
 
 
@@ -347,11 +348,36 @@ def test_masked_positions_are_hidden(encoder: Path) -> None:
     probe = PositionProbe(load_encoder_file(encoder)[0], "learned").eval()
     torch.nn.init.normal_(probe.layer.weight), torch.nn.init.normal_(probe.token)
     with torch.inference_mode():
-        placed = probe.place(torch.ones(3, 1, 8, 8), torch.Generator().manual_seed(0), 0.75)
+        placed = probe(torch.ones(3, 1, 8, 8), torch.Generator().manual_seed(0), 0.75)
     assert placed.dropped.sum(1).tolist() == [12] * 3
     for logits, dropped in zip(placed.logits, placed.dropped, strict=True):
         torch.testing.assert_close(logits[dropped], logits[dropped][:1].expand(12, -1), atol=1e-4, rtol=1e-4)
         assert not torch.allclose(logits[~dropped], logits[dropped][:1], atol=1e-2)
+
+
+@pytest.mark.parametrize("how", [{}, OURS], ids=str)
+def test_a_stopped_training_of_a_probe_goes_on_to_the_same_weights(
+    encoder: Path, drawn: dict[str, Path], how: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    fit, fitted = Trainer.fit, list[dict[str, torch.Tensor]]()
+
+    def noted(self: Trainer, *given: Any) -> Any:
+        trained = fit(self, *given)
+        fitted.append({name: value.clone() for name, value in trained.model.state_dict().items()})
+        return trained
+
+    def measured() -> Evaluation:
+        return evaluate("position-sensitivity", encoder, drawn["marked"], **QUICK | {"steps": 6} | how)
+
+    monkeypatch.setattr(Trainer, "fit", noted)
+    whole = measured()
+    with ctrl_c_at(Trainer, 9), pytest.raises(Stopped, match="stopped at step 3 of 6 of untrained: .* resume"):
+        measured()
+    again = measured()
+    assert "untrained resumes at step 3 of 6." in capsys.readouterr().out
+    assert numbers(again.results) == numbers(whole.results)
+    for name, value in fitted[1].items():  # of the untrained encoder
+        assert torch.equal(value, fitted[-1][name]), name
 
 
 def test_before_and_after_finetuning(encoder: Path, drawn: dict[str, Path], tmp_path: Path) -> None:

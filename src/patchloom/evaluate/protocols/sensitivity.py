@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from patchloom.data.loader import plain_batches, training_batches
+from patchloom.data.loader import Batch, plain_batches, steps_per_epoch, training_batches
+from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike
+from patchloom.data.stats import normalize
 from patchloom.display import track_progress
 from patchloom.errors import PatchloomError, check_type, listing
 from patchloom.evaluate.classifier import load_classifier
+from patchloom.evaluate.course import Course
 from patchloom.evaluate.protocols.positions import Cell, describe_measures, measure_positions, normalized, position_rows
-from patchloom.evaluate.settings import EvalSettings, Parts, parts_of
-from patchloom.nets.checkpoints.format import EncoderCard, untrained_twin
+from patchloom.evaluate.settings import EvalSettings, parts_of
+from patchloom.evaluate.subjects import Subject, open_subjects
+from patchloom.evaluate.trainer import Forward, Trainer, temporary_seed
+from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.encode import (
+    attention_heads,
     encode,
     entry_width,
     grid_size,
@@ -31,12 +39,13 @@ from patchloom.nets.encode import (
     rotations_at,
     width,
 )
+from patchloom.nets.optimizer import parameter_groups
 from patchloom.nets.swin import Encoder
+from patchloom.pace import Pace
 from patchloom.patches.partition import random_dropped
 from patchloom.questions.positions import PositionPrediction
-from patchloom.results.claims import START, UNTRAINED
 from patchloom.results.evaluation import Evaluation, as_control, note_unreadable
-from patchloom.runs.encoder import load_encoder, load_start
+from patchloom.runs.encoder import load_encoder
 from patchloom.withhold.encoder_input import all_patches, drop_positions
 
 PositionPlaceholder = Literal["learned", "zeros"]
@@ -77,38 +86,43 @@ def position_sensitivity(
         raise PatchloomError(f"--ratio must be a fraction above 0 and up to 1, not {ratio:g}")
     if steps < 1:
         raise PatchloomError(f"--steps must be 1 or more, not {steps}")
-    vit, card = settings.encoder(run)
-    encoders = {card.name: (vit, card)}
-    tuned_for = ""  # fingerprint of the test images of the classifier
+    opened = open_subjects(run, settings)
+    ours, grid = opened.ours, grid_size(opened.ours.vit)
+    subjects, tuned_for = [ours], ""  # fingerprint of the test images of the classifier
     if finetuned is not None:
-        tuned, of_tuned, tuned_for = _load_finetuned(finetuned)
-        encoders[_FINETUNED] = tuned, of_tuned
-    for name, (one, _) in encoders.items():
-        if not has_positions(one):
+        tuned, tuned_for = _open_finetuned(finetuned)
+        subjects.append(tuned)
+    for subject in subjects:
+        if not has_positions(subject.vit):
             raise PatchloomError(
-                f"{name} has no position embeddings to mask: if its task predicts positions, use "
+                f"{subject.name} has no position embeddings to mask: if its task predicts positions, use "
                 "`patchloom evaluate positions`"
             )
-        if grid_size(one) != grid_size(vit):
-            raise PatchloomError(f"{name} has another patch grid than {card.name}: give encoders of the same grid")
-    if (start := load_start(run)) is not None:
-        encoders[START] = start
-    encoders[UNTRAINED] = untrained_twin(card, seed=settings.seed)[0], card
-    parts, grid = parts_of(data, settings, labels=False, card=card, run=run), grid_size(vit)
+        if grid_size(subject.vit) != grid:
+            raise PatchloomError(
+                f"{subject.name} has another patch grid than {ours.name}: give encoders of the same grid"
+            )
+    subjects += opened.controls
+    parts = parts_of(data, settings, labels=False, card=ours.card, run=run)
     story = parts.story
     if tuned_for and tuned_for != parts.test.fingerprint():
         story += f" {finetuned} was fine-tuned with another split, perhaps on some of the test {parts.test.noun}."
-    names = listing(encoders, "and")
+    names = listing([subject.name for subject in subjects], "and")
     settings.end_if_dry(parts.test, f"position-sensitivity would train {steps:,} steps on each of {names}.", story)
+    cells: dict[str, list[Cell]] = {}
     unreadable: dict[str, None] = {}
-    cells = {}
-    for name, encoder in encoders.items():
-        cells[name], lost = _measure(name, *encoder, parts, settings, placeholder, standardize, ratio, steps)
-        unreadable |= dict.fromkeys(lost)
+    pace = Pace(steps * len(subjects))
+    for name, vit, card, *_ in subjects:
+        with temporary_seed(settings):
+            probe = PositionProbe(vit, placeholder, standardize)
+            trainer = begin_position_probe(probe, card, parts.train, ratio=ratio, steps=steps, settings=settings)
+            probe = trainer.fit(name, pace).model
+        cells[name], lost = _test(name, probe, card, parts.test, ratio, settings)
+        unreadable |= dict.fromkeys([*sorted(trainer.unreadable), *lost])
     rows = position_rows("position-sensitivity", cells, grid)
     quoted = tuple(row for row in rows if row.measure == "top-1")
-    ours, *others = quoted
-    n, n_test = len(parts.train), len(cells[card.name][0].values["top-1"])
+    found, *others = quoted
+    n, n_test = len(parts.train), len(cells[ours.name][0].values["top-1"])
     against = ", ".join(as_control(row) for row in others)
     done = _sentences(ratio, placeholder, standardize, steps, grid, n, n_test, parts.test.noun)
     return Evaluation.of_test(
@@ -119,7 +133,7 @@ def position_sensitivity(
         method=" ".join(
             [done, describe_measures(parts.test.noun), story, *note_unreadable(list(unreadable), parts.test.noun)]
         ),
-        headline=f"Position sensitivity: {ours.text()} against {against} on {n_test:,} test {parts.test.noun}.",
+        headline=f"Position sensitivity: {found.text()} against {against} on {n_test:,} test {parts.test.noun}.",
         quoted=quoted,
         across="measure",
     )
@@ -148,13 +162,13 @@ def _sentences(
     )
 
 
-def _load_finetuned(path: str | Path) -> tuple[Encoder, EncoderCard, str]:
+def _open_finetuned(path: str | Path) -> tuple[Subject, str]:
     """Load the encoder from the file of a classifier, with the fingerprint of its test images, or of an encoder."""
     try:
         model, card = load_classifier(path)
     except PatchloomError:
-        return *load_encoder(path), ""
-    return model.encoder, card.encoder, card.test
+        return Subject(_FINETUNED, *load_encoder(path)), ""
+    return Subject(_FINETUNED, model.encoder, card.encoder), card.test
 
 
 class PositionProbe(nn.Module):
@@ -179,7 +193,18 @@ class PositionProbe(nn.Module):
         for weight in self.layer.parameters():
             nn.init.zeros_(weight)
 
-    def place(self, images: Tensor, generator: torch.Generator, ratio: float) -> PositionPrediction:
+    def train(self, mode: bool = True) -> PositionProbe:
+        """Set the mode; the encoder stays in eval mode."""
+        super().train(mode)
+        self.vit.eval()
+        return self
+
+    def groups(self, weight_decay: float, layer_decay: float) -> list[dict[str, Any]]:
+        """Return parameter groups for an optimiser; no layer of the encoder is trained."""
+        assert layer_decay == 1
+        return parameter_groups(self, weight_decay)
+
+    def forward(self, images: Tensor, generator: torch.Generator, ratio: float) -> PositionPrediction:
         """Predict positions of patches of images [b c h w] with a fraction ``ratio`` of the embeddings masked."""
         dropped = random_dropped(len(images), self.n, ratio, generator, images.device)
         given = drop_positions(all_patches(images, self.n), dropped)
@@ -190,50 +215,67 @@ class PositionProbe(nn.Module):
         return PositionPrediction(given.visible, given.dropped, self.layer(features))
 
 
-def train_probe(
-    probe: PositionProbe, batches: Iterable[Tensor], ratio: float, generator: torch.Generator, steps: int
-) -> PositionProbe:
-    """Train the parts that are not frozen on ``steps`` batches of normalised images [b c h w], then set eval mode."""
-    optimizer = torch.optim.Adam([weight for weight in probe.parameters() if weight.requires_grad], lr=_RATE)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    probe.standardize.train()
-    for images in batches:
-        placed = probe.place(images, generator, ratio)
-        loss = F.cross_entropy(placed.logits[placed.dropped], placed.visible[placed.dropped])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        schedule.step()
-    return probe.eval()
+def begin_position_probe(
+    probe: PositionProbe, card: EncoderCard, train: Source, *, ratio: float, steps: int, settings: EvalSettings
+) -> Trainer:
+    """Return the training of a probe on centre crops.
 
-
-def _measure(
-    name: str,
-    vit: Encoder,
-    card: EncoderCard,
-    parts: Parts,
-    settings: EvalSettings,
-    placeholder: PositionPlaceholder,
-    standardize: bool,
-    ratio: float,
-    steps: int,
-) -> tuple[list[Cell], list[str]]:
-    """Train and test one encoder; return results on the test images and names of unreadable images."""
-    size, channels = input_size(vit), input_channels(vit)
-    unreadable: list[str] = []
-    probe = PositionProbe(vit, placeholder, standardize).to(settings.torch_device)
-    reading = settings.seed, 0, steps, settings.workers_for(parts.train, steps), channels
-    centre = parts.train.modality.centre(size, name=parts.train.name)
-    drawn = training_batches(parts.train, centre, _BATCH, *reading, device=settings.torch_device)
-    seen = normalized(track_progress(drawn, steps, f"{name}: steps of training"), card, unreadable)
-    train_probe(probe, seen, ratio, torch.Generator().manual_seed(settings.seed), steps)
-    tested = plain_batches(
-        parts.test, size, **settings.reading(parts.test), channels=channels, device=settings.torch_device
+    Args:
+        probe: probe, trained in place.
+        card: provides mean and std to normalise images.
+        train: training images.
+        ratio: fraction of the position embeddings to mask.
+        steps: number of steps.
+        settings: seed, device and workers.
+    """
+    size, channels = input_size(probe.vit), input_channels(probe.vit)
+    centre = train.modality.centre(size, name=train.name)
+    course = Course(
+        steps=steps,
+        per_epoch=steps_per_epoch(len(train), _BATCH),
+        unit="step",
+        batch=_BATCH,
+        peak=_RATE,
+        rate_option="the scale of the features by --standardize",  # the rate is fixed
     )
-    count = settings.batches(parts.test)
-    asked = normalized(track_progress(tested, count, f"{name}: test {parts.test.noun}"), card, unreadable)
+    identity = {
+        "ratio": ratio,
+        "course": asdict(course),
+        "images": train.fingerprint(),
+        "numbers": [card.mean, card.std],
+        "sizes": [attention_heads(probe.vit), size],  # which the weights do not show
+        "sound": train.modality.plain(),
+    }
 
-    def place(images: Tensor, generator: torch.Generator, **ratios: float) -> PositionPrediction:
-        return probe.place(images, generator, ratios["ratio"])
+    def batches(first: int, stop: int, workers: int) -> Iterator[Batch]:
+        reading = settings.seed, first, stop, workers, channels
+        return training_batches(train, centre, _BATCH, *reading, device=settings.torch_device)
 
-    return measure_positions(place, {"ratio": (ratio,)}, grid_size(vit), asked, settings.seed), unreadable
+    def loss(forward: Forward, batch: Batch) -> Tensor:
+        # the trainer seeds this generator by seed and step, so a resumed training masks the same positions
+        generator = torch.default_generator
+        placed = forward(normalize(batch.views[0], card.mean, card.std), generator, ratio)
+        return F.cross_entropy(placed.logits[placed.dropped], placed.visible[placed.dropped])
+
+    return Trainer(
+        probe,
+        loss,
+        batches,
+        course,
+        settings=settings,
+        identity=identity,
+        noun=train.noun,
+        workers=partial(settings.workers_for, train),
+    )
+
+
+def _test(
+    name: str, probe: PositionProbe, card: EncoderCard, test: Source, ratio: float, settings: EvalSettings
+) -> tuple[list[Cell], list[str]]:
+    """Return results of a trained probe on the test images, and names of unreadable images."""
+    size, channels, device = input_size(probe.vit), input_channels(probe.vit), settings.torch_device
+    unreadable: list[str] = []
+    read = plain_batches(test, size, **settings.reading(test), channels=channels, device=device)
+    shown = track_progress(read, settings.batches(test), f"{name}: test {test.noun}")
+    images = normalized(shown, card, unreadable)
+    return measure_positions(probe, {"ratio": (ratio,)}, grid_size(probe.vit), images, settings.seed), unreadable
