@@ -192,13 +192,9 @@ def set_up(
     vit, card = subjects.ours.vit, subjects.ours.card
     share_steps(settings)
     data, device = open_together(opened), settings.torch_device
-    if settings.group is not None:
-        data = _grouped(data, settings.group)
     with ExitStack() as afterwards:
         afterwards.callback(print_notes, data.notes)  # also where something is refused, which they may explain
-        with StatusMessage("looking for copies among the images"):
-            parts = divide(data.train, data.validation, data.test, settings, card.note, run, labels=False)
-        print_leak_notes(parts.train.images, parts.test.images, own=data.test is not None)
+        parts = annotated_parts(data, settings, card.note, run)
         print_input_notes(parts.train.images, card)
         own = 0 if parts.validation is None else len(parts.validation)
         recipe = asked.settled(len(parts.train), device.type, own, min(input_size(vit)), patch_side(vit), width(vit))
@@ -219,13 +215,20 @@ def set_up(
     return Study(run, subjects, variant, name, label or name, recipe, parts, settings, half, kernels)
 
 
-def _grouped(data: AnnotatedData[T], group: str) -> AnnotatedData[T]:
-    """Assign training and test images to groups."""
-    test = data.test
-    grouped = with_groups(Data(data.train.images, None if test is None else test.images), group)
-    if test is not None and grouped.test is not None:
-        test = _with_images(test, grouped.test)
-    return replace(data, train=_with_images(data.train, grouped.train), test=test)
+def annotated_parts(
+    data: AnnotatedData[T], settings: EvalSettings, note: str = "", run: str | Path | None = None
+) -> Parts[Annotated[T]]:
+    """Return the parts of annotated images, in groups if there are any; arguments as in `divide`."""
+    train, test = data.train, data.test
+    if settings.group is not None:
+        grouped = with_groups(Data(train.images, None if test is None else test.images), settings.group)
+        train = _with_images(train, grouped.train)
+        if test is not None and grouped.test is not None:
+            test = _with_images(test, grouped.test)
+    with StatusMessage("looking for copies among the images"):
+        parts = divide(train, data.validation, test, settings, note, run, labels=False)
+    print_leak_notes(parts.train.images, parts.test.images, own=test is not None)
+    return parts
 
 
 def _with_images(annotated: Annotated[T], images: Source) -> Annotated[T]:
@@ -343,7 +346,7 @@ def begin_training(
         assert held is not None
         return Score(score(tested, card, held), float(trainer.step))
 
-    trainer = Trainer(
+    trainer: Trainer = Trainer(
         model,
         loss,
         batches,
