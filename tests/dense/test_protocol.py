@@ -114,7 +114,10 @@ def test_the_whole_of_it(run, squares, protocol, measure, capsys):
 def test_a_dry_run_writes_nothing(run: Path, squares: object, protocol: str) -> None:
     before = sorted(run.iterdir())
     report = evaluate(protocol, run, "data", save=True, dry_run=True, **OPTIONS[protocol], **COMMON)
-    said = "tiny and from scratch would be trained on 12 images in 2 steps of 4, and tested on 5 others. Recipe small"
+    said = (
+        "tiny and from scratch would be trained on 12 images, with 4 others to choose the step, for 2 steps of 4 images "
+        "each, and tested on 5 others. Recipe small"
+    )
     assert report.method.startswith(said) and report.results == [] and report.n_test == 5
     assert sorted(run.iterdir()) == before
 

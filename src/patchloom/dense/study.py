@@ -512,10 +512,11 @@ def dense_report(
     controls = listing([as_control(its[0]) for its in rows[1:]], "and")
     against = f" against {controls}" if controls else ""
     unreadable = note_unreadable(tested.unreadable, "test images")
-    return Evaluation.of_test(
-        test.images,
-        plan.settings.seed,
-        n,
+    return Evaluation(
+        data=test.images.name,
+        fingerprint=test.fingerprint(),
+        seed=plan.settings.seed,
+        n_test=n,
         results=[row for its in rows for row in its],
         method=" ".join([done, recipe_sentences(plan), plan.parts.story, measured, *unreadable]),
         headline=f"{title}: {rows[0][0].text()} {measure}{against} on {n:,} test images.",
