@@ -171,8 +171,8 @@ class Study(Generic[T, R]):
 
     def place(self, folder: str, suffix: str, what: str = "") -> Path | None:
         """Return the path of a file of the evaluation in the run; None if the encoder is not a local folder or file."""
-        name = self.parts.train.images.name
-        return place_in_run(self.run, name, self.label, self.settings.seed, folder, suffix, what)
+        data = self.parts.train.images.name
+        return place_in_run(self.run, data, self.label, self.settings.seed, folder, suffix, what)
 
 
 def set_up(
