@@ -35,7 +35,7 @@ from patchloom.dense.annotations.segmentation import class_pixels, open_label_ma
 from patchloom.dense.metrics import class_ious, mean_iou
 from patchloom.dense.rare import rare_classes
 from patchloom.dense.recipes import SEGMENT
-from patchloom.dense.segment import SegmentTraining, confusion_per_image
+from patchloom.dense.segment import begin_segmenter, joined, predict_overlaps
 from patchloom.dense.segmenter import Segmenter
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.nets.build import EncoderSpec, build_encoder
@@ -152,11 +152,12 @@ def measured(name: str, arm: str, start: bool, seed: int, source: Path, out: Pat
     settings = EvalSettings(device="cpu", workers=0, seed=seed, cache=False)
     head = {"head": "upernet", "head_width": recipe.head_width, "auxiliary": recipe.auxiliary > 0}
     model = Segmenter(at_size(vit, card, (SIDE, SIDE)), len(data.train.classes), **head)
-    training = SegmentTraining(model, data.train, None, recipe, card, settings, half=False, kernels="torch")
-    model = training.run(f"{name}, {arm}, seed {seed}", Pace(recipe.steps)).model
-    each, _ = confusion_per_image(model, data.test, card, settings, recipe.resized, half=False)
-    ious = zip(data.train.classes, class_ious(each.sum(0)).tolist(), strict=True)
-    found = {"mIoU": mean_iou(each.sum(0)).item()} | {called: iou for called, iou in ious if iou == iou}
+    training = begin_segmenter(model, card, recipe, data.train, None, settings=settings)
+    model = training.fit(f"{name}, {arm}, seed {seed}", Pace(recipe.steps)).model
+    each = predict_overlaps(model, data.test, card, settings, recipe.resized, precision="float32")
+    total = joined(each, len(data.train.classes)).sum(0)
+    ious = zip(data.train.classes, class_ious(total).tolist(), strict=True)
+    found = {"mIoU": mean_iou(total).item()} | {called: iou for called, iou in ious if iou == iou}
     kept.parent.mkdir(parents=True, exist_ok=True)
     kept.write_text(json.dumps(found))
     return found

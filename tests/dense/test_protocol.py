@@ -24,11 +24,10 @@ from patchloom.dense.annotations.base import AnnotatedData
 from patchloom.dense.checkpoint import load_dense
 from patchloom.dense.detect import detect
 from patchloom.dense.segment import segment
-from patchloom.dense.training import DenseTraining
 from patchloom.errors import Stopped
 from patchloom.evaluate.protocols import evaluate
 from patchloom.evaluate.settings import EvalSettings
-from patchloom.evaluate.trainer import Loop
+from patchloom.evaluate.trainer import Trainer
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file, save_encoder
 from patchloom.results import store
@@ -115,7 +114,10 @@ def test_the_whole_of_it(run, squares, protocol, measure, capsys):
 def test_a_dry_run_writes_nothing(run: Path, squares: object, protocol: str) -> None:
     before = sorted(run.iterdir())
     report = evaluate(protocol, run, "data", save=True, dry_run=True, **OPTIONS[protocol], **COMMON)
-    said = "tiny and from scratch would be trained on 12 images in 2 steps of 4, and tested on 5 others. Recipe small"
+    said = (
+        "tiny and from scratch would be trained on 12 images, with 4 others to choose the step, for 2 steps of 4 "
+        "images each, and tested on 5 others. Recipe small"
+    )
     assert report.method.startswith(said) and report.results == [] and report.n_test == 5
     assert sorted(run.iterdir()) == before
 
@@ -172,20 +174,20 @@ def test_the_start_of_a_run_is_trained_alike(run, squares, protocol, given, cont
 def test_training_resumes_and_precedes_all_reading_of_test_images(run, squares, protocol, monkeypatch, capsys):
     seen: list[str] = []
     kind = type(Squares(1).images)
-    read, step = kind.read, Loop.update
+    read, step = kind.read, Trainer.update
 
     def watched(self: Source, i: int) -> torch.Tensor:
         seen.append(self.name)
         return read(self, i)
 
-    def stepped(self: Loop, *arguments: Any) -> torch.Tensor:
+    def stepped(self: Trainer, *arguments: Any) -> torch.Tensor:
         seen.append("step")
         if seen.count("step") == stop_at:
             os.kill(os.getpid(), signal.SIGTERM)
         return step(self, *arguments)
 
     monkeypatch.setattr(kind, "read", watched)
-    monkeypatch.setattr(Loop, "update", stepped)
+    monkeypatch.setattr(Trainer, "update", stepped)
     given = protocol, run / "encoder.safetensors", "data"
     stop_at = 0
     whole = evaluate(*given, **OPTIONS[protocol], **COMMON)
@@ -224,7 +226,7 @@ def test_options_that_do_not_fit(run: Path, squares: object, protocol: str, opti
     ("call", "wrong"), [(segment, {"head": "liner"}), (segment, {"control": "no"}), (detect, {"masks": "some"})]
 )
 def test_python_calls_check_their_options(run, squares, monkeypatch, call, wrong):
-    monkeypatch.setattr(Loop, "update", no_step)
+    monkeypatch.setattr(Trainer, "update", no_step)
     (name,) = wrong
     said = refusal(call, run, "data", EvalSettings(**COMMON), **wrong)
     assert f"--{name} cannot be {wrong[name]}" in said
@@ -233,13 +235,13 @@ def test_python_calls_check_their_options(run, squares, monkeypatch, call, wrong
 def test_a_missing_extra_is_named_before_training(run, squares, monkeypatch, capsys):
     for name in ("faster_coco_eval", "faster_coco_eval.core", "faster_coco_eval.core.mask"):
         monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.setattr(Loop, "update", no_step)
+    monkeypatch.setattr(Trainer, "update", no_step)
     assert "pip install 'faster-coco-eval" in failed(capsys, "evaluate", "detect", run, "data", "--steps", "4")
 
 
 def test_several_processes_are_refused_where_they_cannot_share(run, squares, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr("patchloom.dense.protocol.world", lambda: 2)
+        patch.setattr("patchloom.dense.study.world", lambda: 2)
         said = refusal(evaluate, "segment", run, "data", **OPTIONS["segment"] | {"batch_size": 3}, **COMMON)
     assert "--batch_size 3 cannot be shared by 2 processes" in said
     for name, value in {"TORCHELASTIC_RUN_ID": "a", "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "2"}.items():
@@ -256,7 +258,7 @@ def test_two_processes_share_one_evaluation(run: Path, tmp_path: Path) -> None:
     for name, value in weights[0].items():
         assert torch.equal(value, weights[1][name]), name
     assert out[0].count("mIoU") > 2 and not out[1].strip()
-    assert "by 2 processes by the recipe small" in " ".join(out[0].split())
+    assert "by 2 processes with the recipe small" in " ".join(out[0].split())
     rows = store.load(run)
     assert [row.encoder for row in rows if row.quoted] == ["tiny", "from scratch"]
     assert (run / "segmented" / "squares-small-0.safetensors").exists()
@@ -289,19 +291,19 @@ def test_a_file_of_something_else_is_never_written_over(run: Path, squares: obje
 
 @pytest.mark.parametrize("protocol", OPTIONS)
 def test_the_plan_counts_validation_and_test(run, squares, protocol, monkeypatch, capsys):
-    """Steps and images take a minute: 2 steps, 10 times the validation images and once the test images, per model."""
+    """A minute a step and image: 2 steps, the validation images after each, and the test images, per model."""
     models = {"segment": 2, "detect": 1}[protocol]
-    monkeypatch.setattr("patchloom.dense.protocol._MEASURED_FROM", 1)
-    for name in ("step", "image"):
-        monkeypatch.setattr(DenseTraining, f"seconds_of_{name}", lambda *_: 60.0)
-    monkeypatch.setattr(Loop, "update", no_step)
+    monkeypatch.setattr("patchloom.evaluate.select._MEASURED_FROM", 1)
+    monkeypatch.setattr(Trainer, "seconds_of_step", lambda _: 60.0)
+    monkeypatch.setattr("patchloom.evaluate.select.time_steps", lambda *_, **__: [4 * 60.0])  # of 4 images
+    monkeypatch.setattr(Trainer, "update", no_step)
     with pytest.raises(RuntimeError, match="a step was made"):
         evaluate(protocol, run, "data", control=models > 1, **OPTIONS[protocol], **COMMON)
     out = capsys.readouterr().out
     said = re.search(r"in total: (\d+) min 0 s of steps, and (?:(\d+) h )?(\d+) min (?:0 s )?of validation", out)
     held_out, tests = 4, 5
     assert said and int(said[1]) == models * 2
-    assert 60 * int(said[2] or 0) + int(said[3]) == models * (10 * held_out + tests)
+    assert 60 * int(said[2] or 0) + int(said[3]) == models * (2 * held_out + tests)
 
 
 @pytest.mark.parametrize("protocol", OPTIONS)
@@ -322,7 +324,7 @@ def test_unreadable_test_images_are_refused(run, squares, protocol, monkeypatch)
 
 
 def test_lacking_masks_and_objects_are_refused_before_training(run, squares, monkeypatch):
-    monkeypatch.setattr(Loop, "update", no_step)
+    monkeypatch.setattr(Trainer, "update", no_step)
     truth = BoxedSquares.truth
 
     def crowds(self: BoxedSquares, i: int) -> Any:
@@ -370,20 +372,20 @@ def test_native_windows_show_what_vanishes_in_reduced_images(tmp_path, capsys):
 @pytest.mark.parametrize("protocol", OPTIONS)
 def test_too_little_memory_is_found_before_training_with_sizes_that_fit(run, squares, protocol, monkeypatch, capsys):
     counted: list[int] = []
-    count = DenseTraining.bytes_of_step
+    count = Trainer.bytes_of_step
 
-    def counting(self: DenseTraining, images: int) -> int | None:
+    def counting(self: Trainer, images: int) -> int | None:
         counted.append(count(self, images))
         return counted[-1]
 
-    monkeypatch.setattr(DenseTraining, "bytes_of_step", counting)
-    monkeypatch.setattr(Loop, "update", no_step)
+    monkeypatch.setattr(Trainer, "bytes_of_step", counting)
+    monkeypatch.setattr(Trainer, "update", no_step)
     options = OPTIONS[protocol] | {"control": False, "size": 64, "validation": 0.0}
     with pytest.raises(RuntimeError, match="a step was made"):
         evaluate(protocol, run / "encoder.safetensors", "data", **options, **COMMON)
     assert re.search(r"needs about [\d.]+ of [\d.]+ GiB of memory", capsys.readouterr().out)
     share = {"segment": 0.4, "detect": 0.9}[protocol]  # of what is needed
-    monkeypatch.setattr("patchloom.dense.protocol.free_memory", lambda _: share * counted[0] / 2**30)
+    monkeypatch.setattr("patchloom.dense.memory.free_memory", lambda _: share * counted[0] / 2**30)
     said = refusal(evaluate, protocol, run / "encoder.safetensors", "data", **options, **COMMON)
     assert re.search("of memory, and .* are free: give --", said)
     less = {name: int(value) for name, value in re.findall(r"--(batch_size|size) (\d+)", said)}
@@ -394,21 +396,21 @@ def test_too_little_memory_is_found_before_training_with_sizes_that_fit(run, squ
 
 @pytest.mark.parametrize("protocol", OPTIONS)
 def test_a_counted_step_is_as_large_as_a_real_one(run, squares, protocol, monkeypatch):
-    counted, real, step = [], [], Loop.update
-    count = DenseTraining.bytes_of_step
+    counted, real, step = [], [], Trainer.update
+    count = Trainer.bytes_of_step
 
-    def counting(self: DenseTraining, images: int) -> int | None:
+    def counting(self: Trainer, images: int) -> int | None:
         counted.append(count(self, images) - 3 * sum(one.nbytes for one in self.model.parameters()))
         return None  # no forecast
 
-    def watched(self: Loop, *arguments: Any) -> torch.Tensor:
+    def watched(self: Trainer, *arguments: Any) -> torch.Tensor:
         with LiveBytes() as live:
             loss = step(self, *arguments)
         real.append(live.peak)
         return loss
 
-    monkeypatch.setattr(DenseTraining, "bytes_of_step", counting)
-    monkeypatch.setattr(Loop, "update", watched)
+    monkeypatch.setattr(Trainer, "bytes_of_step", counting)
+    monkeypatch.setattr(Trainer, "update", watched)
     options = OPTIONS[protocol] | {"size": 64, "steps": 2, "control": False, "head_width": 32}
     evaluate(protocol, run / "encoder.safetensors", "data", **options, **COMMON)
     assert counted[0] == pytest.approx(max(real), rel=0.2)

@@ -1,5 +1,6 @@
 """Training, validation and test images."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -7,8 +8,9 @@ from refusing import refusal
 from scenes import Squares
 
 from patchloom.dense.annotations.base import AnnotatedData
-from patchloom.dense.protocol import DenseParts, best_and_worst, dense_parts
-from patchloom.evaluate.settings import EvalSettings
+from patchloom.dense.recipes import SEGMENT
+from patchloom.dense.study import annotated_parts, best_and_worst
+from patchloom.evaluate.settings import EvalSettings, Parts
 from patchloom.runs import held_out
 from patchloom.runs.training_set import no_record
 
@@ -21,22 +23,27 @@ def numbers(images: Squares) -> list[int]:
     return found
 
 
-def parted(train: int | Squares, validation=None, test=None, run=None, **settings: Any) -> DenseParts:
+def parted(train: int | Squares, validation=None, test=None, run=None, **settings: Any) -> Parts:
     images = Squares(train) if isinstance(train, int) else train
-    return dense_parts(AnnotatedData(images, validation, test), EvalSettings(**settings), "Note.", run)
+    return annotated_parts(AnnotatedData(images, validation, test), EvalSettings(**settings), "Note.", run)
+
+
+def trained_on(parts: Parts, validation: float, seed: int = 0) -> tuple[Squares, Squares | None]:
+    recipe = replace(SEGMENT["small"], validation=validation).settled(len(parts.train), "cpu", 0, 16, 4, 32)
+    return parts.trained_on(recipe, EvalSettings(seed=seed))
 
 
 def test_parts_of_the_data_are_used() -> None:
     parts = parted(20, Squares(5, seed=1), Squares(6, seed=2))
-    train, held = parts.trained_on(0.15, 0)
+    train, held = trained_on(parts, 0.15)
     assert (len(train), len(held), len(parts.test)) == (20, 5, 6)
-    assert parts.trained_on(0.0, 0) == (parts.train, None)  # the last weights are asked for
+    assert trained_on(parts, 0.0) == (parts.train, None)  # the last weights are asked for
     assert parts.story == "Note. The data brings its own validation and test images."
 
 
 def test_a_missing_test_is_a_fifth_and_no_image_is_in_two_parts() -> None:
     parts = parted(40, seed=3)
-    train, held = parts.trained_on(0.25, 3)
+    train, held = trained_on(parts, 0.25, 3)
     found = [set(numbers(one)) for one in (train, held, parts.test)]
     assert list(map(len, found)) == [24, 8, 8] and len(set.union(*found)) == 40
     assert "a fifth was split off for the test (seed 3)" in parts.story
@@ -46,11 +53,11 @@ def test_a_missing_test_is_a_fifth_and_no_image_is_in_two_parts() -> None:
 def test_few_labels_are_few_for_validation_too() -> None:
     given = 20, Squares(5, seed=1), Squares(6, seed=2)
     parts = parted(*given, max_train=10)
-    train, held = parts.trained_on(0.2, 0)
+    train, held = trained_on(parts, 0.2)
     assert (len(train), len(held), len(parts.test)) == (8, 2, 6) and set(numbers(held)).isdisjoint(numbers(train))
-    assert "Only 10 of 20 training images" in parts.story and "none of its validation images" in parts.story
+    assert "only 10 of 20 training images" in parts.story and "none of the data's own validation images" in parts.story
     assert len(parted(*given, max_train=20).train) == 20
-    assert "use --validation 0" in refusal(parted(1, None, Squares(2)).trained_on, 0.15, 0)
+    assert "use --validation 0" in refusal(trained_on, parted(1, None, Squares(2)), 0.15)
 
 
 def test_groups_stay_whole_and_the_story_says_so() -> None:
@@ -73,7 +80,7 @@ def test_copies_of_test_images_are_left_out_or_counted() -> None:
     whole.images.contents = lambda chosen=None: contents(np.arange(40) % 10 if chosen is None else chosen % 10)
     parts = parted(whole)
     left = 40 - len(parts.train) - len(parts.test)
-    assert left and f"Nothing was trained on {left} exact copies of test images" in parts.story
+    assert left and f"{left} exact copies of test images were left out of training" in parts.story
 
 
 def test_test_images_of_the_pre_training_are_counted(monkeypatch) -> None:

@@ -3,12 +3,10 @@
 from dataclasses import replace
 
 import pytest
-import torch
 from refusing import refusal
 
-from patchloom.dense.protocol import native_or_reduced, window_count
 from patchloom.dense.recipes import DETECT, PROBE, SEGMENT, ResolvedDenseRecipe, dense_recipe, usual_crops
-from patchloom.dense.training import rate_schedule
+from patchloom.dense.study import native_or_reduced, window_count
 
 
 @pytest.mark.parametrize("name", [*SEGMENT, *DETECT])
@@ -66,13 +64,11 @@ DROPS = {"vitdet": (78_889, 85_463), "restore": (9 * 7_392, 11 * 7_392), "extrem
 
 @pytest.mark.parametrize(("name", "drops"), DROPS.items())
 def test_the_rate_of_detection_drops_where_the_papers_say(name: str, drops: tuple[int, int]) -> None:
-    recipe = DETECT[name]
-    weight = torch.nn.Parameter(torch.zeros(()))
-    schedule = rate_schedule(torch.optim.AdamW([weight], recipe.lr), recipe)
+    recipe = DETECT[name].settled(118_287, "cuda", 0, 224, 16, 768)
+    course = recipe.course(118_287)
 
     def rate(update: int) -> float:  # the first one is 1
-        schedule.step_update(update)
-        return schedule.optimizer.param_groups[0]["lr"]
+        return course.rate(update - 1)
 
     assert rate(1) < rate(recipe.warmup_steps - 1) < rate(recipe.warmup_steps) == pytest.approx(3e-4)
     for drop, before in zip(drops, (3e-4, 3e-5), strict=True):

@@ -10,17 +10,17 @@ import torch
 from scenes import Squares
 
 from patchloom.data.decode import Unreadable
-from patchloom.dense import training
+from patchloom.dense import answers
 from patchloom.dense.annotations.segmentation import image_class_pixels
+from patchloom.dense.answers import Pictures, mask_padding, predict_images
 from patchloom.dense.metrics import foreground_iou
 from patchloom.dense.rare import for_rare_classes
 from patchloom.dense.recipes import SEGMENT, SegmentRecipe
-from patchloom.dense.segment import SegmentTraining, confusion_per_image, pixel_loss
+from patchloom.dense.segment import begin_segmenter, joined, pixel_loss, predict_overlaps, segment_score
 from patchloom.dense.segmenter import Segmenter
-from patchloom.dense.training import Pictures, mask_padding, predict_images
 from patchloom.errors import PatchloomError, Stopped
 from patchloom.evaluate.settings import EvalSettings
-from patchloom.evaluate.trainer import keep_until_done
+from patchloom.evaluate.trainer import Trainer, keep_until_done
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.finetune import at_size
@@ -36,43 +36,51 @@ def recipe(**changes: object) -> SegmentRecipe:
     return replace(RECIPE, **changes).settled(20, "cpu", 0, 16, 4, 32)
 
 
-def begun(values: SegmentRecipe, head: str = "upernet", seed: int = 0, train: Squares | None = None) -> SegmentTraining:
+def held_images(values: SegmentRecipe) -> Squares:
+    return Squares(4, (values.size, values.size + 8), seed=1)
+
+
+def begun(values: SegmentRecipe, head: str = "upernet", seed: int = 0, train: Squares | None = None) -> Trainer:
     torch.manual_seed(0)
     size, shape = (values.size, values.size), (values.size, values.size + 8)
     train = train or Squares(20, shape, seed=seed)
     model = Segmenter(at_size(build_encoder(SPEC), CARD, size), len(train.classes), head=head, head_width=16)
-    held = Squares(4, shape, seed=1) if values.validation else None
-    return SegmentTraining(model, train, held, values, CARD, SETTINGS, half=False, kernels="torch")
+    held = held_images(values) if values.validation else None
+    return begin_segmenter(model, CARD, values, train, held, settings=SETTINGS)
 
 
 @pytest.mark.parametrize(("head", "steps"), [("upernet", 50), ("linear", 30)])
 def test_it_learns(head: str, steps: int) -> None:
     values = recipe(steps=steps, size=32, lr=5e-3, layer_decay=1.0, scale=(1.0, 1.0))
     training = begun(values, head)
-    before = training.score(training.held)
+
+    def score() -> float:
+        return segment_score(training.tested, CARD, held_images(values), recipe=values, settings=SETTINGS, half=False)
+
+    before = score()
     training.model.train()
-    done = training.run("tiny", Pace(steps))
+    done = training.fit("tiny", Pace(steps))
     assert done.chosen["validation_score"] > max(before, 0.25) + 0.1  # a quarter is what the ground alone gives
-    assert training.score(training.held) == done.chosen["validation_score"]  # the best weights are tested
+    assert score() == done.chosen["validation_score"]  # the best weights are tested
 
 
 @pytest.mark.parametrize("stopped_at", [1, 4])
 def test_one_that_was_stopped_ends_as_one_that_was_not(stopped_at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = begun(recipe())
-    whole.run("tiny", Pace(6))
-    step = SegmentTraining.update
+    whole.fit("tiny", Pace(6))
+    step = Trainer.update
 
-    def interrupted(self: SegmentTraining, number: int, batch: object) -> torch.Tensor:
-        if number == stopped_at:
+    def interrupted(self: Trainer, batch: object) -> torch.Tensor:
+        if self.step == stopped_at:
             os.kill(os.getpid(), signal.SIGTERM)
-        return step(self, number, batch)
+        return step(self, batch)
 
     with keep_until_done():
         with monkeypatch.context() as patch, pytest.raises(Stopped, match=f"stopped at step {stopped_at + 1} of 6"):
-            patch.setattr(SegmentTraining, "update", interrupted)
-            begun(recipe()).run("tiny", Pace(6))
+            patch.setattr(Trainer, "update", interrupted)
+            begun(recipe()).fit("tiny", Pace(6))
         again = begun(recipe())
-        again.run("tiny", Pace(6))
+        again.fit("tiny", Pace(6))
     assert again.best.score == whole.best.score
     for name, value in whole.tested.state_dict().items():
         assert torch.equal(value, again.tested.state_dict()[name]), name
@@ -85,8 +93,8 @@ def test_other_recipes_or_labels_are_another_training() -> None:
 
 
 def test_ties_of_validation_scores_go_to_the_last_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SegmentTraining, "score", lambda *_: 0.25)
-    done = begun(recipe()).run("tiny", Pace(6))
+    monkeypatch.setattr("patchloom.dense.segment.segment_score", lambda *_, **__: 0.25)
+    done = begun(recipe()).fit("tiny", Pace(6))
     assert done.chosen == {"best_step": 6, "validation_score": 0.25, "validation_images": 4}
 
 
@@ -107,28 +115,18 @@ def test_padding_becomes_zero() -> None:
 
 
 def test_rates_of_the_schedules() -> None:
-    training = begun(recipe(steps=100, warmup_steps=10, lr=1e-3, layer_decay=0.5))
-    head = max(training.optimizer.param_groups, key=lambda group: group["lr_scale"])
-    lowest = min(training.optimizer.param_groups, key=lambda group: group["lr_scale"])
-    rates = []
-    for step in range(100):
-        training.schedule.step_update(step + 1)
-        rates.append(head["lr"])
-        assert lowest["lr"] == pytest.approx(rates[-1] * 0.5**3)
+    course = recipe(steps=100, warmup_steps=10, lr=1e-3).course(20)
+    rates = [course.rate(step) for step in range(100)]
     assert rates[9] == pytest.approx(1e-3) == max(rates) and min(rates[10:]) == rates[-1] > 0
     assert rates[54] == pytest.approx(rates[9] - (rates[9] - rates[99]) / 2, rel=0.02)  # a straight line
-    drops = begun(recipe(steps=120, warmup_steps=0, lr=1e-3, decay="steps"))
-    found = []
-    for step in range(120):
-        drops.schedule.step_update(step + 1)
-        found.append(drops.optimizer.param_groups[-1]["lr"])
-    assert [found[i] for i in (70, 100, 119)] == pytest.approx([1e-3, 1e-4, 1e-5])
+    drops = recipe(steps=120, warmup_steps=0, lr=1e-3, decay="steps").course(20)
+    assert [drops.rate(i) for i in (70, 100, 119)] == pytest.approx([1e-3, 1e-4, 1e-5])
 
 
 def test_a_loss_that_is_not_finite_names_the_remedy() -> None:
     training = begun(recipe(lr=1e30, clip=0.0, steps=30, validation=0.0))
     with pytest.raises(PatchloomError, match=r"not finite after \d+ steps: lower --lr \(now 1e\+30\)"):
-        training.run("tiny", Pace(30))
+        training.fit("tiny", Pace(30))
 
 
 class Holed:
@@ -159,7 +157,7 @@ def test_pictures_are_read_ahead_and_answered_in_groups(workers: int, monkeypatc
     def found(truth: object, numbers: range) -> list[tuple[int, object]]:
         groups.clear()
         pictures = Pictures(Holed.read_as, 1, numbers, truth)
-        each = list(training.answered(pictures, answer, torch.device("cpu"), workers))
+        each = list(answers.answered(pictures, answer, torch.device("cpu"), workers))
         assert all(one.image.shape == (1, 2 + one.number, 3) for one, _ in each)
         assert all(round(255 * float(value)) == 8 if one.number == 8 else value == one.number for one, value in each)
         return [(one.number, one.truth) for one, _ in each]
@@ -169,14 +167,14 @@ def test_pictures_are_read_ahead_and_answered_in_groups(workers: int, monkeypatc
     assert found(Holed.truth, range(0, 5, 2)) == [(i, i) for i in (0, 2, 4)]
     with pytest.raises(PatchloomError, match="annotation 5 is broken"):
         found(Holed.truth, range(9))
-    whole = training._groups
-    monkeypatch.setattr(training, "_groups", lambda pictures, most: whole(pictures, 4))
+    whole = answers._groups
+    monkeypatch.setattr(answers, "_groups", lambda pictures, most: whole(pictures, 4))
     assert len(found(None, range(9))) == 8 and groups == [4, 3, 1], "of one dtype"
 
 
 def test_several_processes_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "rank", lambda: 1)
-    monkeypatch.setattr(training, "world", lambda: 3)
+    monkeypatch.setattr(answers, "rank", lambda: 1)
+    monkeypatch.setattr(answers, "world", lambda: 3)
     model = begun(recipe()).model
     found = predict_images(
         model, Squares(6), SETTINGS, lambda some, *_: [len(some)], lambda picture, answer: (picture.number, answer)
@@ -210,9 +208,9 @@ def test_a_rare_defect_is_found(capsys: pytest.CaptureFixture[str]) -> None:
         asked, data = replace(RECIPE, **values, **changes), Defects(24)
         pixels = image_class_pixels(data).sum(0)
         settled, _ = for_rare_classes(asked, asked.settled(24, "cpu", 0, 16, 4, 32), pixels, data.classes)
-        done = begun(settled, train=data).run("tiny", Pace(60)).model
-        each, _ = confusion_per_image(done, Defects(16, 1), CARD, SETTINGS, None, half=False)
-        return foreground_iou(each.sum(0)).item()
+        done = begun(settled, train=data).fit("tiny", Pace(60)).model
+        found = predict_overlaps(done, Defects(16, 1), CARD, SETTINGS, None, precision="float32")
+        return foreground_iou(joined(found, 2).sum(0)).item()
 
     lost, found = trained(class_weights=False, rare_crops=0.0), trained()
     before, after = capsys.readouterr().out.splitlines()

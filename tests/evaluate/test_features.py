@@ -21,7 +21,7 @@ from patchloom.data.sources.builtin import Torchvision
 from patchloom.data.sources.in_memory import open_objects
 from patchloom.data.sources.open import open_data
 from patchloom.data.stats import normalize
-from patchloom.dense.segment import confusion_per_image
+from patchloom.dense.segment import predict_overlaps
 from patchloom.dense.segmenter import Segmenter
 from patchloom.errors import PatchloomError
 from patchloom.evaluate import features
@@ -364,10 +364,10 @@ def test_pictures_are_segmented_several_at_once() -> None:
     torch.manual_seed(0)
     model = Segmenter(at_size(build_encoder(SPEC), COLOURS, (16, 16)), 3, head="upernet", head_width=16)
     images = Squares(20, (16, 40), seed=1)
-    here, _ = confusion_per_image(model, images, COLOURS, settings("cpu"), 16, precision="float32")
+    here = torch.stack(predict_overlaps(model, images, COLOURS, settings("cpu"), 16, precision="float32"))
     with pseudo_cuda() as waits:
         model.to("cuda")
         waits.clear()
-        there, _ = confusion_per_image(model, images, COLOURS, settings("cuda"), 16, precision="float32")
+        there = torch.stack(predict_overlaps(model, images, COLOURS, settings("cuda"), 16, precision="float32"))
         assert sum(waits.values()) == 1, f"for the last of three groups: {waits}"
     assert torch.equal(there, here) and here.sum() > 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,29 +19,31 @@ from patchloom.data.stats import normalize
 from patchloom.dense.annotations.base import Annotated, Objects
 from patchloom.dense.annotations.boxes import category_ids
 from patchloom.dense.annotations.detection import open_boxes
+from patchloom.dense.answers import ReadPicture, mask_padding, predict_images
 from patchloom.dense.augment import BoxAugment
 from patchloom.dense.backbone import window_of
 from patchloom.dense.detector import Detections, Detector
 from patchloom.dense.metrics import DetectedObjects, average_precision, coco_tool, interval, pseudo_precision
 from patchloom.dense.pictures import BoxRow
-from patchloom.dense.protocol import (
-    Setup,
+from patchloom.dense.recipes import DETECT, DetectRecipe, ResolvedDetectRecipe, dense_recipe
+from patchloom.dense.study import (
+    Study,
+    begin_training,
     best_and_worst,
     check_outputs,
-    check_read,
     dense_report,
     save_model,
     set_up,
-    train_each,
-    trained_candidates,
+    test_each,
 )
-from patchloom.dense.recipes import DETECT, DetectRecipe, ResolvedDetectRecipe, dense_recipe
-from patchloom.dense.training import DenseTraining, ReadPicture, mask_padding, predict_images
 from patchloom.dense.windows import Fit, detect_images
 from patchloom.errors import PatchloomError, check_options
+from patchloom.evaluate.classification import SCRATCH
 from patchloom.evaluate.classifier import PositionChoice
 from patchloom.evaluate.features import Precision
+from patchloom.evaluate.select import Fitted, train_candidates
 from patchloom.evaluate.settings import EvalSettings
+from patchloom.evaluate.trainer import Forward, Trainer
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.encode import grid_size
 from patchloom.nets.swin import Encoder
@@ -51,35 +54,59 @@ from patchloom.system.distributed import rank
 # Training and testing of detection. Letters: b batch, c channels, h w height and width, n images.
 
 
-class DetectTraining(DenseTraining[Objects]):
-    """Training of a `Detector` with the sum of its losses; arguments as in `DenseTraining`."""
+def begin_detector(
+    model: Detector,
+    card: EncoderCard,
+    recipe: ResolvedDetectRecipe,
+    train: Annotated[Objects],
+    held: Annotated[Objects] | None,
+    *,
+    settings: EvalSettings,
+    half: bool = False,
+    kernels: str = "torch",
+) -> Trainer:
+    """Return the training of a detector with the sum of its losses; arguments as in `begin_training`."""
+    device = settings.torch_device
 
-    measure = "AP"
-    model: Detector
-    recipe: ResolvedDetectRecipe
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        recipe = self.recipe
-        self.augment = BoxAugment(self.model.size, recipe.scale, recipe.flip, recipe.color, recipe.sides)
-
-    def _loss(self, batch: Batch) -> Tensor:
+    def loss(forward: Forward, batch: Batch) -> Tensor:
         sizes = [target.size for target in batch.truths]
-        targets = [_on(target.objects, self.device) for target in batch.truths]
-        images = mask_padding(normalize(batch.views[0], self.card.mean, self.card.std), sizes)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
-            losses = self.parallel(images, sizes, targets)
+        targets = [_on(target.objects, device) for target in batch.truths]
+        images = mask_padding(normalize(batch.views[0], card.mean, card.std), sizes)
+        losses = forward(images, sizes, targets)
         return torch.stack([loss.float() for loss in losses.values()]).sum()
 
-    def _outline(self, images: Tensor) -> Tensor:
-        return self.model.outline(images)
+    return begin_training(
+        model,
+        card,
+        recipe,
+        train,
+        held,
+        loss=loss,
+        augment=BoxAugment(model.size, recipe.scale, recipe.flip, recipe.color, recipe.sides),
+        score=functools.partial(detect_score, recipe=recipe, settings=settings, half=half),
+        measure="AP",
+        settings=settings,
+        half=half,
+        kernels=kernels,
+        outline=Detector.outline,
+    )
 
-    def score(self, images: Annotated[Objects]) -> float:
-        """Return the AP of the boxes."""
-        found = detect_objects(self.tested, images, self.card, self.settings, self.recipe.score, half=self.half)
-        kept = {i: one for i, one in enumerate(found) if one is not None}
-        there = average_precision(images.subset([*kept]), [*kept.values()], images.classes, "bbox").ap
-        return 0.0 if there != there else there  # nan: no object is there to be found
+
+def detect_score(
+    model: Detector,
+    card: EncoderCard,
+    images: Annotated[Objects],
+    *,
+    recipe: ResolvedDetectRecipe,
+    settings: EvalSettings,
+    half: bool,
+) -> float:
+    """Return the AP of the boxes; 0 if there are no objects."""
+    precision: Precision = "bfloat16" if half else "float32"
+    found = detect_objects(model, images, card, settings, recipe.score, precision=precision)
+    kept = {i: one for i, one in enumerate(found) if one is not None}
+    ap = average_precision(images.subset([*kept]), [*kept.values()], images.classes, "bbox").ap
+    return 0.0 if math.isnan(ap) else ap
 
 
 def detect_objects(
@@ -90,7 +117,6 @@ def detect_objects(
     score: float,
     *,
     precision: Precision = "auto",
-    half: bool | None = None,
     name: str = "",
 ) -> list[DetectedObjects | None]:
     """Detect objects in each image; None for unreadable ones. Processes take turns, and all must call it."""
@@ -102,9 +128,8 @@ def detect_objects(
         found, fit = answer
         return fit.detected(found, score)
 
-    how: dict[str, Any] = {"precision": precision, "half": half}
-    what = name and f"{name}: looking for objects in {images.images.name}"
-    return predict_images(model, images, settings, looked, finished, what=what, **how)
+    what = name and f"  {name}: looking for objects in {images.images.name}"
+    return predict_images(model, images, settings, looked, finished, precision=precision, what=what)
 
 
 def _on(objects: Objects, device: torch.device) -> Objects:
@@ -165,19 +190,28 @@ def detect(
     check_options(detect, locals())
     check_outputs(run, settings, from_scratch, save, out)
     coco_tool("mask")  # what scores is missed now, and not after the training
-    asked = dense_recipe(recipe, DETECT, changes, settings.batch_size)
-    setup = set_up(run, lambda: open_boxes(data), settings, recipe, asked, positions, precision)
-    values, classes = setup.recipe, setup.classes
-    _check_objects(setup.parts.test, "to test on")
-    if setup.held is not None:
-        _check_objects(setup.held, "to choose the weights by")
-    there = _has_masks(setup.train)
+    study = set_up(
+        run,
+        lambda: open_boxes(data),
+        settings,
+        recipe,
+        dense_recipe(recipe, DETECT, changes, settings.batch_size),
+        positions=positions,
+        precision=precision,
+        fresh=SCRATCH,
+    )
+    values, classes, test = study.recipe, study.classes, study.parts.test
+    train, held = study.parts.trained_on(values, settings)
+    _check_objects(test, "to test on")
+    if held is not None:
+        _check_objects(held, "to choose the weights by")
+    there = _has_masks(train)
     with_masks = there if masks == "auto" else masks
     if with_masks and not there:
-        raise PatchloomError(f"{setup.train.images.name} has boxes without masks: leave out --masks true")
+        raise PatchloomError(f"{train.images.name} has boxes without masks: leave out --masks true")
     window = None if values.window == 0 else values.window
     if values.window == "auto":
-        window = window_of(setup.encoder(setup.vit), grid_size(setup.vit))
+        window = window_of(study.encoder(study.subjects.ours), grid_size(study.subjects.ours.vit))
     options: dict[str, Any] = {
         "masks": with_masks,
         "width": values.head_width,
@@ -187,31 +221,36 @@ def detect(
     if values.sides is not None:
         options["sides"] = values.sides[1:]
 
-    def begin(model: Detector, card: EncoderCard) -> DetectTraining:
-        images = setup.train, setup.held, values, card, settings
-        return DetectTraining(model, *images, half=setup.half, kernels=setup.kernels)
+    def build(encoder: Encoder) -> Detector:
+        return Detector(encoder, len(classes), **options)
 
-    def built(encoder: Encoder) -> Detector:
-        return Detector(setup.encoder(encoder), len(classes), **options)
-
-    candidates, beside = trained_candidates(setup, built, control, from_scratch)
-    models = train_each(candidates, setup, begin)
+    score = functools.partial(detect_score, recipe=values, settings=settings, half=study.half)
+    plan = study.plan(begin_detector, score)
+    candidates, done = study.candidates(build, {"masks": with_masks}, control=control, from_scratch=from_scratch)
     if save or out is not None:
-        save_model(models[0][0], setup, "detect", None, options, out, category_ids(setup.train))
+        ids = category_ids(train)
+        saved = functools.partial(save_model, study, "detect", out, side=None, arguments=options, ids=ids)
+        candidates[0] = replace(candidates[0], save=saved)
+    fitted = train_candidates(candidates, plan)
+
     # every choice has been made: now the test images are read
-    test, found, rows, lost = setup.parts.test, [], [], []
-    for candidate, (model, chosen) in zip(candidates, models, strict=True):
-        name = f"  {candidate.name}"
-        found.append(
-            detect_objects(model, test, candidate.card, settings, values.score, precision=precision, name=name)
-        )
-        lost = [test.images.describe(i) for i, one in enumerate(found[-1]) if one is None]
-        check_read(test, lost)
-        its = setup.row_settings(masks=with_masks, **chosen)
-        rows.append(_scored(candidate.name, its, test, found[-1]))
-    done = " ".join(filter(None, [_DONE.format(kind="Mask R-CNN" if with_masks else "Faster R-CNN"), beside]))
-    drawings = _drawings(found[0], setup)
-    return dense_report(setup, f"Detection ({recipe})", "AP of boxes", rows, [done, _MEASURED], lost, drawings)
+    def answer(one: Fitted) -> list[DetectedObjects | None]:
+        name, card = one.candidate.name, one.candidate.card
+        return detect_objects(one.model, test, card, settings, values.score, precision=precision, name=name)
+
+    def rows(one: Fitted, answers: list[DetectedObjects | None]) -> list[Result]:
+        return _scored(one.candidate.name, one.settings, test, answers)
+
+    tested = test_each(fitted, test, answer, rows)
+    return dense_report(
+        plan,
+        tested,
+        title=f"Detection ({recipe})",
+        measure="AP of boxes",
+        done=_DONE.format(kind="Mask R-CNN" if with_masks else "Faster R-CNN") + done,
+        measured=_MEASURED,
+        drawings=_drawings(tested.answers[0], study),
+    )
 
 
 def _check_objects(images: Annotated[Objects], what: str) -> None:
@@ -251,20 +290,20 @@ def _scored(
 
 
 def _drawings(
-    found: Sequence[DetectedObjects | None], setup: Setup[Objects, ResolvedDetectRecipe]
+    found: Sequence[DetectedObjects | None], study: Study[Objects, ResolvedDetectRecipe]
 ) -> tuple[Drawing, ...]:
     """Draw the best and the worst test images: ground truth beside prediction."""
-    path = setup.place("pictures", ".png", "detect-")
+    path = study.place("pictures", ".png", "detect-")
     if path is None or rank():
         return ()
-    test = setup.parts.test
+    test = study.parts.test
     scores = [
         math.nan if one is None else average_precision([test.outlined(i)], [one], test.classes, "bbox").ap
         for i, one in enumerate(found)
     ]
     rows = []
     for i in best_and_worst(scores):
-        image = test.images.read_as(i, len(setup.card.mean))
+        image = test.images.read_as(i, len(study.subjects.ours.card.mean))
         answer = found[i]
         assert answer is not None
         title = f"{Path(test.images.describe(i)).name}: {scores[i]:.1%} AP"

@@ -25,11 +25,11 @@ from patchloom.data.sources.open import open_data
 from patchloom.data.stats import input_notes
 from patchloom.dense.annotations.base import count_images
 from patchloom.dense.annotations.coco import image_ids
+from patchloom.dense.answers import Pictures, ReadPicture, answered
 from patchloom.dense.checkpoint import DENSE_FORMAT, DenseCard, DenseTask, load_dense
 from patchloom.dense.metrics import DetectedObjects, coco_tool
 from patchloom.dense.pictures import class_colours, draw_label_map, draw_objects
 from patchloom.dense.segmenter import Segmenter
-from patchloom.dense.training import Pictures, ReadPicture, answered
 from patchloom.dense.windows import detect_images, segment_images
 from patchloom.display import Displayable, Verbatim
 from patchloom.errors import PatchloomError, listing

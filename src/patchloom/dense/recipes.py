@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Protocol, TypeVar
 
 from patchloom.errors import PatchloomError
+from patchloom.evaluate.course import Course
 from patchloom.evaluate.recipes import Auto, check_values, refuse_auto
 
 _UPDATES = {"cpu": 1_000, "gpu": 20_000}  # of a training whose steps are auto: an hour or so
 _BATCH = {"cpu": 8, "gpu": 16}
 _VALIDATION_SHARE, _LEAST_VALIDATION, _MOST_VALIDATION = 0.15, 10, 500
+VALIDATIONS = 10  # in a training
 
 Side = Literal["auto", "native", "size"]
 Asked = TypeVar("Asked", bound="DenseRecipe")
@@ -94,7 +97,7 @@ class DenseRecipe:
             batch = _BATCH[kind]
         if size == "auto":
             size = round(1.5 * side / patch) * patch
-        batch = min(batch, max(1, n - (0 if own_validation else held_out(validation, n))))
+        batch = min(batch, max(1, n - (0 if own_validation else _held_out(validation, n))))
         same = {"steps": steps, "warmup_steps": warmup, "batch": batch, "validation": validation, "size": size}
         return vars(self) | same
 
@@ -219,6 +222,34 @@ class ResolvedDenseRecipe(DenseRecipe):
     def __post_init__(self) -> None:
         refuse_auto(self, but="window")  # which follows from the encoder at its new size
 
+    def held_out(self, n: int) -> int:
+        """Return the number of the ``n`` training images that are held out to choose the step."""
+        return _held_out(self.validation, n)
+
+    def course(self, n: int, accumulate: int = 1) -> Course:
+        """Return the course of a training on ``n`` images."""
+        return Course(
+            steps=self.steps,
+            per_epoch=max(1, n // self.batch),
+            unit="step",
+            batch=self.batch,
+            peak=self.lr,
+            rate_option=f"--lr (now {self.lr:g})",
+            warmup=min(self.warmup_steps, self.steps - 1),
+            decay=self.decay,
+            drops=self.drops,
+            betas=self.betas,
+            weight_decay=self.weight_decay,
+            layer_decay=self.layer_decay,
+            clip=self.clip,
+            every=max(1, math.ceil(self.steps / VALIDATIONS)),
+            patience=self.patience,
+        )
+
+    def timed(self, n: int) -> tuple[ResolvedDenseRecipe, int]:
+        """Return a recipe whose steps on ``n`` images are timed, and how many of them take as long as one of this."""
+        return self, 1
+
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedSegmentRecipe(ResolvedDenseRecipe, SegmentRecipe):
@@ -321,8 +352,7 @@ def usual_crops(device: str) -> int:
     return _UPDATES[kind] * _BATCH[kind]
 
 
-def held_out(share: float, n: int) -> int:
-    """Return the number of held-out images among ``n`` training images for a fraction ``share``."""
+def _held_out(share: float, n: int) -> int:
     return min(max(1, round(share * n)), _MOST_VALIDATION, n - 1) if share else 0
 
 

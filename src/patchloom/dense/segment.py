@@ -20,6 +20,7 @@ from patchloom.data.sources.in_memory import DataLike
 from patchloom.data.stats import normalize
 from patchloom.dense.annotations.base import IGNORED, Annotated
 from patchloom.dense.annotations.segmentation import class_ids, class_pixels, image_class_pixels, open_label_maps
+from patchloom.dense.answers import ReadPicture, predict_images
 from patchloom.dense.augment import PixelAugment
 from patchloom.dense.metrics import (
     class_ious,
@@ -33,32 +34,30 @@ from patchloom.dense.metrics import (
     pseudo_values,
 )
 from patchloom.dense.pictures import MapRow
-from patchloom.dense.protocol import (
-    DenseCandidate,
-    Setup,
-    best_and_worst,
-    check_outputs,
-    check_read,
-    dense_report,
-    save_model,
-    set_up,
-    start_candidates,
-    train_each,
-    trained_candidates,
-    untrained_candidate,
-    window_count,
-)
 from patchloom.dense.rare import class_weights, dice_loss, for_rare_classes, rare_crops
 from patchloom.dense.recipes import FOR_RARE, PROBE, SEGMENT, ResolvedSegmentRecipe, SegmentRecipe, dense_recipe
 from patchloom.dense.segmenter import PixelSegmenter, Segmenter, SegmentLogits
-from patchloom.dense.training import DenseTraining, ReadPicture, predict_images
+from patchloom.dense.study import (
+    Study,
+    begin_training,
+    best_and_worst,
+    check_outputs,
+    dense_report,
+    median_size,
+    save_model,
+    set_up,
+    test_each,
+    window_count,
+)
 from patchloom.dense.windows import AT_ONCE, BAND, segment_image, segment_images
 from patchloom.errors import PatchloomError, check_options
 from patchloom.estimate import fake_numbers
+from patchloom.evaluate.classification import SCRATCH
 from patchloom.evaluate.classifier import PositionChoice
 from patchloom.evaluate.features import Precision
+from patchloom.evaluate.select import Fitted, train_candidates
 from patchloom.evaluate.settings import EvalSettings, print_notes
-from patchloom.evaluate.training import about_control
+from patchloom.evaluate.trainer import Forward, Trainer
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.encode import input_channels, patch_side
 from patchloom.nets.performance import use_kernels
@@ -76,77 +75,122 @@ FOREGROUND = "foreground IoU"  # name of the measure
 _NOTHING = 0.01  # foreground IoU below which nothing but the most frequent class was found
 
 
-class SegmentTraining(DenseTraining[Tensor]):
-    """The training of a `Segmenter`: loss of each pixel that counts, and of a second head's answer.
+class SegmentLoss:
+    """Loss of each pixel that counts, and of a second head's answer.
 
-    Arguments are those of `DenseTraining`.
+    It counts what is answered in about the last tenth of the steps, without waiting for a GPU.
+
+    Args:
+        card: card of the encoder, with mean and std to normalise images.
+        recipe: values of the recipe.
+        classes: names of the classes.
+        weights: weights of the classes; None: all are equal.
+        device: device of the training.
     """
-
-    measure = "mIoU"
-    model: Segmenter
-    recipe: ResolvedSegmentRecipe
 
     def __init__(
         self,
-        model: Segmenter,
-        train: Annotated[Tensor],
-        held: Annotated[Tensor] | None,
+        card: EncoderCard,
         recipe: ResolvedSegmentRecipe,
-        *arguments: Any,
-        **options: Any,
+        classes: Sequence[str],
+        weights: Tensor | None,
+        device: torch.device,
     ) -> None:
-        pixels = image_class_pixels(train) if recipe.class_weights or recipe.rare_crops else np.zeros((len(train), 1))
-        crops = rare_crops(pixels, recipe.rare_crops)
-        if len(crops.images) > len(train):
-            train = train.subset(crops.images)
-        super().__init__(model, train, held, recipe, *arguments, **options)
-        how = recipe.resized, recipe.scale, recipe.flip, recipe.color
-        self.augment = PixelAugment(self.model.size, *how, crops.classes, crops.aimed)
-        self.weights = class_weights(pixels).to(self.device) if recipe.class_weights else None
-        # what `overlaps` gives of about the last tenth of the steps
-        self.answered = torch.zeros(3, len(train.classes), device=self.device)
-        self.classes = train.classes
+        self.card, self.recipe, self.classes, self.weights, self.device = card, recipe, classes, weights, device
+        self.answered = torch.zeros(3, len(classes), device=device)  # what `overlaps` gives
 
-    def _loss(self, batch: Batch) -> Tensor:
+    def __call__(self, forward: Forward, batch: Batch) -> Tensor:
         truth = torch.stack(batch.truths).to(self.device, non_blocking=True).long()
-        images = normalize(batch.views[0], self.card.mean, self.card.std)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
-            answer = self.parallel(images)
-        self.answered = self.answered * max(0.0, 1 - _TENTHS / self.steps) + batch_overlaps(answer.main.detach(), truth)
-        return self._loss_of(answer, truth)
+        answer = forward(normalize(batch.views[0], self.card.mean, self.card.std))
+        kept = max(0.0, 1 - _TENTHS / self.recipe.steps)
+        self.answered = self.answered * kept + batch_overlaps(answer.main.detach(), truth)
+        return self._compare(answer, truth)
 
-    def _remark(self) -> str:
-        if _TENTHS * self.step < self.steps or not foreground_iou(self.answered) < _NOTHING:
+    def outline(self, model: Segmenter, images: Tensor) -> Tensor:
+        """Return a loss of the same memory that is independent of values."""
+        return self._compare(model(images), images[:, 0].long())
+
+    def remark(self, step: int) -> str:
+        """Return a remark if nothing but one class has been found lately."""
+        if _TENTHS * step < self.recipe.steps or not foreground_iou(self.answered) < _NOTHING:
             return ""
         return f"nothing but {self.classes[int(self.answered[2].argmax())]} found in training"
 
-    def _outline(self, images: Tensor) -> Tensor:
-        return self._loss_of(self.model(images), images[:, 0].long())
-
-    def _loss_of(self, answer: SegmentLogits, truth: Tensor) -> Tensor:
-        how = self.weights, self.recipe.loss == "dice"
-        loss = pixel_loss(answer.main, truth, *how)
+    def _compare(self, answer: SegmentLogits, truth: Tensor) -> Tensor:
+        dice = self.recipe.loss == "dice"
+        loss = pixel_loss(answer.main, truth, self.weights, dice)
         if answer.auxiliary is not None:
-            loss = loss + self.recipe.auxiliary * pixel_loss(answer.auxiliary, truth, *how)
+            loss = loss + self.recipe.auxiliary * pixel_loss(answer.auxiliary, truth, self.weights, dice)
         return loss
 
-    def bytes_of_test(self, image: tuple[int, int]) -> int:
-        """Those of the windows at once, of all their logits, and of the image's, a band after the other."""
-        count = window_count(image, self.recipe.resized, self.recipe.size)
-        self.model.eval()
-        use_kernels(self.model, "torch")  # native kernels need numbers
-        with fake_numbers(self.model, self.device.type) as live, torch.no_grad():
-            logits = self._fake(lambda views: self.model(views).main, min(count, AT_ONCE))
-        self.model.train()
-        return live.peak + 4 * (count * logits[0].numel() + 4 * min(BAND, self.model.classes * math.prod(image)))
 
-    def score(self, images: Annotated[Tensor]) -> float:
-        """mIoU."""
-        found, _ = confusion_per_image(
-            self.tested, images, self.card, self.settings, self.recipe.resized, half=self.half
-        )
-        iou = mean_iou(found.sum(0)).item()
-        return 0.0 if math.isnan(iou) else iou  # nan: no pixel counts
+def begin_segmenter(
+    model: Segmenter | PixelSegmenter,
+    card: EncoderCard,
+    recipe: ResolvedSegmentRecipe,
+    train: Annotated[Tensor],
+    held: Annotated[Tensor] | None,
+    *,
+    settings: EvalSettings,
+    half: bool = False,
+    kernels: str = "torch",
+) -> Trainer:
+    """Return the training of a segmenter; arguments as in `begin_training`."""
+    pixels = image_class_pixels(train) if recipe.class_weights or recipe.rare_crops else np.zeros((len(train), 1))
+    crops, device = rare_crops(pixels, recipe.rare_crops), settings.torch_device
+    if len(crops.images) > len(train):
+        train = train.subset(crops.images)
+    weights = class_weights(pixels).to(device) if recipe.class_weights else None
+    loss = SegmentLoss(card, recipe, train.classes, weights, device)
+    return begin_training(
+        model,
+        card,
+        recipe,
+        train,
+        held,
+        loss=loss,
+        augment=PixelAugment(
+            model.size, recipe.resized, recipe.scale, recipe.flip, recipe.color, crops.classes, crops.aimed
+        ),
+        score=functools.partial(segment_score, recipe=recipe, settings=settings, half=half),
+        measure="mIoU",
+        settings=settings,
+        half=half,
+        kernels=kernels if isinstance(model, Segmenter) else "torch",
+        remark=loss.remark,
+        outline=loss.outline,
+    )
+
+
+def segment_score(
+    model: Segmenter,
+    card: EncoderCard,
+    images: Annotated[Tensor],
+    *,
+    recipe: ResolvedSegmentRecipe,
+    settings: EvalSettings,
+    half: bool,
+) -> float:
+    """Return the mIoU; 0 if no pixel counts."""
+    precision: Precision = "bfloat16" if half else "float32"
+    found = predict_overlaps(model, images, card, settings, recipe.resized, precision=precision)
+    iou = mean_iou(joined(found, model.classes).sum(0)).item()
+    return 0.0 if math.isnan(iou) else iou
+
+
+def bytes_of_segmenting(trainer: Trainer, image: tuple[int, int], recipe: ResolvedSegmentRecipe) -> int:
+    """Return the peak bytes of a test on an image (h, w), counted with fake tensors, which replace the weights.
+
+    They are those of the windows at once, of all their logits, and of the image's, a band after the other.
+    """
+    model, kind = trainer.model, trainer.device.type
+    count = window_count(image, recipe.resized, recipe.size)
+    use_kernels(model.eval(), "torch")  # native kernels need numbers
+    with fake_numbers(model, kind) as live, torch.no_grad(), torch.autocast(kind, torch.bfloat16, enabled=trainer.half):
+        views = torch.zeros(min(count, AT_ONCE), model.channels, *model.size, device=trainer.device)
+        logits = model(views).main
+    model.train()
+    return live.peak + 4 * (count * logits[0].numel() + 4 * min(BAND, model.classes * math.prod(image)))
 
 
 def pixel_loss(logits: Tensor, truth: Tensor, weights: Tensor | None = None, dice: bool = False) -> Tensor:
@@ -181,7 +225,7 @@ def batch_overlaps(logits: Tensor, truth: Tensor) -> Tensor:
     return torch.stack([common, there + answered - common, there])
 
 
-def confusion_per_image(
+def predict_overlaps(
     model: Segmenter,
     images: Annotated[Tensor],
     card: EncoderCard,
@@ -189,13 +233,11 @@ def confusion_per_image(
     side: int | None,
     *,
     precision: Precision = "auto",
-    half: bool | None = None,
     name: str = "",
-) -> tuple[Tensor, list[str]]:
-    """Compare answers and truth of every image; several processes take turns, and all must ask.
+) -> list[Tensor | None]:
+    """Return what `overlaps` gives of every image, [3 k]; None for unreadable ones.
 
-    Returns:
-        [n 3 k], what `overlaps` gives of each image, in order, with zeros for the unreadable ones; their names.
+    Several processes take turns, and all must call it. ``name`` is that of the model on the line of progress.
     """
 
     def segmented(some: list[Tensor], device: torch.device, half: bool) -> list[Tensor]:
@@ -204,12 +246,14 @@ def confusion_per_image(
     def compared(picture: ReadPicture, answer: Tensor) -> Tensor:
         return overlaps(confusion(answer, picture.truth, model.classes))
 
-    how: dict[str, Any] = {"precision": precision, "half": half}
-    what = name and f"{name}: segmenting {images.images.name}"
-    found = predict_images(model, images, settings, segmented, compared, truth=True, what=what, **how)
-    none = torch.zeros(3, model.classes, dtype=torch.int64)
-    unreadable = [images.images.describe(i) for i, one in enumerate(found) if one is None]
-    return torch.stack([none if one is None else one for one in found]), unreadable
+    what = name and f"  {name}: segmenting {images.images.name}"
+    return predict_images(model, images, settings, segmented, compared, truth=True, precision=precision, what=what)
+
+
+def joined(found: Sequence[Tensor | None], classes: int) -> Tensor:
+    """Return the overlaps of all images, [n 3 k], with zeros for the unreadable ones."""
+    none = torch.zeros(3, classes, dtype=torch.int64)
+    return torch.stack([none if one is None else one for one in found])
 
 
 _OF_ENCODER = ("layer_decay", "drop_path", "head_width", "auxiliary")  # and of UPerNet: not of a linear layer
@@ -279,61 +323,85 @@ def segment(
         positions = "keep"
     check_outputs(run, settings, from_scratch, save, out)
     known = {**SEGMENT, "small": PROBE} if linear else SEGMENT
-    label = "linear" if linear else recipe
     asked = dense_recipe(recipe, known, changes, settings.batch_size)
-    how = positions, precision, label, _OF_ENCODER if linear else ()
-    opened = functools.partial(open_label_maps, data, ignore, threshold=threshold)
-    setup = set_up(run, opened, settings, recipe, asked, *how)
+    study = set_up(
+        run,
+        functools.partial(open_label_maps, data, ignore, threshold=threshold),
+        settings,
+        recipe,
+        asked,
+        positions=positions,
+        precision=precision,
+        fresh=UNTRAINED if linear else SCRATCH,
+        label="linear" if linear else recipe,
+    )
+    parts, classes = study.parts, study.classes
     if any(getattr(asked, name) == "auto" for name in FOR_RARE):
-        values, rarity = for_rare_classes(asked, setup.recipe, class_pixels(setup.train), setup.classes)
+        train, _ = parts.trained_on(study.recipe, settings)
+        values, rarity = for_rare_classes(asked, study.recipe, class_pixels(train), classes)
         print_notes([rarity] if rarity else [])
-        setup = replace(setup, recipe=values)
-    values = setup.recipe
-    classes = setup.classes
+        study = replace(study, recipe=values)
+    values = study.recipe
     options: dict[str, Any] = {"head": head, "head_width": values.head_width, "auxiliary": values.auxiliary > 0}
 
-    def begin(model: Segmenter, card: EncoderCard) -> SegmentTraining:
-        kernels = setup.kernels if isinstance(model, Segmenter) else "torch"
-        images = setup.train, setup.held, values, card, settings
-        return SegmentTraining(model, *images, half=setup.half, kernels=kernels)
+    def build(encoder: Encoder) -> Segmenter:
+        return Segmenter(encoder, len(classes), **options)
 
-    def built(encoder: Encoder) -> Segmenter:
-        return Segmenter(setup.encoder(encoder), len(classes), **options)
+    def pixels(recipe: ResolvedSegmentRecipe) -> PixelSegmenter:
+        vit, size = study.subjects.ours.vit, (recipe.size, recipe.size)
+        return PixelSegmenter(len(classes), size, input_channels(vit), patch_side(vit))
 
-    def pixels() -> PixelSegmenter:
-        return PixelSegmenter(len(classes), setup.size, input_channels(setup.vit), patch_side(setup.vit))
-
-    candidates, beside = trained_candidates(setup, built, control and not linear, from_scratch)
-    if linear and control:
-        starts = start_candidates(setup, built)
-        untrained, raw = untrained_candidate(UNTRAINED, setup, built), DenseCandidate(PIXELS, pixels, setup.card)
-        candidates, beside = [*candidates, *starts, untrained, raw], _BESIDE
-        if starts:
-            beside = f"{about_control(True)} {beside}"
-    models = train_each(candidates, setup, begin)
-    if save or out is not None:
-        save_model(models[0][0], setup, "segment", values.resized, options, out, class_ids(setup.train))
-    # every choice has been made: now the test images are read
-    found, rows, lost = [], [], list[str]()
-    for candidate, (model, chosen) in zip(candidates, models, strict=True):
-        name = f"  {candidate.name}"
-        each, lost = confusion_per_image(
-            model, setup.parts.test, candidate.card, settings, values.resized, precision=precision, name=name
-        )
-        found.append(each)
-        groups = setup.parts.test.images.groups
-        rows.append(_rows(candidate.name, setup.row_settings(head=head, **chosen), each, classes, groups))
-    check_read(setup.parts.test, lost)
-    most, second = (
-        _rows(CONSTANT, {"answer": classes[best]}, constant, classes, setup.parts.test.images.groups)
-        for best, constant in (constant_overlaps(found[0], place) for place in (0, 1))
+    plan = study.plan(
+        begin_segmenter,
+        functools.partial(segment_score, recipe=values, settings=settings, half=study.half),
+        bytes_of_test=functools.partial(bytes_of_segmenting, image=median_size(parts.train), recipe=values),
+        unused=_OF_ENCODER if linear else (),
     )
-    answers = [row for row in most if row.measure != FOREGROUND]
-    answers += [row for row in second if row.measure == FOREGROUND]
-    title = "Linear segmentation of the frozen encoder" if linear else f"Segmentation ({recipe}, UPerNet)"
-    drawings = _drawings(models[0][0], found[0], setup)
-    done = " ".join(filter(None, [_DONE[head], beside]))
-    return dense_report(setup, title, "mIoU", rows, [done, _MEASURED], lost, drawings, answers, FOREGROUND)
+    candidates, done = study.candidates(build, {"head": head}, control=control, from_scratch=from_scratch, both=linear)
+    done = f"{_DONE[head]}{done}"
+    if linear and control:
+        candidates.append(replace(candidates[0], name=PIXELS, build=pixels))
+        done += f" {_BESIDE}"
+    if save or out is not None:
+        saved = functools.partial(
+            save_model,
+            study,
+            "segment",
+            out,
+            side=values.resized,
+            arguments=options,
+            ids=class_ids(parts.train),
+        )
+        candidates[0] = replace(candidates[0], save=saved)
+    fitted = train_candidates(candidates, plan)
+
+    # every choice has been made: now the test images are read
+    def answer(one: Fitted) -> list[Tensor | None]:
+        name, card = one.candidate.name, one.candidate.card
+        return predict_overlaps(one.model, parts.test, card, settings, values.resized, precision=precision, name=name)
+
+    def rows(one: Fitted, answers: list[Tensor | None]) -> list[Result]:
+        return _rows(one.candidate.name, one.settings, joined(answers, len(classes)), classes, parts.test.images.groups)
+
+    tested = test_each(fitted, parts.test, answer, rows)
+    each = joined(tested.answers[0], len(classes))
+    most, second = (
+        _rows(CONSTANT, {"answer": classes[best]}, constant, classes, parts.test.images.groups)
+        for best, constant in (constant_overlaps(each, place) for place in (0, 1))
+    )
+    constant = [row for row in most if row.measure != FOREGROUND]
+    constant += [row for row in second if row.measure == FOREGROUND]
+    return dense_report(
+        plan,
+        tested,
+        title="Linear segmentation of the frozen encoder" if linear else f"Segmentation ({recipe}, UPerNet)",
+        measure="mIoU",
+        done=done,
+        measured=_MEASURED,
+        drawings=_drawings(fitted[0].model, each, study),
+        constant=constant,
+        telling=FOREGROUND,
+    )
 
 
 def _check_linear(recipe: str, from_scratch: bool, positions: str, changes: Mapping[str, Any]) -> None:
@@ -376,17 +444,17 @@ def _rows(
     return rows
 
 
-def _drawings(model: Segmenter, each: Tensor, setup: Setup[Tensor, ResolvedSegmentRecipe]) -> tuple[Drawing, ...]:
+def _drawings(model: Segmenter, each: Tensor, study: Study[Tensor, ResolvedSegmentRecipe]) -> tuple[Drawing, ...]:
     """The best and the worst test images: image, truth, answer."""
-    path = setup.place("pictures", ".png", "segment-")
+    path = study.place("pictures", ".png", "segment-")
     if path is None or rank():
         return ()
     scores = mean_iou(each).tolist()
-    test, card = setup.parts.test, setup.card
+    test, card = study.parts.test, study.subjects.ours.card
     rows = []
     for i in best_and_worst(scores):
         image = test.images.read_as(i, model.channels)
-        answer = segment_image(model.cpu(), image, card.mean, card.std, setup.recipe.resized)
+        answer = segment_image(model.cpu(), image, card.mean, card.std, study.recipe.resized)
         title = f"{Path(test.images.describe(i)).name}: {scores[i]:.1%} mIoU"
         rows.append(MapRow(image, test.truth(i), answer, title))
-    return (Drawing("patchloom.dense.pictures.segmentation_picture", path, {"rows": rows, "classes": setup.classes}),)
+    return (Drawing("patchloom.dense.pictures.segmentation_picture", path, {"rows": rows, "classes": study.classes}),)

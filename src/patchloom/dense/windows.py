@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from patchloom.data.stats import normalize
+from patchloom.dense.answers import mask_padding
 from patchloom.dense.augment import fill_up, fit_for_test, resized_for_test, to_original
 from patchloom.dense.detector import Detections, Detector, paste_masks
 from patchloom.dense.metrics import DetectedObjects, run_lengths
 from patchloom.dense.segmenter import SegmentLogits
-from patchloom.dense.training import mask_padding
 
 _STRIDE = 2 / 3  # of a window's side, from one to the next, as in mmseg (341 of 512 pixels)
 AT_ONCE = 8  # windows

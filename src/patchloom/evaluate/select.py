@@ -28,7 +28,6 @@ from patchloom.system.load import BackgroundLoad
 
 RECIPE_SHARE = 0.1  # of the training images, held out to choose one of several recipes
 _MEASURED_FROM = 50  # updates: shorter trainings are not announced
-_FEW = 32  # images whose scoring is timed
 
 
 class ResolvedRecipe(Protocol):
@@ -92,6 +91,7 @@ class Plan(Generic[D, R]):
         score: function from a model, its encoder's card and images to its score, higher being better.
         half: whether matrix products of the training are in bfloat16.
         unused: values of the recipe without effect here.
+        timed: number of images whose scoring is timed.
         foresee: function that prints how much memory the candidates will need, and refuses what does not fit.
     """
 
@@ -103,6 +103,7 @@ class Plan(Generic[D, R]):
     score: Callable[[Any, EncoderCard, D], float]
     half: bool
     unused: Sequence[str] = ()
+    timed: int = 32
     foresee: Callable[[Sequence[Candidate], Plan[D, R]], None] | None = None
 
     @property
@@ -253,7 +254,7 @@ def _announce(candidates: Sequence[Candidate], plan: Plan[D, R]) -> Pace:
         candidate, others = candidates[0], BackgroundLoad()
         trainer = plan.begin(candidate.build(recipe), candidate.card, recipe, train, held)
         pace.before = times * trainer.seconds_of_step()
-        few: Any = train.subset(range(min(len(train), _FEW)))
+        few: Any = train.subset(range(min(len(train), plan.timed)))
         seconds = time_steps(lambda: plan.score(trainer.tested, candidate.card, few), least=1)[0] / len(few)
         validations = 0 if held is None else math.ceil(course.steps / course.every) * len(held)
         scoring = len(candidates) * (validations + len(parts.test)) * seconds

@@ -381,7 +381,8 @@ def limit_training_images(parts: Parts[D], settings: EvalSettings, looked: bool 
     if settings.max_train is not None and settings.max_train < n:
         train = stratified_subset(train, settings.max_train, settings.seed)
         own = f" and none of the data's own validation {noun}" if validation is not None else ""
-        used = f"a stratified {settings.max_train:,} of {n:,} training {noun}{own} were used (seed {settings.seed})"
+        stratified = "" if images_of(parts.train).labels is None else "a stratified "
+        used = f"{stratified}{settings.max_train:,} of {n:,} training {noun}{own} were used (seed {settings.seed})"
         story += f" For a quick look, only {used}."
         validation = None
     story += note_copies(images_of(train), images_of(parts.test), looked)

@@ -286,8 +286,8 @@ class Trainer:
         workers: number of data-loading processes for a number of steps.
         alike: all processes compute the same gradients, which need no averaging.
         remark: function from the number of finished steps to a remark for the line of progress.
-        outline: function from the forward pass and normalised images to a loss with the memory of ``loss``, but
-            independent of values; None: memory is not foreseen.
+        outline: function from the model and normalised images to a loss with the memory of ``loss``, but independent of
+            values; None: memory is not foreseen.
 
     Attributes:
         forward: the model of all processes, in the precision of the training.
@@ -315,7 +315,7 @@ class Trainer:
         workers: Callable[[int], int] = lambda steps: 0,
         alike: bool = False,
         remark: Callable[[int], str] = lambda step: "",
-        outline: Callable[[Forward, Tensor], Tensor] | None = None,
+        outline: Callable[[Any, Tensor], Tensor] | None = None,
     ) -> None:
         self.loss, self.batches, self.course, self.validate = loss, batches, course, validate
         self.settings, self.device, self.half, self.noun = settings, settings.torch_device, half, noun
@@ -519,7 +519,10 @@ class Trainer:
         use_kernels(self.model, "torch")  # native kernels need numbers, and keep no less
 
         def loss() -> Tensor:
-            return outline(self.forward, torch.zeros(images, self.model.channels, *self.model.size, device=self.device))
+            views = torch.zeros(images, self.model.channels, *self.model.size, device=self.device)
+            # not by `forward`, where processes would exchange fake tensors
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
+                return outline(self.model, views)
 
         found = count_step(self.model, self.device.type, loss)
         moments = 2 * sum(one.nbytes for one in self.model.parameters() if one.requires_grad)

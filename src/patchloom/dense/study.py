@@ -1,0 +1,534 @@
+"""Shared steps of segmentation and detection: encoder, images and recipe; training; test; report.
+
+Everything is resolved before the first training; the test images are used once, at the end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Generic, Literal, TypeVar
+
+import numpy as np
+from torch import Tensor, nn
+
+from patchloom.data.decode import Unreadable
+from patchloom.data.loader import AnnotatedAugment, Batch, training_batches
+from patchloom.data.source import Data, Source
+from patchloom.data.splits import with_groups
+from patchloom.dense.annotations.base import Annotated, AnnotatedData, T
+from patchloom.dense.checkpoint import DenseCard, DenseTask, is_dense, save_dense
+from patchloom.dense.memory import foresee_memory, no_more_than_a_step
+from patchloom.dense.recipes import (
+    VALIDATIONS,
+    R,
+    Requested,
+    ResolvedDenseRecipe,
+    ResolvedSegmentRecipe,
+    SegmentRecipe,
+    usual_crops,
+)
+from patchloom.dense.windows import starts
+from patchloom.display import StatusMessage, print_line
+from patchloom.errors import PatchloomError, listing
+from patchloom.evaluate.classification import about_control
+from patchloom.evaluate.classifier import PositionChoice, variant_of
+from patchloom.evaluate.features import Precision, trains_in_bfloat16
+from patchloom.evaluate.select import Candidate, Fitted, Plan, recipe_sentences
+from patchloom.evaluate.settings import (
+    EvalSettings,
+    Parts,
+    divide,
+    open_together,
+    place_in_run,
+    print_input_notes,
+    print_leak_notes,
+    print_notes,
+    share_steps,
+)
+from patchloom.evaluate.subjects import Subject, Subjects, open_subjects
+from patchloom.evaluate.trainer import Loss, Score, Trainer
+from patchloom.nets.checkpoints.format import EncoderCard
+from patchloom.nets.encode import input_size, patch_side, width
+from patchloom.nets.finetune import Variant, at_size
+from patchloom.nets.performance import choose_kernels
+from patchloom.nets.swin import Encoder
+from patchloom.results.evaluation import Drawing, Evaluation, as_control, note_unreadable
+from patchloom.results.result import Result
+from patchloom.sizes import in_pixels
+from patchloom.system.distributed import rank, refused_by_all, world
+
+# Encoder, images and recipe.
+
+
+_MOST = 4  # shorter side of images at native scale, over that of a window
+_SAMPLED = 64  # images whose size is looked at
+_TIMED_IMAGES = 4
+
+
+@dataclass(frozen=True)
+class Study(Generic[T, R]):
+    """Encoder, images and recipe of a segmentation or detection.
+
+    Attributes:
+        run: encoder as typed by the user.
+        subjects: the encoder and its controls.
+        variant: position embeddings of the encoder.
+        name: name of the recipe.
+        label: name of this training in file names: the recipe, or what distinguishes it from others of the same data.
+        recipe: values of the recipe.
+        parts: the images.
+        settings: settings of the evaluation.
+        half: whether matrix products of the training are in bfloat16.
+        kernels: kernels of the training, torch or native.
+    """
+
+    run: str | Path
+    subjects: Subjects
+    variant: Variant
+    name: str
+    label: str
+    recipe: R
+    parts: Parts[Annotated[T]]
+    settings: EvalSettings
+    half: bool
+    kernels: str
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Their names."""
+        return self.parts.train.classes
+
+    def encoder(self, subject: Subject) -> Encoder:
+        """Return a copy of an encoder for images of the recipe's size."""
+        size = self.recipe.size, self.recipe.size
+        return at_size(subject.vit, subject.card, size, self.variant, self.recipe.drop_path)
+
+    def candidates(
+        self,
+        build: Callable[[Encoder], nn.Module],
+        settings: Mapping[str, Any],
+        *,
+        control: bool,
+        from_scratch: bool,
+        both: bool = False,
+    ) -> tuple[list[Candidate], str]:
+        """Return the encoder and its controls, and a sentence on them, after a space, or "".
+
+        The control is the start of an adapted encoder, or else the fresh one.
+
+        Args:
+            build: function from a copy of an encoder to the model.
+            settings: additional settings of the results.
+            control: whether there are controls.
+            from_scratch: whether there is only the fresh encoder.
+            both: whether the fresh encoder is a control beside the start, too.
+        """
+        ours, start, fresh = self.subjects
+        subjects, said = [fresh if from_scratch else ours], ""
+        if control and not from_scratch:
+            subjects += self.subjects.controls if both else [start or fresh]
+            said = "" if both and start is None else f" {about_control(start is not None)}"
+
+        def candidate(subject: Subject) -> Candidate:
+            its = {"positions": self.variant, **settings}
+            return Candidate(subject.name, subject.card, lambda _: build(self.encoder(subject)), its)
+
+        return [candidate(one) for one in subjects], said
+
+    def plan(
+        self,
+        begin: Callable[..., Trainer],
+        score: Callable[[Any, EncoderCard, Annotated[T]], float],
+        *,
+        bytes_of_test: Callable[[Trainer], int] = no_more_than_a_step,
+        unused: Sequence[str] = (),
+    ) -> Plan[Annotated[T], R]:
+        """Return the plan for all candidates.
+
+        Args:
+            begin: `begin_segmenter` or `begin_detector`.
+            score: as in `Plan`.
+            bytes_of_test: as in `foresee_memory`.
+            unused: values of the recipe without effect here.
+        """
+        return Plan(
+            self.name,
+            (self.recipe,),
+            self.parts,
+            self.settings,
+            partial(begin, settings=self.settings, half=self.half, kernels=self.kernels),
+            score,
+            self.half,
+            unused,
+            _TIMED_IMAGES,
+            partial(foresee_memory, bytes_of_test=bytes_of_test),
+        )
+
+    def place(self, folder: str, suffix: str, what: str = "") -> Path | None:
+        """Return the path of a file of the evaluation in the run; None if the encoder is not a local folder or file."""
+        data = self.parts.train.images.name
+        return place_in_run(self.run, data, self.label, self.settings.seed, folder, suffix, what)
+
+
+def set_up(
+    run: str | Path,
+    opened: Callable[[], AnnotatedData[T]],
+    settings: EvalSettings,
+    name: str,
+    asked: Requested[R],
+    *,
+    positions: PositionChoice,
+    precision: Precision,
+    fresh: str,
+    label: str = "",
+) -> Study[T, R]:
+    """Load the encoder, open the images, and resolve the recipe ``asked`` for; ``fresh`` is as in `open_subjects`."""
+    subjects = open_subjects(run, settings, tuned=True, fresh=fresh)
+    vit, card = subjects.ours.vit, subjects.ours.card
+    share_steps(settings)
+    data, device = open_together(opened), settings.torch_device
+    with ExitStack() as afterwards:
+        afterwards.callback(print_notes, data.notes)  # also where something is refused, which they may explain
+        parts = annotated_parts(data, settings, card.note, run)
+        print_input_notes(parts.train.images, card)
+        own = 0 if parts.validation is None else len(parts.validation)
+        recipe = asked.settled(len(parts.train), device.type, own, min(input_size(vit)), patch_side(vit), width(vit))
+        if recipe.batch % world():
+            raise refused_by_all(
+                f"--batch_size {recipe.batch} cannot be shared by {world()} processes: give a multiple"
+            )
+        train, held = parts.trained_on(recipe, settings)
+        scored = VALIDATIONS * len(held or ()) + len(parts.test)
+        recipe, scale = _at_scale(recipe, asked, train, scored, device.type, patch_side(vit))
+        if scale:
+            print_notes([scale])
+            parts = replace(parts, story=f"{scale}. {parts.story}")
+    half = trains_in_bfloat16(device, precision)
+    variant = variant_of(positions, vit)
+    resized = at_size(vit, card, (recipe.size, recipe.size), variant)  # what is fastest depends on the size
+    kernels, _ = choose_kernels(resized, device.type, half and not recipe.drop_path, recipe.batch)
+    return Study(run, subjects, variant, name, label or name, recipe, parts, settings, half, kernels)
+
+
+def annotated_parts(
+    data: AnnotatedData[T], settings: EvalSettings, note: str = "", run: str | Path | None = None
+) -> Parts[Annotated[T]]:
+    """Return the parts of annotated images, in groups if there are any; arguments as in `divide`."""
+    train, test = data.train, data.test
+    if settings.group is not None:
+        grouped = with_groups(Data(train.images, None if test is None else test.images), settings.group)
+        train = _with_images(train, grouped.train)
+        if test is not None and grouped.test is not None:
+            test = _with_images(test, grouped.test)
+    with StatusMessage("looking for copies among the images"):
+        parts = divide(train, data.validation, test, settings, note, run, labels=False)
+    print_leak_notes(parts.train.images, parts.test.images, own=test is not None)
+    return parts
+
+
+def _with_images(annotated: Annotated[T], images: Source) -> Annotated[T]:
+    """Return the same annotations beside ``images``, the same ones but in groups."""
+    same = annotated.subset(np.arange(len(annotated)))
+    same.images = images
+    return same
+
+
+def _at_scale(
+    recipe: R, asked: Requested[R], train: Annotated[T], tests: int, device: str, patch: int
+) -> tuple[R, str]:
+    """The recipe with the scale at which images are seen, and a sentence on it, or "" if they are not reduced."""
+    image = median_size(train)
+    if not isinstance(recipe, ResolvedSegmentRecipe) or not isinstance(asked, SegmentRecipe):
+        factor = max(image) / recipe.size
+        if factor <= 1:
+            return recipe, ""
+        whole = math.ceil(max(image) / patch) * patch
+        reduced = f"Images are reduced x{factor:.1f} ({in_pixels(image)} at the median) to fit into {recipe.size}"
+        return recipe, f"{reduced}x{recipe.size}: --size {whole} does not reduce them, and takes more time and memory"
+    side, why = recipe.side, ""
+    if asked.side == "auto":
+        side, why = native_or_reduced(image, recipe.size, tests, usual_crops(device), patch)
+        recipe = replace(recipe, side=side)
+    native = window_count(image, None, recipe.size)
+    windows = f"{native:,} windows of {recipe.size}x{recipe.size}"
+    if isinstance(side, int) and side < min(image):
+        factor = min(image) / side
+        reduced = f"Images are reduced x{factor:.1f}, from {min(image)} to {side} pixels on the shorter side"
+        return recipe, f"{reduced}{why}: --side native does not reduce them ({windows} an image)"
+    if side == "native" and native > 1:
+        return recipe, f"Images are seen at their own scale, {in_pixels(image)}, in {windows}"
+    return recipe, ""
+
+
+def native_or_reduced(
+    image: tuple[int, int], size: int, tests: int, crops: int, patch: int
+) -> tuple[int | Literal["native"], str]:
+    """``--side`` where it is auto: native, or as near to it as fits, with the reason in brackets.
+
+    Images up to `_MOST` times as large as a window are seen at their own scale, unless the windows of all tests take
+    more than about twice as long as the usual training. Those no larger than a window are brought to its size.
+    """
+    if min(image) <= size:
+        return size, ""
+    most = 2 * 3 * crops  # forwards; a step of training costs about three
+    native = window_count(image, None, size) * tests
+    large = min(image) > _MOST * size
+    if not large and native <= most:
+        return "native", ""
+    why = (
+        f" (a window would show less than 1/{_MOST**2} of them)" if large else f" (else tests take {native:,} windows)"
+    )
+    sides = range(min(min(image), _MOST * size) // patch * patch, size, -patch)
+    return next((side for side in sides if window_count(image, side, size) * tests <= most), size), why
+
+
+def window_count(image: tuple[int, int], side: int | None, size: int) -> int:
+    """Number of windows in which an image (h, w) is tested whose shorter side becomes ``side``; None leaves it."""
+    factor = 1 if side is None else side / min(image)
+    return math.prod(len(starts(round(length * factor), size)) for length in image)
+
+
+def median_size(images: Annotated[T]) -> tuple[int, int]:
+    """(h, w) at the median of some images."""
+    sizes = []
+    for i in np.linspace(0, len(images) - 1, min(_SAMPLED, len(images))).round().astype(int).tolist():
+        try:
+            sizes.append(images.size(i))
+        except Unreadable:  # is reported where images are read
+            continue
+    height, width = np.median(sizes, axis=0) if sizes else (0, 0)
+    return round(height), round(width)
+
+
+# Training.
+
+
+def begin_training(
+    model: Any,
+    card: EncoderCard,
+    recipe: ResolvedDenseRecipe,
+    train: Annotated[T],
+    held: Annotated[T] | None,
+    *,
+    loss: Loss,
+    augment: AnnotatedAugment,
+    score: Callable[[Any, EncoderCard, Annotated[T]], float],
+    measure: str,
+    settings: EvalSettings,
+    half: bool,
+    kernels: str,
+    remark: Callable[[int], str] = lambda step: "",
+    outline: Callable[[Any, Tensor], Tensor],
+) -> Trainer:
+    """Return the training of a segmenter or detector; of equal scores, the weights that were trained longest win.
+
+    Args:
+        model: model with a method ``groups``, trained in place.
+        card: card of the encoder, with mean and std to normalise images.
+        recipe: values of the recipe.
+        train, held: training images, and those by which the tested weights are chosen.
+        augment: augmentation of an image and its annotation.
+        score: function from a model, its encoder's card and images to its score.
+        loss, measure, settings, half, kernels, remark, outline: as in `Trainer`.
+    """
+    images, device = train.images, settings.torch_device
+
+    def batches(first: int, stop: int, workers: int) -> Iterator[Batch]:
+        share, reading = recipe.batch // world(), (settings.seed, first, stop, workers, model.channels, rank(), world())
+        return training_batches(images, augment, share, *reading, device=device, truth=train.outlined)
+
+    def validate(tested: Any) -> Score:
+        assert held is not None
+        return Score(score(tested, card, held), float(trainer.step))
+
+    trainer: Trainer = Trainer(
+        model,
+        loss,
+        batches,
+        recipe.course(len(train), settings.accumulate),
+        None if held is None else validate,
+        settings=settings,
+        identity={
+            "recipe": recipe.plain(),
+            "numbers": [card.mean, card.std],
+            "images": [None if part is None else part.fingerprint() for part in (train, held)],
+        },
+        validation_images=0 if held is None else len(held),
+        measure=measure,
+        half=half,
+        kernels=kernels,
+        workers=partial(settings.workers_for, images, trained=True),
+        remark=remark,
+        outline=outline,
+    )
+    return trainer
+
+
+FOLDERS: dict[DenseTask, str] = {"segment": "segmented", "detect": "detected"}
+
+
+def check_outputs(run: str | Path, settings: EvalSettings, from_scratch: bool, save: bool, out: str | None) -> None:
+    """Refuse what cannot be saved, or would be written over something else."""
+    if out is not None:
+        path = Path(out)
+        if path.suffix != ".safetensors":
+            raise PatchloomError(
+                f"--out is the file of a model, so its name ends in .safetensors, which {path} does not"
+            )
+        if path.is_dir() or (path.exists() and not is_dense(path)):
+            raise PatchloomError(f"{path} is there already, and no model of segment or detect: give --out another name")
+    if save and out is None and str(run).startswith("timm:"):
+        raise PatchloomError(f"{run} has no folder for its model: give --out FILE")
+    if out is not None and settings.seeds > 1:
+        raise PatchloomError(f"--out names one file, but --seeds {settings.seeds} gives several: use --save true")
+    if from_scratch and (save or out is not None):
+        raise PatchloomError("--from_scratch saves no model: leave --save and --out away")
+
+
+def save_model(
+    study: Study[T, R],
+    kind: DenseTask,
+    out: str | None,
+    model: Any,
+    settings: dict[str, Any],
+    *,
+    side: int | None,
+    arguments: dict[str, Any],
+    ids: tuple[int, ...],
+) -> None:
+    """Save a trained segmenter or detector, for `patchloom.predict`.
+
+    Args:
+        study: encoder, images and recipe.
+        kind: segment or detect.
+        out: file; None: one in the run.
+        model: trained model.
+        settings: settings of its results.
+        side, arguments, ids: as in `DenseCard`.
+    """
+    path = study.place(FOLDERS[kind], ".safetensors") if out is None else Path(out)
+    assert path is not None, "check_outputs comes first"
+    card = DenseCard(
+        kind=kind,
+        encoder=study.subjects.ours.card,
+        positions=study.variant,
+        size=model.size,
+        side=side,
+        arguments=arguments,
+        classes=study.classes,
+        data=study.parts.train.images.name,
+        test=study.parts.test.fingerprint(),
+        seed=study.settings.seed,
+        settings=settings,
+        ids=ids,
+    )
+    save_dense(model, card, path)
+    print_line(f"  {study.subjects.ours.card.name}: saved as {path}")
+
+
+# Test and report.
+
+
+A = TypeVar("A")
+_SHOWN = 2  # of the best images, and of the worst
+
+
+@dataclass(frozen=True)
+class Tested(Generic[A]):
+    """Answers of each candidate to the test images.
+
+    Attributes:
+        answers: answers of each candidate; None for an unreadable image.
+        rows: results of each candidate.
+        unreadable: names of the unreadable images.
+    """
+
+    answers: list[list[A | None]]
+    rows: list[list[Result]]
+    unreadable: list[str]
+
+
+def test_each(
+    fitted: Sequence[Fitted],
+    test: Annotated[T],
+    answer: Callable[[Fitted], list[A | None]],
+    rows: Callable[[Fitted, list[A | None]], list[Result]],
+) -> Tested[A]:
+    """Test every candidate; only here are the test images read.
+
+    Args:
+        fitted: trained candidates.
+        test: test images.
+        answer: function from a candidate to its answers to the test images.
+        rows: function from a candidate and its answers to its results.
+    """
+    tested = Tested[A]([], [], [])
+    for one in fitted:
+        answers = answer(one)
+        unreadable = [test.images.describe(i) for i, its in enumerate(answers) if its is None]
+        if len(unreadable) == len(test):
+            raise PatchloomError(
+                f"none of the {len(test):,} test images could be read, beginning with {unreadable[0]}: mend them"
+            )
+        tested.answers.append(answers)
+        tested.rows.append(rows(one, answers))
+        tested.unreadable[:] = unreadable
+        one.model.cpu()
+    return tested
+
+
+def dense_report(
+    plan: Plan[Annotated[T], R],
+    tested: Tested[Any],
+    *,
+    title: str,
+    measure: str,
+    done: str,
+    measured: str,
+    drawings: tuple[Drawing, ...],
+    constant: Sequence[Result] = (),
+    telling: str = "",
+) -> Evaluation:
+    """Return a report whose lines are measures, and whose columns are the encoder, its controls and a constant answer.
+
+    Args:
+        plan: how the candidates were trained.
+        tested: their results.
+        title: start of the headline.
+        measure: name of the first measure, for the headline.
+        done: sentences on what was trained.
+        measured: sentences on what was measured.
+        drawings: pictures.
+        constant: results of the best constant answer.
+        telling: as in `Evaluation`.
+    """
+    test, rows = plan.parts.test, [*tested.rows, *([constant] if constant else [])]
+    n = len(test) - len(tested.unreadable)
+    controls = listing([as_control(its[0]) for its in rows[1:]], "and")
+    against = f" against {controls}" if controls else ""
+    unreadable = note_unreadable(tested.unreadable, "test images")
+    return Evaluation(
+        data=test.images.name,
+        fingerprint=test.fingerprint(),
+        seed=plan.settings.seed,
+        n_test=n,
+        results=[row for its in rows for row in its],
+        method=" ".join([done, recipe_sentences(plan), plan.parts.story, measured, *unreadable]),
+        headline=f"{title}: {rows[0][0].text()} {measure}{against} on {n:,} test images.",
+        quoted=tuple(its[0] for its in tested.rows),
+        across="measure",
+        down=True,
+        drawings=drawings,
+        telling=telling,
+    ).with_differences(True)
+
+
+def best_and_worst(scores: Sequence[float]) -> list[int]:
+    """Return the images to be shown: those with the highest scores, then those with the lowest; nan is no score."""
+    there = sorted((i for i, score in enumerate(scores) if score == score), key=lambda i: -scores[i])
+    return list(dict.fromkeys([*there[:_SHOWN], *there[-_SHOWN:]]))
