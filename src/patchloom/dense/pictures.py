@@ -118,7 +118,7 @@ def draw_boxes(
 
 
 def _at_size(mask: Tensor, size: tuple[int, int]) -> np.ndarray:
-    """A mask [h w] resized, bool."""
+    """Return a mask [h w] resized, bool."""
     if tuple(mask.shape) == tuple(size):
         return mask.numpy()
     resized = Image.fromarray(mask.to(torch.uint8).numpy() * 255).resize((size[1], size[0]), Image.Resampling.NEAREST)
@@ -321,7 +321,7 @@ def _single_size(image: Tensor) -> tuple[int, int]:
 
 
 def _chosen(row: BoxRow, which: Tensor) -> BoxRow:
-    """A row with those of its finds for which ``which`` [m] says so."""
+    """Return a row with those of its finds for which ``which`` [m] says so."""
     found = row.answer
     masks = None if found.masks is None else found.masks[which]
     boxes, labels, crowd = (one[which] for one in (found.boxes, found.labels, found.crowd))
@@ -340,12 +340,12 @@ def _resized_pixels(image: Tensor, h: int, w: int) -> np.ndarray:
 
 
 def _resized(labels: Tensor, h: int, w: int) -> np.ndarray:
-    """A label map of another size, int32 [h w]."""
+    """Return a label map of another size, int32 [h w]."""
     return np.asarray(Image.fromarray(labels.numpy().astype(np.int32)).resize((w, h), Image.Resampling.NEAREST))
 
 
 def _painted(labels: np.ndarray, classes: int) -> np.ndarray:
-    """A label map in the colours of its classes, uint8 [h w 3]; what does not count is hatched."""
+    """Return a label map in the colours of its classes, uint8 [h w 3]; what does not count is hatched."""
     colours = np.concatenate([class_colours(classes), np.zeros((1, 3), np.uint8)])
     painted = colours[labels]
     ignored = labels == IGNORED

@@ -193,7 +193,7 @@ class ClassList:
     source: str
 
     def without(self, ignored: Collection[int]) -> ClassList:
-        """The same without the classes that have these numbers in label maps."""
+        """Return the same without the classes that have these numbers in label maps."""
         kept = [place for place, number in enumerate(self.ids) if number not in ignored]
         return replace(self, names=tuple(self.names[i] for i in kept), ids=tuple(self.ids[i] for i in kept))
 
@@ -242,7 +242,7 @@ def read_ade_classes(file: Path) -> ClassList:
 
 
 def numbered_classes(occurring: Collection[int], ignored: Collection[int], name: str) -> ClassList:
-    """The classes of label maps without a list: all numbers from 0 to the largest that counts, called so."""
+    """Return the classes of label maps without a list: all numbers from 0 to the largest that counts, called so."""
     counted = sorted({number for number in occurring if number not in ignored})
     ids = [number for number in range(counted[-1] + 1 if counted else 0) if number not in ignored]
     if len(ids) > _SPARSE and 4 * len(counted) < len(ids):
@@ -295,17 +295,17 @@ _ROLES = frozenset(
 
 
 def parse_part(word: str) -> str | None:
-    """The part that a word, such as ``val`` or ``train2017``, stands for; None if it is no such word."""
+    """Return the part that a word, such as ``val`` or ``train2017``, stands for; None if it is no such word."""
     return _PART.get(word.lower().rstrip("0123456789"))
 
 
 def part_from_path(path: str) -> str | None:
-    """The part to which a file belongs, by the innermost of its folders that is called so."""
+    """Return the part to which a file belongs, by the innermost of its folders that is called so."""
     return next(filter(None, map(parse_part, reversed(path.split("/")[:-1]))), None)
 
 
 def by_folder(root: Path, images: Iterable[str]) -> tuple[dict[str, list[str]], list[str]]:
-    """The images of each part, by the names of their folders, and a note on those in none.
+    """Return the images of each part, by the names of their folders, and a note on those in none.
 
     Without such folders, all are for training.
     """
@@ -354,7 +354,7 @@ def hub_parts(name: str) -> tuple[dict[str, tuple[str, Dataset, str]], list[str]
 
 
 def is_role(word: str) -> bool:
-    """Whether a folder of this name says what kind of file it holds, as ``images`` and ``annotations`` do."""
+    """Return whether a folder of this name says what kind of file it holds, as ``images`` and ``annotations`` do."""
     return word.lower() in _ROLES
 
 
@@ -386,7 +386,7 @@ class ImageMatcher:
         self._taken: dict[str, str] = {}
 
     def image_of(self, annotation: str, named: str = "") -> str | None:
-        """The image of an annotation file; None if there is none.
+        """Return the image of an annotation file; None if there is none.
 
         It has the same `annotation_key`; or else, alone among all images, the same name; or else the name that the
         file says.
@@ -412,12 +412,12 @@ class ImageMatcher:
         return None
 
     def others(self) -> list[str]:
-        """The images that no annotation has asked for."""
+        """Return the images that no annotation has asked for."""
         return [image for image in self.images if image not in self._taken]
 
 
 def note_on_unnamed(root: Path, images: Sequence[str], count: int) -> list[str]:
-    """A sentence on images that no annotation names; none if there are none."""
+    """Return a sentence on images that no annotation names; none if there are none."""
     if not images:
         return []
     what = f"{count_images_are(len(images))} left out (of {count:,}), as no annotation names them"
@@ -527,7 +527,7 @@ def _header_without_decoding(stored: Path | bytes) -> Header:
 
 
 def orientation_of(image: Image.Image) -> int:
-    """The EXIF orientation, 1 to 8, of a file that PIL has opened."""
+    """Return the EXIF orientation, 1 to 8, of a file that PIL has opened."""
     # of a PNG without this in its head, PIL would decode all pixels to look behind them
     if image.format == "PNG" and not {"exif", "XML:com.adobe.xmp"} & set(image.info):
         return 1

@@ -33,7 +33,7 @@ _SAMPLED = 20  # images of a file by which the folder of all is found
 
 
 def json_files(root: Path, listed: Listing) -> list[str]:
-    """The JSON files of a folder that may be COCO's, sorted: in it, or in ``annotations``, ``train`` and the like.
+    """Return the JSON files that may be COCO's, sorted: in it, or in ``annotations``, ``train`` and the like.
 
     Where some are called ``instances_...``, as COCO's own are, the others (keypoints, captions) are none of them.
     """
@@ -58,7 +58,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 def find_coco(
     name: str, root: Path, listed: Listing, files: Mapping[str, dict[str, Any]], alone: bool = False
 ) -> Annotations:
-    """The images, boxes and masks of a folder.
+    """Return the images, boxes and masks of a folder.
 
     A file is of the part that its name or its folder says, as in ``instances_val2017.json``; a single one that says
     none is of the parts in whose folders its images lie, or else for training. Categories are numbered in the order of
@@ -129,7 +129,7 @@ def image_ids(images: Sequence[Path]) -> tuple[dict[Path, int], list[Path]]:
 
 
 def _parts(name: str, files: Sequence[str]) -> dict[str | None, str]:
-    """The file of each part; of a single one that does not say its part, it is None."""
+    """Return the file of each part; of a single one that does not say its part, it is None."""
     found: dict[str | None, list[str]] = {}
     for file in files:
         found.setdefault(_part_of(file), []).append(file)
@@ -160,7 +160,7 @@ def _categories(path: Path, content: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _sheets(path: Path, content: dict[str, Any], number: Mapping[int, int]) -> tuple[list[str], list[ImageAnnotation]]:
-    """The names of the images of a file, and their sheets."""
+    """Return the names of the images of a file, and their sheets."""
     images = _entries(path, content, "images", {"id": int, "file_name": str})
     annotations = _entries(path, content, "annotations", {"image_id": int, "category_id": int, "bbox": list})
     if not annotations:

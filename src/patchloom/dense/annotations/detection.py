@@ -58,7 +58,7 @@ _CROWD = ("iscrowd", "is_crowd")
 
 
 def find_hub(name: str) -> Annotations:
-    """The images and boxes of ``hf:FOLDER`` or ``hf:NAME``, as `open_hub` takes them.
+    """Return the images and boxes of ``hf:FOLDER`` or ``hf:NAME``, as `open_hub` takes them.
 
     The column ``objects`` has for each image a list of objects, or a dict of lists, with ``bbox``, COCO's x y w h in
     pixels, and ``category`` or ``label``: a ClassLabel, text, or a number.
@@ -99,7 +99,7 @@ def find_hub(name: str) -> Annotations:
 
 
 def _classes(feature: Any) -> tuple[str, ...]:
-    """The names of the ClassLabel within a feature, however deep; () if there is none."""
+    """Return the names of the ClassLabel within a feature, however deep; () if there is none."""
     from datasets import ClassLabel
 
     if isinstance(feature, ClassLabel):
@@ -173,7 +173,7 @@ def _refuse_shared(found: Annotations) -> None:
 
 
 def _outlined(found: Annotations) -> tuple[bool, list[str]]:
-    """Whether there are masks: where all objects have an outline."""
+    """Return whether there are masks: where all objects have an outline."""
     sheets = [sheet for part in found.parts.values() for sheet in part.sheets]
     total = sum(len(sheet.boxes) for sheet in sheets)
     without = sum(outline is None for sheet in sheets for outline in sheet.outlines)
@@ -187,7 +187,7 @@ def _outlined(found: Annotations) -> tuple[bool, list[str]]:
 
 
 def _boxed(part: AnnotatedFiles, found: Annotations, masks: bool) -> tuple[BoxedImages, list[str]]:
-    """The images of a part that are there, with their objects, and notes."""
+    """Return the images of a part that are there, with their objects, and notes."""
     headers, notes = _headers(part)
     there = {i: header for i, header in enumerate(headers) if header is not None}
     kept = [*there]
@@ -273,7 +273,7 @@ def _compare(sheet: ImageAnnotation, header: Header, image: str) -> None:
 def _within(
     boxes: np.ndarray, sides: np.ndarray, sheets: Sequence[ImageAnnotation]
 ) -> tuple[np.ndarray, np.ndarray, list[str]]:
-    """Boxes clipped to their images, which of them are fine (bool [m]), and notes.
+    """Return boxes clipped to their images, which of them are fine (bool [m]), and notes.
 
     Args:
         boxes: float64 [m 4].
@@ -311,7 +311,7 @@ def _within(
 
 
 def _outline(outline: Any, sheet: ImageAnnotation, size: tuple[int, int]) -> str:
-    """An outline as compressed run lengths."""
+    """Return an outline as compressed run lengths."""
     height, width = size
     try:
         if sheet.relative:
@@ -386,7 +386,7 @@ def _in_folder(name: str) -> Annotations:
 
 
 def _of_file(name: str, path: Path) -> Annotations:
-    """The images that a JSON or YAML file names; those of a JSON lie in its folder, or beside it."""
+    """Return the images that a JSON or YAML file names; those of a JSON lie in its folder, or beside it."""
     if path.suffix.lower() in (".yaml", ".yml"):
         return find_yaml(name, path)
     if path.suffix.lower() != ".json":

@@ -120,7 +120,7 @@ def _refuse_lossy(name: str) -> PatchloomError:
 
 
 def _decoded(content: bytes, colours: np.ndarray | None) -> tuple[np.ndarray, str]:
-    """The values of a file, and its format as PIL calls it."""
+    """Return the values of a file, and its format as PIL calls it."""
     if content.startswith(b"\x93NUMPY"):
         return np.load(BytesIO(content), allow_pickle=False), "NPY"
     if content.startswith(_TIFF):
@@ -171,7 +171,7 @@ def _checked(array: np.ndarray, name: str, colours: np.ndarray | None, threshold
 
 
 def _places(array: np.ndarray, colours: np.ndarray, name: str) -> np.ndarray:
-    """The place in ``colours`` [k 3] of each pixel's colour, int64 [h w]."""
+    """Return the place in ``colours`` [k 3] of each pixel's colour, int64 [h w]."""
     weights = np.array([65536, 256, 1], np.int64)
     known, pixels = colours @ weights, array[..., :3] @ weights
     order = np.argsort(known)
@@ -279,7 +279,7 @@ def layout_of(root: Path, paths: Sequence[str], name: str, lossy: bool = False) 
 
 
 def _part_of(path: str, folder: Folder) -> tuple[str, str]:
-    """The part of the data that a folder belongs to, and what it is called; "" twice for none."""
+    """Return the part of the data that a folder belongs to, and what it is called; "" twice for none."""
     known = ((parse_part(rest), name) for rest, name in zip(folder.rest, path.split("/"), strict=True))
     return next(((part, name) for part, name in known if part), ("", ""))
 
@@ -290,7 +290,7 @@ def _left_out(paths: Sequence[str], what: str, why: str) -> list[str]:
 
 
 def _chosen(image: str, maps: Sequence[str]) -> str:
-    """The label map of an image, of those that have its name."""
+    """Return the label map of an image, of those that have its name."""
     if len(maps) > 1:
         maps = [path for path in maps if not _LESSER.search(path.lower())] or maps
     if len(maps) > 1:  # Cityscapes: its 19 classes, where they are beside its 34
@@ -371,7 +371,7 @@ class StoredMaps:
 
 
 def ids_of(maps: StoredMaps, where: str) -> np.ndarray:
-    """Look at all label maps: which numbers each holds, in how many pixels, and how many of these lie on slopes.
+    """Read all label maps: the numbers in each, their pixels, and how many of these lie on slopes.
 
     All problems are found before anything is trained. The result is cached until a file changes.
 
@@ -454,7 +454,7 @@ def _on_slopes(ids: np.ndarray) -> np.ndarray:
 
 
 def _read(place: Path) -> np.ndarray | None:
-    """The rows in a cached file; None if there is none, or it is damaged."""
+    """Return the rows in a cached file; None if there is none, or it is damaged."""
     try:
         content = strip_checksum(read_bytes(place, LIST_FILE))
     except OSError:
@@ -585,7 +585,7 @@ class GivenLabels:
 
 
 def is_pairs(data: Any) -> bool:
-    """Whether this is a list of pairs of an image and a label map, or a dict of such lists."""
+    """Return whether this is a list of pairs of an image and a label map, or a dict of such lists."""
     if isinstance(data, Mapping):
         return bool(data) and set(data) <= set(_PARTS) and all(map(is_pairs, data.values()))
     return (
@@ -652,7 +652,7 @@ def _open_hub(name: str, ignore: int, threshold: int | None) -> AnnotatedData[Te
 
 
 def _columns(name: str, dataset: Dataset) -> tuple[str, str]:
-    """The columns of images and of label maps."""
+    """Return the columns of images and of label maps."""
     from datasets import Image
 
     found = [column for column, feature in dataset.features.items() if isinstance(feature, Image)]
@@ -707,7 +707,7 @@ def open_label_maps(
 
 
 def _shapes_of(data: DataLike, seed: int) -> AnnotatedData[Tensor] | None:
-    """The label maps of drawn shapes, given by name or as an object."""
+    """Return the label maps of drawn shapes, given by name or as an object."""
     if isinstance(data, str) and is_builtin(data):
         opened = open_builtin(data, seed) if data.partition(":")[0] == "shapes" else None
         if opened is None:
@@ -742,7 +742,7 @@ def _open_folder(folder: Path, name: str, ignore: int, threshold: int | None) ->
 
 
 def _classes_of(folder: Path, layout: Layout) -> ClassList | None:
-    """The list of classes in a folder, if there is one."""
+    """Return the list of classes in a folder, if there is one."""
     if (folder / ADE_CLASSES).is_file():
         return read_ade_classes(folder / ADE_CLASSES)
     places = [folder / place / CLASSES for place in layout.folders]
@@ -838,7 +838,7 @@ def _refuse_smoothed(name: str, rows: np.ndarray) -> None:
 
 
 def _ade_classes(classes: ClassList | None, largest: int, ade: bool) -> ClassList | None:
-    """The classes of ADE20K, if that is what there is: 0 is not one of them."""
+    """Return the classes of ADE20K, if that is what there is: 0 is not one of them."""
     ids = tuple(range(1, ADE_COUNT + 1))
     if classes is not None and Path(classes.source).name == ADE_CLASSES:
         return classes

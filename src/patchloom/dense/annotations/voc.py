@@ -30,12 +30,12 @@ _LISTS = ("train", "val", "test")  # files that say which image belongs to which
 
 
 def xml_files(root: Path, listed: Listing) -> list[str]:
-    """The XML files of a folder, sorted."""
+    """Return the XML files of a folder, sorted."""
     return files_in(root, listed.folders, (".xml",))
 
 
 def find_voc(name: str, root: Path, listed: Listing, files: Sequence[str]) -> Annotations:
-    """The images and boxes of a folder.
+    """Return the images and boxes of a folder.
 
     It is as VOC's own sets are (``JPEGImages``, ``Annotations``, ``ImageSets/Main``), or has images and XML files of
     the same names, in two folders or side by side, with or without ``train``, ``val`` and ``test`` within or around.
@@ -72,7 +72,7 @@ def find_voc(name: str, root: Path, listed: Listing, files: Sequence[str]) -> An
 
 
 def _lists(folder: Path) -> dict[str, Path]:
-    """The files that list the images of each part, by part; ``trainval`` stands for train where there is no other."""
+    """Return the file that lists the images of each part; ``trainval`` stands for train where there is no other."""
     found = {str(parse_part(word)): folder / f"{word}.txt" for word in _LISTS if (folder / f"{word}.txt").is_file()}
     if TRAIN not in found and (folder / "trainval.txt").is_file():
         found[TRAIN] = folder / "trainval.txt"
@@ -82,7 +82,7 @@ def _lists(folder: Path) -> dict[str, Path]:
 def _by_list(
     root: Path, lists: dict[str, Path], of_image: dict[str, ImageAnnotation]
 ) -> tuple[dict[str, list[str]], list[str]]:
-    """The images of each part, as the lists of VOC's own sets have them, and notes."""
+    """Return the images of each part, as the lists of VOC's own sets have them, and notes."""
     by_stem = {PurePosixPath(image).stem: image for image in of_image}
     parts: dict[str, list[str]] = {}
     notes: list[str] = []

@@ -36,13 +36,13 @@ _PIXELS = 2.0  # a share beyond that is no share
 
 
 def yaml_files(root: Path) -> list[str]:
-    """The YAML files directly in a folder that name classes and images to train on, as ``data.yaml`` does."""
+    """Return the YAML files directly in a folder that name classes and images to train on, as ``data.yaml`` does."""
     files = files_in(root, [""], (".yaml", ".yml"))
     return [file for file in files if "names" in (found := _read_yaml(root / file)) and "train" in found]
 
 
 def text_files(root: Path, listed: Listing) -> list[str]:
-    """The text files of a folder that may be labels, sorted: in ``labels``, or beside images whose names they have."""
+    """Return the text files that may be labels, sorted: in ``labels``, or beside images whose names they have."""
     inside = [one for one in listed.folders if "labels" in one.lower().split("/")]
     if inside:
         return [file for file in files_in(root, inside, (".txt",)) if os.path.basename(file).lower() not in _NAMES]
@@ -51,7 +51,7 @@ def text_files(root: Path, listed: Listing) -> list[str]:
 
 
 def find_yolo(name: str, root: Path, listed: Listing, files: Sequence[str]) -> Annotations:
-    """The images, boxes and outlines of a folder ``images`` beside one called ``labels``, or of both in one.
+    """Return the images, boxes and outlines of a folder ``images`` beside one called ``labels``, or of both in one.
 
     An image without a text file has no objects. Class names are the lines of ``classes.txt``.
     """
@@ -66,7 +66,7 @@ def find_yolo(name: str, root: Path, listed: Listing, files: Sequence[str]) -> A
 
 
 def find_yaml(name: str, path: Path) -> Annotations:
-    """The images, boxes and outlines that a ``data.yaml`` names.
+    """Return the images, boxes and outlines that a ``data.yaml`` names.
 
     It has ``names``, a list or numbers with names, and for ``train``, ``val`` and ``test`` a folder of images, a text
     file that lists them, or several; they are relative to its ``path``, or to the file itself.
@@ -173,7 +173,7 @@ def read_yolo(path: Path, classes: int | None) -> ImageAnnotation:
 
 
 def _label_of(root: Path, image: str) -> str | None:
-    """The text file of an image: in ``labels`` instead of ``images``, or beside it, or in ``labels`` beside it."""
+    """Find the text file of an image: in ``labels`` instead of ``images``, or beside it, or in ``labels`` beside it."""
     *folders, file = image.split("/")
     stem = f"{os.path.splitext(file)[0]}.txt"
     swaps = [i for i in reversed(range(len(folders))) if is_role(folders[i])]
@@ -213,7 +213,7 @@ def _place(path: Path, base: object, place: str) -> Path | None:
 
 
 def _images_at(place: Path) -> Iterator[Path]:
-    """The images of a folder, or those that a text file lists."""
+    """Return the images of a folder, or those that a text file lists."""
     if place.is_dir():
         yield from (place / image for image in images_in(place, str(place)))
         return
