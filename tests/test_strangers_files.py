@@ -139,7 +139,7 @@ def test_paths_of_yolo_that_no_folder_can_have(tmp_path):
 def test_names_of_yolo_are_single_and_not_too_many(tmp_path):
     assert len(open_boxes(yolo(tmp_path, names=[f"class {i}" for i in range(5000)], val="")).train.classes) == 5000
     assert "32,767" in refusal(open_boxes, yolo(tmp_path, names=[*map(str, range(40_000))]))
-    assert "the class b more than once" in refusal(open_boxes, yolo(tmp_path, names=["a", "b", "b"]))
+    assert "several classes with the name b" in refusal(open_boxes, yolo(tmp_path, names=["a", "b", "b"]))
 
 
 def test_labels_of_yolo_that_are_no_numbers(tmp_path):

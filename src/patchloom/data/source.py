@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -139,6 +140,10 @@ class Source(ABC):
         """Return the path of image i within the source, with forward slashes; None if it has none."""
         return None
 
+    def stored(self, i: int) -> Path | bytes | None:
+        """Return the path of the file of image i, or the bytes of that file; None if it has no file of its own."""
+        return None
+
     def column(self, name: str) -> Sequence[str] | None:
         """Return the values [n] in the column ``name`` of a table of images; None if there is no such column."""
         return None
@@ -188,6 +193,9 @@ class Subset(Source):
 
     def place(self, i: int) -> str | None:
         return self.source.place(int(self.indices[i]))
+
+    def stored(self, i: int) -> Path | bytes | None:
+        return self.source.stored(int(self.indices[i]))
 
     def column(self, name: str) -> Sequence[str] | None:
         whole = self.source.column(name)

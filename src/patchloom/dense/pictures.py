@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import colorsys
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -62,34 +62,10 @@ def ink_on(colour: np.ndarray) -> tuple[int, int, int]:
     return (0, 0, 0) if light > 0.18 else (255, 255, 255)
 
 
-# Truth and answer of an image as files of one size, so that a page can lay one over the other.
-
-
-_QUALITY = 90
-
-
-class OverlayPair(NamedTuple):
-    """Words on an image; and its truth and the answer, drawn on it at one size."""
-
-    title: str
-    truth: Image.Image
-    answer: Image.Image
-
-
 def pair_files(picture: Path, number: int) -> tuple[Path, Path]:
     """Return the files of truth and answer of an image of a picture, by its number from 1."""
     folder = picture.with_suffix("")
     return folder / f"{number}-truth.jpg", folder / f"{number}-answer.jpg"
-
-
-def _save_pairs(pairs: Sequence[OverlayPair], picture: Path) -> tuple[str, ...]:
-    """Write pairs as JPEG files; return their titles for the caption of the picture, which is written after them."""
-    for number, pair in enumerate(pairs, start=1):
-        for image, path in zip((pair.truth, pair.answer), pair_files(picture, number), strict=True):
-            buffer = io.BytesIO()
-            image.convert("RGB").save(buffer, "JPEG", quality=_QUALITY)
-            write_whole(path, buffer.getvalue())
-    return tuple(pair.title for pair in pairs)
 
 
 # Boxes with names and scores, drawn on an image so that they can be read on any ground.
@@ -142,7 +118,7 @@ def draw_boxes(
 
 
 def _at_size(mask: Tensor, size: tuple[int, int]) -> np.ndarray:
-    """A mask [h w] resized, bool."""
+    """Return a mask [h w] resized, bool."""
     if tuple(mask.shape) == tuple(size):
         return mask.numpy()
     resized = Image.fromarray(mask.to(torch.uint8).numpy() * 255).resize((size[1], size[0]), Image.Resampling.NEAREST)
@@ -152,8 +128,8 @@ def _at_size(mask: Tensor, size: tuple[int, int]) -> np.ndarray:
 def _frame(pen: ImageDraw.ImageDraw, box: Sequence[float], colour: tuple[int, ...], dashed: bool) -> None:
     x0, y0, x1, y1 = (round(side) for side in box)
     x1, y1 = max(x0, x1 - 1), max(y0, y1 - 1)  # they are exclusive
-    # a thin dark line around, without which a light box is lost on a light ground
     if not dashed:
+        # a thin dark line around, without which a light box is lost on a light ground
         pen.rectangle((x0 - 1, y0 - 1, x1 + 1, y1 + 1), outline=(0, 0, 0))
         pen.rectangle((x0, y0, x1, y1), outline=colour, width=_LINE)
         return
@@ -194,6 +170,7 @@ _NARROWEST = 320
 _APART = 640  # pixels of the longer side where truth and answer lie over one another
 _OVER = 0.55  # how much of an overlay is the colour of its class
 _SURE = 0.5  # lowest score of what is drawn
+_QUALITY = 90  # of JPEG files
 
 
 class MapRow(NamedTuple):
@@ -215,32 +192,42 @@ class BoxRow(NamedTuple):
     title: str
 
 
+Row = TypeVar("Row", MapRow, BoxRow)
+
+
 def segmentation_picture(rows: Sequence[MapRow], classes: Sequence[str], out: Path) -> Path:
     """Draw images, their label maps and a model's, with the names of the classes that occur.
 
-    Truth and answer of each are written apart, too, into a folder of the file's name (see `patchloom.dense.pictures`).
+    Truth and answer of each are written apart, too, into a folder of the file's name (see `pair_files`).
     """
     rows = [MapRow(*row) for row in rows[:SHEET_ROWS]]
     keys = _keys([one for row in rows for one in (row.truth, row.answer) if one is not None], classes)
 
-    def tiles(row: MapRow, side: int) -> dict[str, np.ndarray]:
-        h, w = _tile_size(row.image, side)
-        maps = {"truth": row.truth, "answer": row.answer}
-        painted = {name: _painted(_resized(one, h, w), len(classes)) for name, one in maps.items() if one is not None}
-        return {"image": _resized_pixels(row.image, h, w)} | painted
+    def maps_of(row: MapRow) -> dict[str, Tensor]:
+        known = {"truth": row.truth, "answer": row.answer}
+        return {name: one for name, one in known.items() if one is not None}
 
-    for side in _MAP_SIDES:
-        png = _page(("image", "truth", "answer"), [(row.title, tiles(row, side)) for row in rows], keys, classes)
-        if len(png) <= MOST_BYTES:
-            break
-    page_caption = Caption(
+    def tiles(row: MapRow, side: int) -> dict[str, np.ndarray]:
+        shown = _tile(row.image, side)
+        maps = {name: _resized(one, *shown.shape[:2]) for name, one in maps_of(row).items()}
+        return {"image": shown} | {name: _painted(one, len(classes)) for name, one in maps.items()}
+
+    def overlays(row: MapRow) -> dict[str, np.ndarray]:
+        shown = _tile(row.image, _APART)
+        return {name: _overlaid(shown, one, len(classes)) for name, one in maps_of(row).items()}
+
+    caption = Caption(
         "Segmentation: the best and the worst test images",
         "The image, its true label map and the predicted one. Look which classes are confused, and whether borders are "
         "sharp.",
         203,
-        _save_pairs([_maps_apart(row, len(classes)) for row in rows if row.truth is not None], out),
+        _save_pairs(rows, overlays, out),
     )
-    return write_picture(out, png, page_caption)
+    for side in _MAP_SIDES:
+        png = _page(("image", "truth", "answer"), [(row.title, tiles(row, side)) for row in rows], keys, classes)
+        if len(png) <= MOST_BYTES:
+            break
+    return write_picture(out, png, caption)
 
 
 def detection_picture(rows: Sequence[BoxRow], classes: Sequence[str], out: Path, score: float = _SURE) -> Path:
@@ -249,34 +236,55 @@ def detection_picture(rows: Sequence[BoxRow], classes: Sequence[str], out: Path,
     Truth and answer of each are written apart, too, as by `segmentation_picture`.
     """
     rows = [BoxRow(*row) for row in rows[:SHEET_ROWS]]
-    reached = any(bool((row.scores >= score).any()) for row in rows)
-    caption = f"Answers with a score of at least {score:g} are drawn."
-    if not reached:
-        caption = f"No answer has a score of {score:g}: the surest one of each image is drawn."
+    if any(bool((row.scores >= score).any()) for row in rows):
+        below = f"Answers with a score of at least {score:g} are drawn."
+        rows = [_chosen(row, row.scores >= score) for row in rows]
+    else:
+        below = f"No answer has a score of {score:g}: the surest one of each image is drawn."
         rows = [_chosen(row, row.scores >= row.scores.max()) if len(row.scores) else row for row in rows]
-    rows = [_chosen(row, row.scores >= score) for row in rows] if reached else rows
     if any(row.truth is not None and bool(row.truth.crowd.any()) for row in rows):
-        caption += " Dashed: groups, in which answers are neither right nor wrong."
+        below += " Dashed: groups, in which answers are neither right nor wrong."
 
     def tiles(row: BoxRow, side: int) -> dict[str, np.ndarray]:
-        h, w = _tile_size(row.image, side)
-        shown, scale = _resized_pixels(row.image, h, w), w / row.image.shape[2]
+        shown = _tile(row.image, side)
+        scale = shown.shape[1] / row.image.shape[2]
         drawn = {"answer": np.asarray(draw_boxes(shown, row.answer, classes, row.scores, scale))}
         if row.truth is not None:
             drawn["truth"] = np.asarray(draw_boxes(shown, row.truth, classes, None, scale))
         return drawn
 
-    for side in _BOX_SIDES:
-        png = _page(("truth", "answer"), [(row.title, tiles(row, side)) for row in rows], {}, classes, caption)
-        if len(png) <= MOST_BYTES:
-            break
-    page_caption = Caption(
+    caption = Caption(
         "Detection: the best and the worst test images",
         "True and predicted objects. Look for objects that are missed, and for boxes without an object.",
         204,
-        _save_pairs([_boxes_apart(row, classes) for row in rows if row.truth is not None], out),
+        _save_pairs(rows, lambda row: tiles(row, _APART), out),
     )
-    return write_picture(out, png, page_caption)
+    for side in _BOX_SIDES:
+        png = _page(("truth", "answer"), [(row.title, tiles(row, side)) for row in rows], {}, classes, below)
+        if len(png) <= MOST_BYTES:
+            break
+    return write_picture(out, png, caption)
+
+
+def _save_pairs(rows: Sequence[Row], drawn: Callable[[Row], dict[str, np.ndarray]], picture: Path) -> tuple[str, ...]:
+    """Write truth and answer of each row with a known truth as files of one size, so that a page can overlay them.
+
+    Args:
+        rows: rows of a picture.
+        drawn: function that draws ``truth`` and ``answer`` of a row.
+        picture: file of the picture, which is written after them.
+
+    Returns:
+        The titles of these rows, for the caption of the picture.
+    """
+    known = [row for row in rows if row.truth is not None]
+    for number, row in enumerate(known, start=1):
+        images = drawn(row)
+        for name, path in zip(("truth", "answer"), pair_files(picture, number), strict=True):
+            buffer = io.BytesIO()
+            Image.fromarray(images[name]).save(buffer, "JPEG", quality=_QUALITY)
+            write_whole(path, buffer.getvalue())
+    return tuple(row.title for row in known)
 
 
 def draw_label_map(image: Tensor, answer: Tensor, classes: Sequence[str], out: Path) -> Path:
@@ -299,26 +307,9 @@ def _overlaid(shown: np.ndarray, labels: Tensor, classes: int) -> np.ndarray:
     return mixed
 
 
-def _tile_size(image: Tensor, side: int) -> tuple[int, int]:
-    """Height and width at which an image [c h w] is shown; a small one is enlarged to ``side``, too."""
-    return tile_size(image.shape[1], image.shape[2], side, side)
-
-
-def _maps_apart(row: MapRow, classes: int) -> OverlayPair:
-    """A row with a known label map, as truth and answer over the image."""
-    assert row.truth is not None
-    shown = _resized_pixels(row.image, *_tile_size(row.image, _APART))
-    truth, answer = (Image.fromarray(_overlaid(shown, labels, classes)) for labels in (row.truth, row.answer))
-    return OverlayPair(row.title, truth, answer)
-
-
-def _boxes_apart(row: BoxRow, classes: Sequence[str]) -> OverlayPair:
-    """A row with known objects, as truth and answer on the image."""
-    assert row.truth is not None
-    shown = _resized_pixels(row.image, *_tile_size(row.image, _APART))
-    scale = shown.shape[1] / row.image.shape[2]
-    truth = draw_boxes(shown, row.truth, classes, None, scale)
-    return OverlayPair(row.title, truth, draw_boxes(shown, row.answer, classes, row.scores, scale))
+def _tile(image: Tensor, side: int) -> np.ndarray:
+    """Return colours uint8 [h w 3] of an image [c h w] as it is shown; a small one is enlarged to ``side``, too."""
+    return _resized_pixels(image, *tile_size(image.shape[1], image.shape[2], side, side))
 
 
 def _single_size(image: Tensor) -> tuple[int, int]:
@@ -330,7 +321,7 @@ def _single_size(image: Tensor) -> tuple[int, int]:
 
 
 def _chosen(row: BoxRow, which: Tensor) -> BoxRow:
-    """A row with those of its finds for which ``which`` [m] says so."""
+    """Return a row with those of its finds for which ``which`` [m] says so."""
     found = row.answer
     masks = None if found.masks is None else found.masks[which]
     boxes, labels, crowd = (one[which] for one in (found.boxes, found.labels, found.crowd))
@@ -349,12 +340,12 @@ def _resized_pixels(image: Tensor, h: int, w: int) -> np.ndarray:
 
 
 def _resized(labels: Tensor, h: int, w: int) -> np.ndarray:
-    """A label map of another size, int32 [h w]."""
+    """Return a label map of another size, int32 [h w]."""
     return np.asarray(Image.fromarray(labels.numpy().astype(np.int32)).resize((w, h), Image.Resampling.NEAREST))
 
 
 def _painted(labels: np.ndarray, classes: int) -> np.ndarray:
-    """A label map in the colours of its classes, uint8 [h w 3]; what does not count is hatched."""
+    """Return a label map in the colours of its classes, uint8 [h w 3]; what does not count is hatched."""
     colours = np.concatenate([class_colours(classes), np.zeros((1, 3), np.uint8)])
     painted = colours[labels]
     ignored = labels == IGNORED

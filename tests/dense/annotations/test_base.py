@@ -41,9 +41,9 @@ def test_colours(tmp_path, text):
     [
         ("", "is empty"),
         ("sky\n\nroad", "line 2 of"),
-        ("sky\nroad\nsky", "the name sky twice"),
-        ("0 sky\n0 road", "the number 0 twice"),
-        ("1 2 3 sky\n1 2 3 road", "the colour (1, 2, 3) twice"),
+        ("sky\nroad\nsky", "several classes with the name sky"),
+        ("0 sky\n0 road", "the number 0"),
+        ("1 2 3 sky\n1 2 3 road", "the colour (1, 2, 3)"),
         ("1 2 3 sky\n1 2 256 road", "the line 1 2 256 road"),
         ("65536 sky\n1 road", "classes up to 65,536"),
     ],

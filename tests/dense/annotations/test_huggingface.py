@@ -47,8 +47,8 @@ def test_two_columns_of_images(tmp_path, monkeypatch):
     assert data.train.classes == ("sky", "road") and len(data.train) == 2 and len(data.validation) == 1
     assert data.train.truth(1)[0].tolist() == [1] * 4 + [IGNORED] * 3 + [0] * 3
     assert np.array_equal(data.train.images.read(1).permute(1, 2, 0), image(seed=2))
-    assert "1 of 3 rows of train" in data.notes[0] and f"({name} train #1)" in data.notes[0]
-    assert "The split extra is left out" in data.notes[1] and len(data.notes) == 2
+    assert "The split extra is left out" in data.notes[0] and len(data.notes) == 2
+    assert "1 of 3 rows of train" in data.notes[1] and f"({name} train #1)" in data.notes[1]
     read = []
     monkeypatch.setattr("patchloom.dense.annotations.segmentation.read_ids", lambda *given: read.append(given))
     assert open_label_maps(name).train.fingerprint() == data.train.fingerprint() and not read

@@ -13,7 +13,14 @@ from patchloom.data.sources.in_memory import open_objects
 from patchloom.data.sources.synthetic import Shapes
 from patchloom.dense.annotations import segmentation
 from patchloom.dense.annotations.base import IGNORED
-from patchloom.dense.annotations.segmentation import GivenMaps, class_ids, class_pixels, ids_of, open_label_maps
+from patchloom.dense.annotations.segmentation import (
+    GivenLabels,
+    StoredMaps,
+    class_ids,
+    class_pixels,
+    ids_of,
+    open_label_maps,
+)
 
 PARTS = {"train/a": ids(0, 1, 255), "train/b": ids(1, 2), "val/c": ids(0, 1), "test/d": ids(2, 0), "test/e": ids(1)}
 
@@ -176,7 +183,7 @@ def test_a_second_look_is_cached_until_a_file_changes(tmp_path, monkeypatch):
     before = first.train.fingerprint()
     monkeypatch.setattr(segmentation, "read_ids", lambda path, *_: read.append(path))
     again = open_label_maps(folder)
-    assert not read and np.array_equal(again.train.counts, first.train.counts)
+    assert not read and np.array_equal(again.train.pixels, first.train.pixels)
     assert again.train.fingerprint() == before != first.test.fingerprint()
     monkeypatch.undo()
     Image.fromarray(ids(2, 2, 2, 1)).save(folder / "labels/train/b.png")
@@ -329,7 +336,8 @@ def test_areas_and_gradients_are_no_smoothed_masks(tmp_path):
 def test_pixels_on_slopes_are_counted_where_maps_are_read():
     """By hand: a soft edge from 0 to 90 over two columns of five rows, beside a class of 40."""
     one = np.tile(np.uint8([0, 0, 30, 60, 90, 90, 40, 40]), (5, 1))
-    rows = ids_of(GivenMaps(open_objects([np.zeros((5, 8, 3), np.uint8)]).train, [one]), "these")
+    images = open_objects([np.zeros((5, 8, 3), np.uint8)]).train
+    rows = ids_of(StoredMaps(images, GivenLabels(images, [one])), "these")
     counts = ((0, 10, 0), (30, 5, 5), (40, 10, 0), (60, 5, 5), (90, 10, 0))  # number, pixels, on slopes
     assert rows.tolist() == [[0, number, pixels, 0, slopes] for number, pixels, slopes in counts]
 

@@ -9,7 +9,8 @@ from PIL import Image
 from refusing import refusal
 
 from patchloom.data.decode import Unreadable, read_image
-from patchloom.dense.annotations.segmentation import read_header, read_ids
+from patchloom.dense.annotations.base import header_of
+from patchloom.dense.annotations.segmentation import read_ids
 
 IDS = (np.arange(30).reshape(5, 6) // 4 % 4).astype(np.uint8)
 
@@ -83,7 +84,7 @@ def test_colours_that_were_saved_as_a_palette_in_another_order(tmp_path):
 
 
 def size(stored):
-    return read_header(stored, "missing.jpg").size
+    return header_of(stored, "missing.jpg").size
 
 
 def test_orientation_counts_for_maps_and_sizes(tmp_path):

@@ -135,7 +135,7 @@ def test_bad_lines_are_named_with_their_file(tmp_path, line, said):
     [
         ("names: [a, b", "cannot be read as YAML"),
         ("names: [a]\n", "it needs names"),
-        ("names: [a, a]\ntrain: images", "the class a more than once"),
+        ("names: [a, a]\ntrain: images", "several classes with the name a"),
         ("names: []\ntrain: images", "no names of classes"),
         ("names: {1: a, 2: b}\ntrain: images", "numbers its names 1, 2"),
         ("names: cat\ntrain: images", "names that are no list"),

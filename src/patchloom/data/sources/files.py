@@ -113,6 +113,9 @@ class Files(Source):
     def place(self, i: int) -> str:
         return self.paths[i].replace(os.sep, "/")
 
+    def stored(self, i: int) -> Path:
+        return self.root / self.paths[i]
+
     def column(self, name: str) -> Sequence[str] | None:
         return self.columns.get(name)
 

@@ -79,9 +79,14 @@ class Hub(Source):
         stored = self.stored(i)
         return [stored] if isinstance(stored, bytes) else pieces_of_file(stored)
 
-    def stored(self, i: int) -> str | bytes:
-        """Return the path of image i, or the bytes of its file."""
-        return stored_file(self.images, self.image_column, i, self.describe(i))
+    def stored(self, i: int) -> Path | bytes:
+        try:
+            image = self.images[i][self.image_column]
+        except Exception as error:  # pyarrow has its own exceptions for damaged files
+            raise Unreadable(f"{self.describe(i)} cannot be read: {error_line(error)}") from error
+        if image is None or image["bytes"] is None and image["path"] is None:
+            raise Unreadable(f"{self.describe(i)} has no image")
+        return Path(image["path"]) if image["bytes"] is None else bytes(image["bytes"])
 
     def describe(self, i: int) -> str:
         return f"{self.name} {self.split} #{i}"
@@ -97,18 +102,6 @@ class Hub(Source):
         files = [file["filename"] for file in self.images.cache_files]
         rate = [] if self.sound is None else [str(self.sound.rate)]
         return digest([stamp_of_files(files), *files, *rate]) if files and inside else None
-
-
-def stored_file(dataset: Dataset, column: str, i: int, name: str) -> str | bytes:
-    """Return the path of the file in row i of a column that is not decoded, or the bytes of the file."""
-    try:
-        image = dataset[i][column]
-    except Exception as error:  # pyarrow has its own exceptions for damaged files
-        raise Unreadable(f"{name} cannot be read: {error_line(error)}") from error
-    if image is None or image["bytes"] is None and image["path"] is None:
-        raise Unreadable(f"{name} has no image")
-    stored: str | bytes = image["path"] if image["bytes"] is None else image["bytes"]
-    return stored
 
 
 def is_hub(name: str) -> bool:

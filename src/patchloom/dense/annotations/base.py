@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
 from itertools import chain
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from PIL import Image
@@ -26,8 +27,12 @@ from patchloom.data.decode import (
     silence_decoders,
 )
 from patchloom.data.source import Source, digest
+from patchloom.data.sources.huggingface import splits_of
 from patchloom.errors import PatchloomError
 from patchloom.system.files import LIST_FILE, read_text, regular
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 IGNORED = -1  # in label maps: pixels that do not count
 
@@ -72,10 +77,14 @@ class Annotated(ABC, Generic[T]):
     Attributes:
         images: the images without annotations, in the same order.
         classes: names of the classes.
+        ids: number of each class in the data's own files; () if these have none.
+        pixels: int64 [n k], number of pixels of each class in each image; None if they have not been counted.
     """
 
     images: Source
     classes: tuple[str, ...]
+    ids: tuple[int, ...] = ()
+    pixels: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.images)
@@ -89,16 +98,16 @@ class Annotated(ABC, Generic[T]):
         return self.truth(i)
 
     def size(self, i: int) -> tuple[int, int]:
-        """(h, w) of image i in pixels."""
+        """Return (h, w) of image i in pixels."""
         height, width = self.images.read(i).shape[1:]
         return height, width
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """16 hex digits that change when an image or an annotation does."""
+        """Return 16 hex digits that change when an image or an annotation does."""
 
     def subset(self, indices: Sequence[int] | np.ndarray) -> Annotated[T]:
-        """Only these images, in this order."""
+        """Return only these images, in this order."""
         return AnnotatedSubset(self, indices)
 
 
@@ -109,7 +118,8 @@ class AnnotatedSubset(Annotated[T]):
 
     def __init__(self, whole: Annotated[T], indices: Sequence[int] | np.ndarray) -> None:
         self.whole, self.indices = whole, np.asarray(indices, dtype=np.int64)
-        self.images, self.classes = whole.images.subset(self.indices), whole.classes
+        self.images, self.classes, self.ids = whole.images.subset(self.indices), whole.classes, whole.ids
+        self.pixels = None if whole.pixels is None else whole.pixels[self.indices]
 
     def truth(self, i: int) -> T:
         return self.whole.truth(int(self.indices[i]))
@@ -124,31 +134,34 @@ class AnnotatedSubset(Annotated[T]):
         return digest(chain([self.whole.fingerprint()], map(str, self.indices)))
 
 
-def base_of(annotated: Annotated[T]) -> tuple[Annotated[T], np.ndarray]:
-    """Return the data that images are a subset of, and their indices."""
-    chosen = np.arange(len(annotated))
-    whole = annotated
-    while isinstance(whole, AnnotatedSubset):
-        chosen = whole.indices[chosen]
-        whole = whole.whole
-    return whole, chosen
+TRAIN, VALIDATION, TEST = "train", "validation", "test"
+PARTS = (TRAIN, VALIDATION, TEST)
 
 
 @dataclass(frozen=True)
 class AnnotatedData(Generic[T]):
-    """The parts into which annotated images come.
+    """Annotated images of each part.
 
     Attributes:
         train: images to train on.
         validation: images to choose by; None if the data brings none.
         test: images to test on; None if the data brings none.
-        notes: a line for each thing that was left out or taken otherwise than its name says.
+        notes: a line for each thing that was left out or read in an unexpected way.
     """
 
     train: Annotated[T]
     validation: Annotated[T] | None
     test: Annotated[T] | None
     notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of_parts(cls, parts: Mapping[str, Annotated[T]], notes: Iterable[str]) -> AnnotatedData[T]:
+        """Create from parts by name. Without a test part, that for validation is the test."""
+        validation, test = parts.get(VALIDATION), parts.get(TEST)
+        if validation is None or test is not None:
+            return cls(parts[TRAIN], validation, test, tuple(notes))
+        renamed = f"The validation part ({count_images(len(validation))}) is the test, as there is no other"
+        return cls(parts[TRAIN], None, validation, (*notes, renamed))
 
 
 # The names of classes, and the numbers by which label maps mean them: ``classes.txt``, ADE20K's list, or numbers.
@@ -180,7 +193,7 @@ class ClassList:
     source: str
 
     def without(self, ignored: Collection[int]) -> ClassList:
-        """The same without the classes that have these numbers in label maps."""
+        """Return the same without the classes that have these numbers in label maps."""
         kept = [place for place, number in enumerate(self.ids) if number not in ignored]
         return replace(self, names=tuple(self.names[i] for i in kept), ids=tuple(self.ids[i] for i in kept))
 
@@ -189,7 +202,7 @@ def read_classes(file: Path) -> ClassList:
     """Read ``classes.txt``: a name a line, line i (from 0) being class i; or ``ID NAME``, ``ID: NAME``, ``R G B
     NAME``.
     """
-    lines = _lines(file)
+    lines = read_lines(file)
     if not lines:
         raise PatchloomError(f"{file} is empty: write the name of a class a line")
     if "" in lines:
@@ -203,14 +216,14 @@ def read_classes(file: Path) -> ClassList:
         values = [tuple(map(int, row.groups()[:3])) for row in rows if row]
         if wrong := next((line for line, value in zip(lines, values, strict=True) if max(value) > 255), None):
             raise PatchloomError(f"{file} has the line {wrong}: colours are three numbers from 0 to 255")
-        _refuse_twice(file, values, "colour")
+        refuse_repeated(file, "classes", values, "colour")
         colours = np.array(values, np.uint8)
     elif all(rows := [_NUMBERED.fullmatch(line) for line in lines]):
         names, numbers = [row[2] for row in rows if row], [int(row[1]) for row in rows if row]
-        _refuse_twice(file, numbers, "number")
+        refuse_repeated(file, "classes", numbers, "number")
     else:
         names = lines
-    _refuse_twice(file, names, "name")
+    refuse_repeated(file, "classes", names, "name")
     if max(numbers) > 65535 or len(names) > MOST_CLASSES:
         raise PatchloomError(f"{file} has classes up to {max(numbers):,}: label maps hold numbers up to 65,535")
     return ClassList(tuple(names), tuple(numbers), colours, str(file))
@@ -218,7 +231,7 @@ def read_classes(file: Path) -> ClassList:
 
 def read_ade_classes(file: Path) -> ClassList:
     """Read ADE20K's ``objectInfo150.txt``: a table whose last column is the name, the first being the number."""
-    rows = [line.split("\t") for line in _lines(file)[1:] if line]
+    rows = [line.split("\t") for line in read_lines(file)[1:] if line]
     firsts = [row[0].strip() for row in rows]
     if firsts != [str(number + 1) for number in range(ADE_COUNT)]:
         raise PatchloomError(f"{file} is not ADE20K's list of 150 classes: give it as it was published, or none")
@@ -229,7 +242,7 @@ def read_ade_classes(file: Path) -> ClassList:
 
 
 def numbered_classes(occurring: Collection[int], ignored: Collection[int], name: str) -> ClassList:
-    """The classes of label maps without a list: all numbers from 0 to the largest that counts, called so."""
+    """Return the classes of label maps without a list: all numbers from 0 to the largest that counts, called so."""
     counted = sorted({number for number in occurring if number not in ignored})
     ids = [number for number in range(counted[-1] + 1 if counted else 0) if number not in ignored]
     if len(ids) > _SPARSE and 4 * len(counted) < len(ids):
@@ -250,32 +263,31 @@ def middle(low: int, high: int) -> int:
     return (low + high + 1) // 2
 
 
-def _lines(file: Path) -> list[str]:
+def read_lines(file: Path, errors: str = "strict") -> list[str]:
+    """Return the lines of a text file in UTF-8, without space around each, up to the last that is not empty."""
     try:
-        text = read_text(file, "utf-8-sig", most=LIST_FILE, follow=True)
+        text = read_text(file, "utf-8-sig", errors, most=LIST_FILE, follow=True)
     except (OSError, UnicodeDecodeError) as problem:
-        raise PatchloomError(f"{file} cannot be read as text: write the name of a class a line") from problem
+        raise PatchloomError(f"{file} cannot be read as text: {problem}") from problem
     return [line.strip() for line in text.rstrip().splitlines()]
 
 
-def _refuse_twice(file: Path, those: Sequence[object], what: str) -> None:
-    if len(set(those)) < len(those):
-        twice = next(one for i, one in enumerate(those) if one in those[:i])
-        raise PatchloomError(f"{file} has the {what} {twice} twice: give each class its own")
+def refuse_repeated(file: Path, items: str, values: Iterable[Hashable], key: str) -> None:
+    """Raise an error if two of the ``items`` of a file have the same value of ``key``, such as a name."""
+    if repeated := [value for value, count in Counter(values).items() if count > 1]:
+        raise PatchloomError(f"{file} has several {items} with the {key} {repeated[0]}: give each a unique one")
 
 
 # How folders of annotated images are laid out: what lies there, to which part it belongs, and what goes together.
 
 
-TRAIN, VALIDATION, TEST = "train", "validation", "test"
-PARTS = (TRAIN, VALIDATION, TEST)
 _WORDS = {
     TRAIN: ("train", "training", "trainval"),
     VALIDATION: ("val", "valid", "validation", "dev"),
     TEST: ("test", "testing"),
 }
 _PART = {word: part for part, words in _WORDS.items() for word in words}
-_FEW_LOST = 0.05  # share of the annotation files that may have no image
+FEW_LOST = 0.05  # share of the annotation files without an image, or of the images that cannot be read, at most
 # folders that say what kind of file they hold, and nothing about which image
 _ROLES = frozenset(
     "images image imgs img jpegimages photos frames annotations annotation annots xmls xml labels label".split()
@@ -283,17 +295,17 @@ _ROLES = frozenset(
 
 
 def parse_part(word: str) -> str | None:
-    """The part that a word, such as ``val`` or ``train2017``, stands for; None if it is no such word."""
+    """Return the part that a word, such as ``val`` or ``train2017``, stands for; None if it is no such word."""
     return _PART.get(word.lower().rstrip("0123456789"))
 
 
 def part_from_path(path: str) -> str | None:
-    """The part to which a file belongs, by the innermost of its folders that is called so."""
+    """Return the part to which a file belongs, by the innermost of its folders that is called so."""
     return next(filter(None, map(parse_part, reversed(path.split("/")[:-1]))), None)
 
 
 def by_folder(root: Path, images: Iterable[str]) -> tuple[dict[str, list[str]], list[str]]:
-    """The images of each part, by the names of their folders, and a note on those in none.
+    """Return the images of each part, by the names of their folders, and a note on those in none.
 
     Without such folders, all are for training.
     """
@@ -306,8 +318,13 @@ def by_folder(root: Path, images: Iterable[str]) -> tuple[dict[str, list[str]], 
         return {TRAIN: nowhere}, []
     if not nowhere:
         return parts, []
-    names = limit_examples((str(root / image) for image in nowhere), len(nowhere))
-    return parts, [f"{count_images_are(len(nowhere))} left out, in no folder such as train or test ({names})"]
+    what = f"{count_images_are(len(nowhere))} left out, in no folder such as train or test"
+    return parts, [f"{what} ({name_files(root, nowhere)})"]
+
+
+def name_files(root: Path, files: Sequence[str]) -> str:
+    """Return up to three of some files of a folder, for a message."""
+    return limit_examples((str(root / file) for file in files), len(files))
 
 
 def count_images(count: int) -> str:
@@ -320,8 +337,24 @@ def count_images_are(count: int) -> str:
     return f"{count_images(count)} {'is' if count == 1 else 'are'}"
 
 
+def hub_parts(name: str) -> tuple[dict[str, tuple[str, Dataset, str]], list[str]]:
+    """Open a Hugging Face data set: the split of each part with its rows and its state for `Hub`, and notes."""
+    splits, state = splits_of(name)
+    parts: dict[str, tuple[str, Dataset, str]] = {}
+    notes = []
+    for split, dataset in splits.items():
+        part = parse_part(split) or (TRAIN if len(splits) == 1 else None)
+        if part is None or part in parts:
+            notes.append(f"The split {split} is left out: only train, validation and test are taken")
+        else:
+            parts[part] = split, dataset, state(split)
+    if TRAIN not in parts:
+        raise PatchloomError(f"{name} has the splits {', '.join(splits)}, and none is called train: rename one")
+    return parts, notes
+
+
 def is_role(word: str) -> bool:
-    """Whether a folder of this name says what kind of file it holds, as ``images`` and ``annotations`` do."""
+    """Return whether a folder of this name says what kind of file it holds, as ``images`` and ``annotations`` do."""
     return word.lower() in _ROLES
 
 
@@ -353,7 +386,7 @@ class ImageMatcher:
         self._taken: dict[str, str] = {}
 
     def image_of(self, annotation: str, named: str = "") -> str | None:
-        """The image of an annotation file; None if there is none.
+        """Return the image of an annotation file; None if there is none.
 
         It has the same `annotation_key`; or else, alone among all images, the same name; or else the name that the
         file says.
@@ -379,27 +412,28 @@ class ImageMatcher:
         return None
 
     def others(self) -> list[str]:
-        """The images that no annotation has asked for."""
+        """Return the images that no annotation has asked for."""
         return [image for image in self.images if image not in self._taken]
 
 
 def note_on_unnamed(root: Path, images: Sequence[str], count: int) -> list[str]:
-    """A sentence on images that no annotation names; none if there are none."""
+    """Return a sentence on images that no annotation names; none if there are none."""
     if not images:
         return []
-    names = limit_examples((str(root / image) for image in images), len(images))
-    return [f"{count_images_are(len(images))} left out (of {count:,}), as no annotation names them ({names})"]
+    what = f"{count_images_are(len(images))} left out (of {count:,}), as no annotation names them"
+    return [f"{what} ({name_files(root, images)})"]
 
 
 def note_on_lost(root: Path, lost: Sequence[str], count: int, files: str) -> list[str]:
-    """A sentence on annotation files without an image; none if there are none."""
-    if len(lost) > _FEW_LOST * count:
+    """Return a sentence on annotation files without an image; raise an error if there are many."""
+    if not lost:
+        return []
+    if len(lost) > FEW_LOST * count:
         raise PatchloomError(
             f"{root / lost[0]} has no image of its name ({len(lost):,} of {count:,} {files} have none): put the images "
             "beside them, or into images/"
         )
-    names = limit_examples((str(root / file) for file in lost), len(lost))
-    return [f"{len(lost):,} of {count:,} {files} are left out, as they have no image ({names})"] if lost else []
+    return [f"{len(lost):,} of {count:,} {files} are left out, as they have no image ({name_files(root, lost)})"]
 
 
 def files_in(root: Path, folders: Iterable[str], suffixes: Iterable[str]) -> list[str]:
@@ -408,12 +442,12 @@ def files_in(root: Path, folders: Iterable[str], suffixes: Iterable[str]) -> lis
     return sorted(
         f"{folder}/{entry.name}" if folder else entry.name
         for folder in folders
-        for entry in _entries(root / folder)
+        for entry in _entries_of(root / folder)
         if entry.name.lower().endswith(ends) and not entry.name.startswith(".") and entry.is_file()
     )
 
 
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
+def _entries_of(folder: Path) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
             return [*entries]
@@ -421,21 +455,11 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
         return []
 
 
-def named_parts(there: Mapping[str, int]) -> tuple[dict[str, str], list[str]]:
-    """Return the parts of the data for training, validation and testing, and notes."""
-    if VALIDATION in there and TEST not in there:
-        return (
-            {TRAIN: TRAIN, VALIDATION: TEST},
-            [f"The validation part ({count_images(there[VALIDATION])}) is the test, as there is no other"],
-        )
-    return {part: part for part in there}, []
-
-
 # The size of an image from the head of its file, without decoding it.
 
 
 _SWAPPED = range(5, 9)  # orientations that exchange height and width
-_ARRAYS = (".npy", ".tif", ".tiff", ".dcm", ".dicom", ".heic", ".heif", ".hif")  # PIL alone does not read all of them
+_PARTLY_READ = (".tif", ".tiff", ".dcm", ".dicom", ".heic", ".heif", ".hif")  # PIL alone does not read all of them
 
 
 class Header(NamedTuple):
@@ -473,42 +497,38 @@ def note_on_turned(images: Sequence[str], of: int, what: str) -> list[str]:
     ]
 
 
+class Missing(Unreadable):
+    """An image is not there."""
+
+
 def header_of(stored: Path | bytes, name: str) -> Header:
-    """The header of an image file."""
-    if isinstance(stored, Path) and stored.suffix.lower() in _ARRAYS:
-        return _of_array(stored)
+    """Return the header of an image file, given as a path or as its content."""
+    if isinstance(stored, Path) and not os.path.exists(stored):
+        raise Missing(f"{name} is not there")
     try:
-        with (
-            silence_decoders(),
-            open_pillow(Path(regular(stored, follow=True)) if isinstance(stored, Path) else BytesIO(stored)) as image,
-        ):
-            width, height = image.size
-            orientation = 1 if image.format == "TIFF" else orientation_of(image)  # of a TIFF PIL has turned the size
-    except FileNotFoundError:
-        raise
+        return _header_without_decoding(stored)
     except Exception:  # whatever it is, decoding says it better, or can do it
-        size = read_image(stored).shape[1:] if isinstance(stored, Path) else decode_image(stored, name).shape[1:]
-        return Header((int(size[0]), int(size[1])))
+        _, h, w = (read_image(stored) if isinstance(stored, Path) else decode_image(stored, name)).shape
+        return Header((h, w))
+
+
+def _header_without_decoding(stored: Path | bytes) -> Header:
+    file = regular(stored, follow=True) if isinstance(stored, Path) else BytesIO(stored)
+    if isinstance(file, Path) and file.suffix.lower() == ".npy":
+        h, w = np.load(file, mmap_mode="r", allow_pickle=False).shape[:2]
+        return Header((h, w))
+    if isinstance(file, Path) and file.suffix.lower() in _PARTLY_READ:
+        raise ValueError("PIL may not read it")
+    with silence_decoders(), open_pillow(file) as image:
+        width, height = image.size
+        orientation = 1 if image.format == "TIFF" else orientation_of(image)  # PIL has turned the size of a TIFF
     swapped = orientation in _SWAPPED
     return Header((width, height) if swapped else (height, width), orientation in range(2, 9), swapped)
 
 
 def orientation_of(image: Image.Image) -> int:
-    """The EXIF orientation, 1 to 8, of a file that PIL has opened."""
+    """Return the EXIF orientation, 1 to 8, of a file that PIL has opened."""
     # of a PNG without this in its head, PIL would decode all pixels to look behind them
     if image.format == "PNG" and not {"exif", "XML:com.adobe.xmp"} & set(image.info):
         return 1
     return read_orientation(image)
-
-
-def _of_array(path: Path) -> Header:
-    if not path.exists():
-        raise FileNotFoundError(path)
-    if path.suffix.lower() == ".npy":
-        try:
-            shape = np.load(regular(path, follow=True), mmap_mode="r", allow_pickle=False).shape
-        except Exception as error:  # NumPy raises several on broken files
-            raise Unreadable(f"{path} cannot be read as an image: {error}") from error
-    else:
-        shape = tuple(read_image(path).shape[1:])
-    return Header((int(shape[0]), int(shape[1])))

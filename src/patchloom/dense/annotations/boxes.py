@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,9 @@ import torch
 
 from patchloom.data.source import Source, digest
 from patchloom.data.sources.files import Files, PackedStrings
-from patchloom.dense.annotations.base import Annotated, Objects, base_of
+from patchloom.dense.annotations.base import Annotated, Objects
 from patchloom.dense.metrics import coco_tool, from_run_lengths
+from patchloom.errors import PatchloomError
 
 LARGEST_ID = 2**53  # of a category: every program reads such a number in JSON
 _FARTHEST = 2**20  # pixels, of corners and of the sides of a polygon together: drawing it takes some 40 bytes a pixel
@@ -65,20 +66,21 @@ def _check_polygons(outline: Any) -> list[list[float]]:
 
 
 def told_size(about: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Height and width that a row says of its image; None if these are no sizes."""
+    """Return (h, w) of an image according to a row of its annotation; None if these are no sizes."""
     h, w = about.get("height"), about.get("width")
     return (h, w) if isinstance(h, int) and isinstance(w, int) and min(h, w) > 0 else None
 
 
 @dataclass
 class ImageAnnotation:
-    """Annotation of one image.
+    """Annotation of one image, as its file has it.
 
     Attributes:
         file: file of the annotation, for messages.
         size: (h, w) of the image according to the annotation; None if it is not given.
+        image: name of the image according to the annotation; "" if it is not given.
         boxes: x0 y0 x1 y1 of each object, in pixels or, if ``relative``, as fractions of width and height.
-        labels: class of each object.
+        labels: class of each object: its number, or what the file says until `number_labels`.
         crowd: whether each object is a group, or doubtful.
         outlines: outline of each object, as for `compress_outline`; None if there is none.
         relative: whether coordinates are fractions of width and height, also in ``outlines``.
@@ -86,13 +88,16 @@ class ImageAnnotation:
 
     file: str
     size: tuple[int, int] | None = None
+    image: str = ""
     boxes: list[tuple[float, float, float, float]] = field(default_factory=list)
-    labels: list[int] = field(default_factory=list)
+    labels: list[Any] = field(default_factory=list)
     crowd: list[bool] = field(default_factory=list)
     outlines: list[Any] = field(default_factory=list)
     relative: bool = False
 
-    def add(self, box: tuple[float, float, float, float], label: int, crowd: bool = False, outline: Any = None) -> None:
+    def add(
+        self, box: tuple[float, float, float, float], label: int | str, crowd: bool = False, outline: Any = None
+    ) -> None:
         """Add an object."""
         self.boxes.append(box)
         self.labels.append(label)
@@ -102,17 +107,10 @@ class ImageAnnotation:
 
 @dataclass
 class AnnotatedFiles:
-    """The images of one part of the data, and a sheet for each.
-
-    Attributes:
-        images: all that the annotations name.
-        sheets: in the same order.
-        stored: path, or bytes, of the file of image i.
-    """
+    """Images of one part of the data, all that the annotations name, and the annotation of each in the same order."""
 
     images: Source
     sheets: list[ImageAnnotation]
-    stored: Callable[[int], Path | bytes]
 
 
 @dataclass
@@ -132,15 +130,29 @@ class Annotations:
     ids: tuple[int, ...] = ()
 
 
-def part_of_files(name: str, root: Path, paths: Sequence[str], sheets: list[ImageAnnotation]) -> AnnotatedFiles:
-    """A part whose images are files."""
-    return AnnotatedFiles(Files(name, root, paths), sheets, lambda i: root / paths[i])
+def in_parts(
+    name: str, root: Path, parts: Mapping[str, Sequence[str]], sheets: Mapping[str, ImageAnnotation]
+) -> dict[str, AnnotatedFiles]:
+    """Return the images of each part, files below ``root``, with their annotations."""
+    return {
+        part: AnnotatedFiles(Files(name, root, images), [sheets[image] for image in images])
+        for part, images in parts.items()
+    }
+
+
+def number_labels(sheets: Iterable[ImageAnnotation], numbers: Mapping[Any, int]) -> None:
+    """Replace what files say of the class of each object by its number."""
+    for sheet in sheets:
+        for label in sheet.labels:
+            if label not in numbers:
+                count = len({*numbers.values()})
+                raise PatchloomError(f"{sheet.file} has an object of class {label}, and there are {count} classes")
+        sheet.labels = [numbers[label] for label in sheet.labels]
 
 
 def category_ids(annotated: Annotated[Objects]) -> tuple[int, ...]:
     """Return COCO's category id of each class, to write detections with; counted from 1 if there are none."""
-    whole, _ = base_of(annotated)
-    ids = whole.ids if isinstance(whole, BoxedImages) else ()
+    ids = annotated.ids
     return ids if ids and 0 <= min(ids) and max(ids) <= LARGEST_ID else tuple(range(1, len(annotated.classes) + 1))
 
 

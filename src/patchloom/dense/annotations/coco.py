@@ -20,8 +20,9 @@ from patchloom.dense.annotations.base import (
     note_on_unnamed,
     parse_part,
     part_from_path,
+    refuse_repeated,
 )
-from patchloom.dense.annotations.boxes import AnnotatedFiles, Annotations, ImageAnnotation, part_of_files, told_size
+from patchloom.dense.annotations.boxes import AnnotatedFiles, Annotations, ImageAnnotation, in_parts, told_size
 from patchloom.errors import PatchloomError, listing
 from patchloom.system.documents import parse_json
 from patchloom.system.files import LIST_FILE, read_bytes
@@ -32,7 +33,7 @@ _SAMPLED = 20  # images of a file by which the folder of all is found
 
 
 def json_files(root: Path, listed: Listing) -> list[str]:
-    """The JSON files of a folder that may be COCO's, sorted: in it, or in ``annotations``, ``train`` and the like.
+    """Return the JSON files that may be COCO's, sorted: in it, or in ``annotations``, ``train`` and the like.
 
     Where some are called ``instances_...``, as COCO's own are, the others (keypoints, captions) are none of them.
     """
@@ -57,7 +58,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 def find_coco(
     name: str, root: Path, listed: Listing, files: Mapping[str, dict[str, Any]], alone: bool = False
 ) -> Annotations:
-    """The images, boxes and masks of a folder.
+    """Return the images, boxes and masks of a folder.
 
     A file is of the part that its name or its folder says, as in ``instances_val2017.json``; a single one that says
     none is of the parts in whose folders its images lie, or else for training. Categories are numbered in the order of
@@ -81,12 +82,11 @@ def find_coco(
         paths = _image_paths(images, file, part, listed.folders, known)
         if repeated := [image for image, count in Counter(paths).items() if count > 1]:
             raise PatchloomError(f"{path} has {repeated[0]} more than once: give each image one entry")
-        of = dict(zip(paths, sheets, strict=True))
         within, said = by_folder(root, paths) if part is None else ({part: paths}, [])
         if alone and TRAIN not in within:
             within, said = {TRAIN: paths}, []
         notes += said
-        parts |= {key: part_of_files(name, root, those, [of[one] for one in those]) for key, those in within.items()}
+        parts |= in_parts(name, root, within, dict(zip(paths, sheets, strict=True)))
         named.update(paths)
     notes += note_on_unnamed(root, sorted(known - named), len(known | named))
     ids = tuple(one["id"] for one in categories)
@@ -129,7 +129,7 @@ def image_ids(images: Sequence[Path]) -> tuple[dict[Path, int], list[Path]]:
 
 
 def _parts(name: str, files: Sequence[str]) -> dict[str | None, str]:
-    """The file of each part; of a single one that does not say its part, it is None."""
+    """Return the file of each part; of a single one that does not say its part, it is None."""
     found: dict[str | None, list[str]] = {}
     for file in files:
         found.setdefault(_part_of(file), []).append(file)
@@ -155,20 +155,19 @@ def _categories(path: Path, content: dict[str, Any]) -> list[dict[str, Any]]:
     if not found:
         raise PatchloomError(f"{path} has no categories: name the classes of its annotations")
     for key in ("id", "name"):
-        _refuse_repeated(path, "categories", [one[key] for one in found], key)
+        refuse_repeated(path, "categories", [one[key] for one in found], key)
     return sorted(({"id": one["id"], "name": one["name"]} for one in found), key=lambda one: one["id"])
 
 
 def _sheets(path: Path, content: dict[str, Any], number: Mapping[int, int]) -> tuple[list[str], list[ImageAnnotation]]:
-    """The names of the images of a file, and their sheets."""
+    """Return the names of the images of a file, and their sheets."""
     images = _entries(path, content, "images", {"id": int, "file_name": str})
     annotations = _entries(path, content, "annotations", {"image_id": int, "category_id": int, "bbox": list})
     if not annotations:
         raise PatchloomError(f"{path} has no annotations: annotate some of its images")
-    _refuse_repeated(path, "images", [one["id"] for one in images], "id")
-    _refuse_repeated(
-        path, "annotations", [one["id"] for one in annotations if isinstance(one.get("id"), int | str)], "id"
-    )
+    refuse_repeated(path, "images", [one["id"] for one in images], "id")
+    given = [one["id"] for one in annotations if isinstance(one.get("id"), int | str)]
+    refuse_repeated(path, "annotations", given, "id")
     sheets: dict[int, ImageAnnotation] = {}
     for image in images:
         sheets[image["id"]] = ImageAnnotation(f"{path}, image {image['file_name']},", told_size(image))
@@ -201,11 +200,6 @@ def _entries(path: Path, content: dict[str, Any], what: str, needed: Mapping[str
                     f"{path} is not as COCO JSON is: an entry of its {what}{known} has {key} {json.dumps(value)[:50]}"
                 )
     return found
-
-
-def _refuse_repeated(path: Path, what: str, values: Sequence[Any], key: str) -> None:
-    if repeated := [value for value, count in Counter(values).items() if count > 1]:
-        raise PatchloomError(f"{path} has several {what} with the {key} {repeated[0]}: give each a unique one")
 
 
 def _image_paths(

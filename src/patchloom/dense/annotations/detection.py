@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -14,25 +13,24 @@ from patchloom.data.conversions import limit_examples
 from patchloom.data.decode import Unreadable
 from patchloom.data.sources.builtin import is_builtin, open_builtin
 from patchloom.data.sources.files import PackedStrings
-from patchloom.data.sources.huggingface import Hub, is_hub, splits_of
+from patchloom.data.sources.huggingface import Hub, is_hub
 from patchloom.data.sources.in_memory import DataLike, is_object
 from patchloom.data.sources.scandir import list_files, note_on_foreign
 from patchloom.data.sources.synthetic import Shapes
 from patchloom.dense.annotations.base import (
+    FEW_LOST,
     PARTS,
-    TEST,
     TRAIN,
-    VALIDATION,
     AnnotatedData,
     Header,
+    Missing,
     Objects,
     as_stored,
     count_images,
     header_of,
+    hub_parts,
     is_role,
-    named_parts,
     note_on_turned,
-    parse_part,
 )
 from patchloom.dense.annotations.boxes import (
     AnnotatedFiles,
@@ -40,6 +38,7 @@ from patchloom.dense.annotations.boxes import (
     BoxedImages,
     ImageAnnotation,
     compress_outline,
+    number_labels,
     told_size,
 )
 from patchloom.dense.annotations.coco import find_coco, json_files, read_json
@@ -50,10 +49,6 @@ from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError, listing
 from patchloom.system.files import similar
 
-if TYPE_CHECKING:
-    from datasets import Dataset
-
-
 # Boxes of Hugging Face data sets with columns ``image`` and ``objects``.
 
 
@@ -63,62 +58,48 @@ _CROWD = ("iscrowd", "is_crowd")
 
 
 def find_hub(name: str) -> Annotations:
-    """The images and boxes of ``hf:FOLDER`` or ``hf:NAME``, as `open_hub` takes them.
+    """Return the images and boxes of ``hf:FOLDER`` or ``hf:NAME``, as `open_hub` takes them.
 
     The column ``objects`` has for each image a list of objects, or a dict of lists, with ``bbox``, COCO's x y w h in
     pixels, and ``category`` or ``label``: a ClassLabel, text, or a number.
     """
-    splits, state = splits_of(name)
     parts: dict[str, AnnotatedFiles] = {}
-    notes: list[str] = []
-    names: list[list[str | int]] = []  # of the objects of each sheet
     classes: tuple[str, ...] = ()
-    for split, dataset in splits.items():
-        part = parse_part(split) or (TRAIN if len(splits) == 1 else None)
-        if part is None or part in parts:
-            notes.append(f"The split {split} is left out: only train, validation and test are taken")
-            continue
+    splits, notes = hub_parts(name)
+    for part, (split, dataset, state) in splits.items():
         if _OBJECTS not in dataset.column_names:
             raise PatchloomError(
                 f"{name} has no column {_OBJECTS} in {split}, but {listing(dataset.column_names, 'and')}: each image "
                 "needs its objects, with bbox and category"
             )
-        told = _classes(dataset.features[_OBJECTS])
-        if parts and told != classes:
+        here = _classes(dataset.features[_OBJECTS])
+        if parts and here != classes:
             raise PatchloomError(f"{name} has other classes in {split} than before: use one ClassLabel")
-        classes = told
+        classes = here
+        wanted = [column for column in (_OBJECTS, "width", "height") if column in dataset.column_names]
+        rows = dataset.with_format(None).select_columns(wanted)
         sheets: list[ImageAnnotation] = []
         with StatusMessage(f"reading the boxes of {name} {split}", len(dataset)) as waiting:
-            for i, row in enumerate(_rows(dataset)):
+            for i, row in enumerate(rows):
                 waiting.advance()
-                sheet, those = _sheet(f"{name} {split} #{i}", row)
-                sheets.append(sheet)
-                names.append(those)
-        images = Hub(name, split, dataset, state(split))
-        parts[part] = AnnotatedFiles(images, sheets, partial(_stored, images))
-    number = _numbered(classes, names)
-    if not classes:
-        classes = tuple(str(one) for one in number)
-        if classes and all(isinstance(one, int) for one in number):
+                sheets.append(_sheet(f"{name} {split} #{i}", row))
+        parts[part] = AnnotatedFiles(Hub(name, split, dataset, state), sheets)
+    every = [sheet for part in parts.values() for sheet in part.sheets]
+    numbers: dict[str | int, int]
+    if classes:
+        numbers = {key: k for k, word in enumerate(classes) for key in (k, word)}
+    else:
+        found = {label for sheet in every for label in sheet.labels}
+        numbers = {one: k for k, one in enumerate(sorted(found, key=lambda one: (isinstance(one, str), one)))}
+        classes = tuple(map(str, numbers))
+        if classes and all(isinstance(one, int) for one in numbers):
             notes.append(f"Classes are called by their numbers, as {name} has no ClassLabel for them")
-    for sheet, those in zip((sheet for part in parts.values() for sheet in part.sheets), names, strict=True):
-        for one in those:
-            if one not in number:
-                raise PatchloomError(f"{sheet.file} has an object of class {one}, and there are {len(classes)} classes")
-        sheet.labels = [number[one] for one in those]
+    number_labels(every, numbers)
     return Annotations(classes, parts, notes)
 
 
-def _numbered(classes: tuple[str, ...], names: list[list[str | int]]) -> dict[str | int, int]:
-    """The number of a class by what objects say."""
-    if classes:
-        return dict(zip([*range(len(classes)), *classes], [*range(len(classes))] * 2, strict=True))
-    said = {one for those in names for one in those}
-    return {one: k for k, one in enumerate(sorted(said, key=lambda one: (isinstance(one, str), one)))}
-
-
 def _classes(feature: Any) -> tuple[str, ...]:
-    """The names of the ClassLabel within a feature, however deep; () if there is none."""
+    """Return the names of the ClassLabel within a feature, however deep; () if there is none."""
     from datasets import ClassLabel
 
     if isinstance(feature, ClassLabel):
@@ -128,13 +109,8 @@ def _classes(feature: Any) -> tuple[str, ...]:
     return next(filter(None, map(_classes, [*within, *([] if inner is None else [inner])])), ())
 
 
-def _rows(dataset: Dataset) -> Iterator[dict[str, Any]]:
-    wanted = [column for column in (_OBJECTS, "width", "height") if column in dataset.column_names]
-    yield from dataset.with_format(None).select_columns(wanted)
-
-
-def _sheet(where: str, row: dict[str, Any]) -> tuple[ImageAnnotation, list[str | int]]:
-    """Return the annotation of a row, and the class of each object."""
+def _sheet(where: str, row: dict[str, Any]) -> ImageAnnotation:
+    """Return the annotation of a row; labels are numbers or names, as the objects have them."""
     sheet = ImageAnnotation(where, told_size(row))
     objects = row[_OBJECTS] or []
     if isinstance(objects, dict):
@@ -143,7 +119,6 @@ def _sheet(where: str, row: dict[str, Any]) -> tuple[ImageAnnotation, list[str |
         if len(counts) > 1:
             raise PatchloomError(f"{where} has lists of {listing(sorted(counts), 'and')} in its objects: one a box")
         objects = [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
-    names: list[str | int] = []
     for one in objects:
         label = next((one[key] for key in _LABEL if one.get(key) is not None), None)
         try:
@@ -152,14 +127,8 @@ def _sheet(where: str, row: dict[str, Any]) -> tuple[ImageAnnotation, list[str |
             raise PatchloomError(f"{where} has an object whose bbox is not x y w h: {one.get('bbox')}") from None
         if not isinstance(label, str | int):
             raise PatchloomError(f"{where} has an object without a class: give it a category")
-        sheet.add((x, y, x + w, y + h), -1, any(bool(one.get(key)) for key in _CROWD))
-        names.append(label)
-    return sheet, names
-
-
-def _stored(images: Hub, i: int) -> Path | bytes:
-    stored = images.stored(i)
-    return stored if isinstance(stored, bytes) else Path(stored)
+        sheet.add((x, y, x + w, y + h), label, any(bool(one.get(key)) for key in _CROWD))
+    return sheet
 
 
 # What can be wrong with boxes, found before anything is trained on them: a sentence that names the file, or a note.
@@ -167,7 +136,6 @@ def _stored(images: Hub, i: int) -> Path | bytes:
 
 _ROUNDING = 2  # pixels by which a box may reach out of its image, and is clipped
 _CLIPPED = 0.05  # pixels: less than that is no news
-_FEW_LOST = 0.05  # share of the images that may be missing or unreadable
 _FEW_BAD = 1e-4  # share of the boxes that may be of no area or outside, and are left out: COCO's own has two such
 
 
@@ -190,9 +158,7 @@ def check_annotations(found: Annotations) -> AnnotatedData[Objects]:
     if unseen := [name for name, count in zip(found.classes, seen, strict=True) if not count]:
         many = "1 class has" if len(unseen) == 1 else f"{len(unseen):,} classes have"
         notes.append(f"{many} no object to train on ({limit_examples(unseen, len(unseen))})")
-    becomes, said = named_parts({name: len(part) for name, part in parts.items()})
-    by_name = {becomes[name]: part for name, part in parts.items()}
-    return AnnotatedData(by_name[TRAIN], by_name.get(VALIDATION), by_name.get(TEST), (*found.notes, *said, *notes))
+    return AnnotatedData.of_parts(parts, [*found.notes, *notes])
 
 
 def _refuse_shared(found: Annotations) -> None:
@@ -207,7 +173,7 @@ def _refuse_shared(found: Annotations) -> None:
 
 
 def _outlined(found: Annotations) -> tuple[bool, list[str]]:
-    """Whether there are masks: where all objects have an outline."""
+    """Return whether there are masks: where all objects have an outline."""
     sheets = [sheet for part in found.parts.values() for sheet in part.sheets]
     total = sum(len(sheet.boxes) for sheet in sheets)
     without = sum(outline is None for sheet in sheets for outline in sheet.outlines)
@@ -221,7 +187,7 @@ def _outlined(found: Annotations) -> tuple[bool, list[str]]:
 
 
 def _boxed(part: AnnotatedFiles, found: Annotations, masks: bool) -> tuple[BoxedImages, list[str]]:
-    """The images of a part that are there, with their objects, and notes."""
+    """Return the images of a part that are there, with their objects, and notes."""
     headers, notes = _headers(part)
     there = {i: header for i, header in enumerate(headers) if header is not None}
     kept = [*there]
@@ -255,43 +221,40 @@ def _boxed(part: AnnotatedFiles, found: Annotations, masks: bool) -> tuple[Boxed
 
 
 def _headers(part: AnnotatedFiles) -> tuple[list[Header | None], list[str]]:
-    """The header of each image, None for one that is left out; and notes on these, and on those that are turned."""
+    """Return the header of each image, None for one that is left out; and notes on these, and on turned ones."""
     headers: list[Header | None] = []
     missing: list[int] = []
     broken: dict[int, str] = {}
-    turned: list[int] = []
     with StatusMessage("reading the sizes of annotated images", len(part.sheets)) as waiting:
         for i, sheet in enumerate(part.sheets):
             waiting.advance()
+            name = part.images.describe(i)
+            header = None
             try:
-                header = header_of(part.stored(i), part.images.describe(i))
-            except FileNotFoundError:
+                stored = part.images.stored(i)
+                assert stored is not None  # the images of all formats are files
+                header = header_of(stored, name)
+                _compare(sheet, header, name)
+            except Missing:
                 missing.append(i)
-                headers.append(None)
-                continue
             except Unreadable as error:
                 broken[i] = str(error)
-                headers.append(None)
-                continue
-            _compare(sheet, header, part.images.describe(i))
-            turned += [i] if header.turned else []
             headers.append(header)
-    allowed = _FEW_LOST * len(part.sheets)
-    if len(missing) > allowed:
+    total = len(headers)
+    if len(missing) > FEW_LOST * total:
         raise PatchloomError(
             f"{part.images.describe(missing[0])} is not there, and {part.sheets[missing[0]].file} names it "
-            f"({len(missing):,} of {len(part.sheets):,} images are missing): put the images where the annotations name "
-            "them"
+            f"({len(missing):,} of {total:,} images are missing): put the images where the annotations name them"
         )
-    if len(broken) > allowed:
-        raise PatchloomError(f"{broken[min(broken)]} ({len(broken):,} of {len(part.sheets):,} images)")
+    if len(broken) > FEW_LOST * total:
+        raise PatchloomError(f"{broken[min(broken)]} ({len(broken):,} of {total:,} images)")
     notes = []
-    for what, those in (("are not there", missing), ("cannot be read", sorted(broken))):
+    for what, those in (("are not there", missing), ("cannot be read", [*broken])):
         if those:
             names = limit_examples(map(part.images.describe, those), len(those))
-            notes.append(f"{len(those):,} of {len(headers):,} images {what}, and are left out ({names})")
-    notes += note_on_turned([part.images.describe(i) for i in turned], len(headers), "boxes")
-    return headers, notes
+            notes.append(f"{len(those):,} of {total:,} images {what}, and are left out ({names})")
+    turned = [part.images.describe(i) for i, header in enumerate(headers) if header is not None and header.turned]
+    return headers, notes + note_on_turned(turned, total, "boxes")
 
 
 def _compare(sheet: ImageAnnotation, header: Header, image: str) -> None:
@@ -310,7 +273,7 @@ def _compare(sheet: ImageAnnotation, header: Header, image: str) -> None:
 def _within(
     boxes: np.ndarray, sides: np.ndarray, sheets: Sequence[ImageAnnotation]
 ) -> tuple[np.ndarray, np.ndarray, list[str]]:
-    """Boxes clipped to their images, which of them are fine (bool [m]), and notes.
+    """Return boxes clipped to their images, which of them are fine (bool [m]), and notes.
 
     Args:
         boxes: float64 [m 4].
@@ -348,7 +311,7 @@ def _within(
 
 
 def _outline(outline: Any, sheet: ImageAnnotation, size: tuple[int, int]) -> str:
-    """An outline as compressed run lengths."""
+    """Return an outline as compressed run lengths."""
     height, width = size
     try:
         if sheet.relative:
@@ -423,7 +386,7 @@ def _in_folder(name: str) -> Annotations:
 
 
 def _of_file(name: str, path: Path) -> Annotations:
-    """The images that a JSON or YAML file names; those of a JSON lie in its folder, or beside it."""
+    """Return the images that a JSON or YAML file names; those of a JSON lie in its folder, or beside it."""
     if path.suffix.lower() in (".yaml", ".yml"):
         return find_yaml(name, path)
     if path.suffix.lower() != ".json":

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -29,7 +28,7 @@ from patchloom.data.decode import (
 from patchloom.data.source import Data, Source, digest
 from patchloom.data.sources.builtin import is_builtin, open_builtin
 from patchloom.data.sources.files import Files
-from patchloom.data.sources.huggingface import Hub, is_hub, splits_of, stored_file
+from patchloom.data.sources.huggingface import Hub, is_hub
 from patchloom.data.sources.in_memory import DataLike, open_objects
 from patchloom.data.sources.label_maps import (
     Folder,
@@ -47,7 +46,6 @@ from patchloom.dense.annotations.base import (
     ADE_COUNT,
     CLASSES,
     IGNORED,
-    TEST,
     TRAIN,
     VALIDATION,
     Annotated,
@@ -55,10 +53,9 @@ from patchloom.dense.annotations.base import (
     ClassList,
     Header,
     as_stored,
-    base_of,
     header_of,
+    hub_parts,
     middle,
-    named_parts,
     note_on_turned,
     numbered_classes,
     orientation_of,
@@ -122,13 +119,8 @@ def _refuse_lossy(name: str) -> PatchloomError:
     )
 
 
-def ids_in(array: np.ndarray, name: str, threshold: int | None = None) -> np.ndarray:
-    """A label map that is given as an array [h w], as `read_ids` returns it."""
-    return _checked(array, name, None, threshold)
-
-
 def _decoded(content: bytes, colours: np.ndarray | None) -> tuple[np.ndarray, str]:
-    """The values of a file, and its format as PIL calls it."""
+    """Return the values of a file, and its format as PIL calls it."""
     if content.startswith(b"\x93NUMPY"):
         return np.load(BytesIO(content), allow_pickle=False), "NPY"
     if content.startswith(_TIFF):
@@ -179,7 +171,7 @@ def _checked(array: np.ndarray, name: str, colours: np.ndarray | None, threshold
 
 
 def _places(array: np.ndarray, colours: np.ndarray, name: str) -> np.ndarray:
-    """The place in ``colours`` [k 3] of each pixel's colour, int64 [h w]."""
+    """Return the place in ``colours`` [k 3] of each pixel's colour, int64 [h w]."""
     weights = np.array([65536, 256, 1], np.int64)
     known, pixels = colours @ weights, array[..., :3] @ weights
     order = np.argsort(known)
@@ -287,7 +279,7 @@ def layout_of(root: Path, paths: Sequence[str], name: str, lossy: bool = False) 
 
 
 def _part_of(path: str, folder: Folder) -> tuple[str, str]:
-    """The part of the data that a folder belongs to, and what it is called; "" twice for none."""
+    """Return the part of the data that a folder belongs to, and what it is called; "" twice for none."""
     known = ((parse_part(rest), name) for rest, name in zip(folder.rest, path.split("/"), strict=True))
     return next(((part, name) for part, name in known if part), ("", ""))
 
@@ -298,7 +290,7 @@ def _left_out(paths: Sequence[str], what: str, why: str) -> list[str]:
 
 
 def _chosen(image: str, maps: Sequence[str]) -> str:
-    """The label map of an image, of those that have its name."""
+    """Return the label map of an image, of those that have its name."""
     if len(maps) > 1:
         maps = [path for path in maps if not _LESSER.search(path.lower())] or maps
     if len(maps) > 1:  # Cityscapes: its 19 classes, where they are beside its 34
@@ -314,49 +306,63 @@ def _chosen(image: str, maps: Sequence[str]) -> str:
 _FORMAT = "label maps 3"  # to be raised with changes of the code that reads label maps
 
 
-class StoredMaps(ABC):
+class StoredLabels(Protocol):
+    """Label maps as they are stored: `Files`, `LabelColumn` or `GivenLabels`."""
+
+    def stored(self, i: int) -> Any:
+        """Return label map i as a path, the bytes of a file, or an array [h w]."""
+
+    def describe(self, i: int) -> str:
+        """Return the name of label map i for messages."""
+
+    def fingerprint(self) -> str:
+        """Return 16 hex digits that change when a label map does."""
+
+    def stamp(self) -> str | None:
+        """Return a stamp as `Source.stamp` does."""
+
+
+@dataclass(frozen=True)
+class StoredMaps:
     """Images and the label map of each, in the same order.
 
     Attributes:
         images: the images.
+        labels: their label maps, which are never read as images.
+        colours: for `read_ids`.
         threshold: for `read_ids`.
     """
 
     images: Source
+    labels: StoredLabels
     colours: np.ndarray | None = None
     threshold: int | None = None
 
-    @abstractmethod
-    def stored(self, i: int) -> Any:
-        """Return the label map of image i as a path, the bytes of a file, or an array [h w]."""
-
-    @abstractmethod
-    def describe(self, i: int) -> str:
-        """Name of the label map of image i in messages."""
-
-    @abstractmethod
-    def fingerprint(self) -> str:
-        """16 hex digits that change when a label map does; images do not count."""
-
     def stamp(self) -> str | None:
         """Return a stamp of images and label maps, as `Source.stamp` does."""
-        return None
+        images, labels = self.images.stamp(), self.labels.stamp()
+        if images is None or labels is None:
+            return None
+        return digest([images, labels, "" if self.colours is None else str(self.colours.tolist())])
 
     def header(self, i: int) -> Header:
         """Return the header of image i."""
+        stored = self.images.stored(i)
+        if stored is not None:
+            return header_of(stored, self.images.describe(i))
         height, width = self.images.read(i).shape[1:]
         return Header((height, width))
 
     def ids(self, i: int) -> np.ndarray:
         """Return the numbers in the label map of image i, of an integer dtype [h w], as `read_ids` says."""
-        stored = self.stored(i)
+        stored = self.labels.stored(i)
         if isinstance(stored, bytes | Path):
-            return read_ids(stored, self.describe(i), self.colours, self.threshold)
-        return ids_in(np.asarray(stored), self.describe(i), self.threshold)
+            return read_ids(stored, self.labels.describe(i), self.colours, self.threshold)
+        return _checked(np.asarray(stored), self.labels.describe(i), None, self.threshold)
 
     def is_turned(self, i: int) -> bool:
         """Return whether the label map of image i has an EXIF orientation of its own."""
-        stored = self.stored(i)
+        stored = self.labels.stored(i)
         try:
             with silence_decoders(), open_checked(stored if isinstance(stored, Path) else BytesIO(stored)) as image:
                 return orientation_of(image) != 1
@@ -364,45 +370,8 @@ class StoredMaps(ABC):
             return False
 
 
-class FileMaps(StoredMaps):
-    """Images and label maps in files.
-
-    Args:
-        images: the images.
-        labels: their label maps, as files; they are never read as images.
-        colours: for `read_ids`.
-    """
-
-    def __init__(self, images: Files, labels: Files, colours: np.ndarray | None) -> None:
-        self.images, self.labels, self.colours = images, labels, colours
-
-    def stored(self, i: int) -> Path:
-        return Path(self.describe(i))
-
-    def describe(self, i: int) -> str:
-        return self.labels.describe(i)
-
-    def fingerprint(self) -> str:
-        return self.labels.fingerprint()
-
-    def stamp(self) -> str | None:
-        colours = "" if self.colours is None else str(self.colours.tolist())
-        return digest([str(self.images.stamp()), self.labels.stamp(), colours])
-
-    def header(self, i: int) -> Header:
-        return read_header(Path(self.images.describe(i)), self.images.describe(i))
-
-
-def read_header(stored: Path | bytes, name: str) -> Header:
-    """Return the header of an image file."""
-    try:
-        return header_of(stored, name)
-    except FileNotFoundError as problem:
-        raise Unreadable(f"{name} is not there") from problem
-
-
 def ids_of(maps: StoredMaps, where: str) -> np.ndarray:
-    """Look at all label maps: which numbers each holds, in how many pixels, and how many of these lie on slopes.
+    """Read all label maps: the numbers in each, their pixels, and how many of these lie on slopes.
 
     All problems are found before anything is trained. The result is cached until a file changes.
 
@@ -452,16 +421,17 @@ def _look(maps: StoredMaps, i: int) -> np.ndarray | PatchloomError:
             size = h, w
     except PatchloomError as problem:
         return problem
+    label, image = maps.labels.describe(i), maps.images.describe(i)
     if size != ids.shape:
         (h, w), (height, width) = ids.shape, size
         if header.swapped and size == (w, h):
-            return as_stored(f"{maps.describe(i)} is the label map", maps.images.describe(i), size)
+            return as_stored(f"{label} is the label map", image, size)
         return PatchloomError(
-            f"{maps.describe(i)} has {h} x {w} pixels and its image {maps.images.describe(i)} {height} x {width}: "
-            "label maps have the size of their images"
+            f"{label} has {h} x {w} pixels and its image {image} {height} x {width}: label maps have the size of their "
+            "images"
         )
     if int(ids.max()) > 65535:
-        return PatchloomError(f"{maps.describe(i)} holds the number {ids.max()}: label maps hold numbers up to 65,535")
+        return PatchloomError(f"{label} holds the number {ids.max()}: label maps hold numbers up to 65,535")
     counts = np.bincount(ids.ravel())
     numbers = np.flatnonzero(counts)
     slopes = np.zeros_like(counts)
@@ -484,7 +454,7 @@ def _on_slopes(ids: np.ndarray) -> np.ndarray:
 
 
 def _read(place: Path) -> np.ndarray | None:
-    """The rows in a cached file; None if there is none, or it is damaged."""
+    """Return the rows in a cached file; None if there is none, or it is damaged."""
     try:
         content = strip_checksum(read_bytes(place, LIST_FILE))
     except OSError:
@@ -511,10 +481,6 @@ class LabelMaps(Annotated[Tensor]):
         classes: the classes, and their numbers in label maps.
         ignored: numbers of pixels that do not count.
         rows: result of `ids_of`.
-
-    Attributes:
-        ids: number of each class in the stored label maps.
-        counts: number of pixels of each class in each image, int64 [n k].
     """
 
     def __init__(self, maps: StoredMaps, classes: ClassList, ignored: Collection[int], rows: np.ndarray) -> None:
@@ -528,8 +494,8 @@ class LabelMaps(Annotated[Tensor]):
         if len(strange):
             raise self._unknown(int(strange[0, 0]), int(strange[0, 1]), len(np.unique(strange[:, 0])))
         known = numbers >= 0
-        self.counts = np.zeros((len(self.images), len(self.classes)), np.int64)
-        self.counts[rows[known, 0], numbers[known]] = rows[known, 2]
+        self.pixels: np.ndarray = np.zeros((len(self.images), len(self.classes)), np.int64)
+        self.pixels[rows[known, 0], numbers[known]] = rows[known, 2]
 
     def truth(self, i: int) -> Tensor:
         ids = self.maps.ids(i)
@@ -544,14 +510,14 @@ class LabelMaps(Annotated[Tensor]):
     def _unknown(self, i: int, number: int, files: int) -> PatchloomError:
         more = f" ({files - 1:,} more hold such numbers)" if files > 1 else ""
         return PatchloomError(
-            f"{self.maps.describe(i)} holds the number {number}, which is none of the {len(self.ids)} classes of "
-            f"{self.source}{more}: add it there, or give --ignore {number} if it does not count"
+            f"{self.maps.labels.describe(i)} holds the number {number}, which is none of the {len(self.ids)} classes "
+            f"of {self.source}{more}: add it there, or give --ignore {number} if it does not count"
         )
 
     def fingerprint(self) -> str:
         about = [*self.classes, *map(str, self.ids), str(self.ignored)]
         about += [] if self.maps.threshold is None else [f"from {self.maps.threshold}"]
-        return digest([self.images.fingerprint(), self.maps.fingerprint(), *about])
+        return digest([self.images.fingerprint(), self.maps.labels.fingerprint(), *about])
 
 
 def class_pixels(annotated: Annotated[Tensor]) -> np.ndarray:
@@ -561,9 +527,8 @@ def class_pixels(annotated: Annotated[Tensor]) -> np.ndarray:
 
 def image_class_pixels(annotated: Annotated[Tensor]) -> np.ndarray:
     """Count the pixels of each class in each image, int64 [n k]."""
-    whole, chosen = base_of(annotated)
-    if isinstance(whole, LabelMaps):
-        return whole.counts[chosen]
+    if annotated.pixels is not None:
+        return annotated.pixels
     counts = np.zeros((len(annotated), len(annotated.classes)), np.int64)
     with StatusMessage("counting the pixels of each class", len(annotated)) as waiting:
         for i in range(len(annotated)):
@@ -575,8 +540,7 @@ def image_class_pixels(annotated: Annotated[Tensor]) -> np.ndarray:
 
 def class_ids(annotated: Annotated[Tensor]) -> tuple[int, ...]:
     """Return the number of each class in the stored label maps, to write predictions in the same way."""
-    whole, _ = base_of(annotated)
-    return whole.ids if isinstance(whole, LabelMaps) else tuple(range(len(annotated.classes)))
+    return annotated.ids or tuple(range(len(annotated.classes)))
 
 
 # Images with label maps that a program gives: pairs of arrays or paths.
@@ -585,33 +549,43 @@ def class_ids(annotated: Annotated[Tensor]) -> tuple[int, ...]:
 _PARTS = {"train": "train", "validation": "validation", "val": "validation", "test": "test"}
 
 
-class GivenMaps(StoredMaps):
-    """Images, and for each a label map [h w] or the path of one.
+@dataclass(frozen=True)
+class GivenLabels:
+    """Label maps given in Python: arrays [h w], tensors, PIL images or paths.
 
-    Args:
-        images: the images.
-        labels: paths, arrays, tensors or PIL images.
+    Attributes:
+        images: the images, for names.
+        maps: label map of each.
     """
 
-    def __init__(self, images: Source, labels: Sequence[Any]) -> None:
-        self.images, self.labels = images, labels
+    images: Source
+    maps: Sequence[Any]
 
     def stored(self, i: int) -> Any:
-        label = self.labels[i]
+        label = self.maps[i]
         return Path(label).expanduser() if isinstance(label, str | os.PathLike) else label
 
     def describe(self, i: int) -> str:
-        label = self.labels[i]
-        return (
-            os.fspath(label) if isinstance(label, str | os.PathLike) else f"the label map of {self.images.describe(i)}"
-        )
+        label = self.maps[i]
+        is_path = isinstance(label, str | os.PathLike)
+        return os.fspath(label) if is_path else f"the label map of {self.images.describe(i)}"
 
     def fingerprint(self) -> str:
-        return digest(str(self.ids(i).shape) + self.ids(i).tobytes().hex() for i in range(len(self.labels)))
+        return digest(map(self._content, range(len(self.maps))))
+
+    def _content(self, i: int) -> str:
+        stored = self.stored(i)
+        if isinstance(stored, Path):
+            return read_bytes(stored, LIST_FILE, follow=True).hex()
+        array = np.asarray(stored)
+        return f"{array.shape} {array.tobytes().hex()}"
+
+    def stamp(self) -> None:
+        """Return None: changes of an object cannot be noticed."""
 
 
 def is_pairs(data: Any) -> bool:
-    """Whether this is a list of pairs of an image and a label map, or a dict of such lists."""
+    """Return whether this is a list of pairs of an image and a label map, or a dict of such lists."""
     if isinstance(data, Mapping):
         return bool(data) and set(data) <= set(_PARTS) and all(map(is_pairs, data.values()))
     return (
@@ -619,92 +593,66 @@ def is_pairs(data: Any) -> bool:
     )
 
 
-def given_maps(data: Any) -> tuple[dict[str, GivenMaps], dict[str, str]]:
-    """Open what `is_pairs`: the parts, and what the dict calls each."""
+def _open_pairs(data: Any, ignore: int, threshold: int | None) -> AnnotatedData[Tensor]:
+    """Open what `is_pairs` accepts."""
     lists = data if isinstance(data, Mapping) else {"train": data}
     if "train" not in lists:
         raise PatchloomError("a dict of images with label maps has the key train: name its parts so")
-    maps = {
-        _PARTS[word]: GivenMaps(open_objects([image for image, _ in pairs]).train, [label for _, label in pairs])
-        for word, pairs in lists.items()
-    }
-    return maps, {_PARTS[word]: word if isinstance(data, Mapping) else "" for word in lists}
+    maps = {}
+    for word, pairs in lists.items():
+        images = open_objects([image for image, _ in pairs]).train
+        maps[_PARTS[word]] = StoredMaps(images, GivenLabels(images, [label for _, label in pairs]), None, threshold)
+    words = {_PARTS[word]: word if isinstance(data, Mapping) else "" for word in lists}
+    return assemble_label_maps("the pairs given in Python", maps, words, None, ignore, (), threshold)
 
 
 # Images with label maps in a Hugging Face data set: two columns of images, one of which holds label maps.
 
 
-class HubMaps(StoredMaps):
-    """Images and label maps in two columns of a data set. Rows without a label map are left out.
-
-    Args:
-        whole: the images of all rows.
-        dataset: the rows.
-        column: of the label maps.
-        colours: for `read_ids`.
-    """
-
-    def __init__(self, whole: Hub, dataset: Dataset, column: str, colours: np.ndarray | None = None) -> None:
-        from datasets import Image
-
-        self.whole, self.column, self.colours = whole, column, colours
-        self.labels = dataset.select_columns([column]).cast_column(column, Image(decode=False))
-        there = [one is not None for one in self.labels[column]] if _has_nulls(self.labels) else [True] * len(whole)
-        self.rows = np.flatnonzero(there)
-        self.lacking = np.flatnonzero(~np.array(there, dtype=bool))
-        if not len(self.rows):
-            raise PatchloomError(f"{whole.name} {whole.split} has no label map in the column {column}: fill it")
-        self.images = whole.subset(self.rows) if len(self.lacking) else whole
-
-    def stored(self, i: int) -> Path | bytes:
-        stored = stored_file(self.labels, self.column, int(self.rows[i]), self.describe(i))
-        return stored if isinstance(stored, bytes) else Path(stored)
+class LabelColumn(Hub):
+    """Label maps in a column of a data set."""
 
     def describe(self, i: int) -> str:
-        return f"{self.column} of {self.images.describe(i)}"
+        return f"{self.image_column} of {super().describe(i)}"
 
     def fingerprint(self) -> str:
-        return digest([self.whole.fingerprint(), self.column])
+        return digest([super().fingerprint(), self.image_column])
 
     def stamp(self) -> str | None:
-        stamp = self.images.stamp()
-        inside = self.labels.data.column(0).chunks
-        if stamp is None or any(chunk.field("bytes").null_count > chunk.null_count for chunk in inside):
-            return None
-        return digest([stamp, self.column, "" if self.colours is None else str(self.colours.tolist())])
-
-    def header(self, i: int) -> Header:
-        stored = self.whole.stored(int(self.rows[i]))
-        return read_header(stored if isinstance(stored, bytes) else Path(stored), self.images.describe(i))
+        stamp = super().stamp()
+        return None if stamp is None else digest([stamp, self.image_column])
 
 
-def hub_maps(name: str, colours: np.ndarray | None = None) -> tuple[dict[str, HubMaps], dict[str, str], list[str]]:
-    """Open ``hf:...`` with a column of images and one of label maps, called label, annotation, mask or the like."""
-    splits, state_of = splits_of(name)
-    maps: dict[str, HubMaps] = {}
+def _open_hub(name: str, ignore: int, threshold: int | None) -> AnnotatedData[Tensor]:
+    """Open ``hf:...`` with a column of images and one of label maps, called label, annotation, mask or the like.
+
+    Rows without a label map are left out.
+    """
+    listed = Path(name.partition(":")[2]).expanduser() / CLASSES
+    classes = read_classes(listed) if listed.is_file() else None
+    colours = None if classes is None else classes.colours
+    maps: dict[str, StoredMaps] = {}
     words: dict[str, str] = {}
-    notes = []
-    for word, dataset in splits.items():
-        part = parse_part(word) or (TRAIN if len(splits) == 1 else None)
-        if part is None or part in maps:
-            notes.append(f"The split {word} is left out: only train, validation and test are taken")
-            continue
-        words[part] = word
-        image, label = _columns(name, dataset)
-        images = Hub(name, word, dataset.select_columns([image]), state_of(word))
-        maps[part] = HubMaps(images, dataset, label, colours)
-        if len(lacking := maps[part].lacking):
-            examples = limit_examples((maps[part].whole.describe(int(i)) for i in lacking), len(lacking))
-            notes.append(
-                f"{len(lacking):,} of {len(dataset):,} rows of {word} have no label map: left out ({examples})"
-            )
-    if TRAIN not in maps:
-        raise PatchloomError(f"{name} has the splits {', '.join(splits)}, and none is called train: rename one")
-    return maps, words, notes
+    splits, notes = hub_parts(name)
+    for part, (split, dataset, state) in splits.items():
+        image_column, label_column = _columns(name, dataset)
+        images: Source = Hub(name, split, dataset.select_columns([image_column]), state)
+        labels: Source = LabelColumn(name, split, dataset.select_columns([label_column]), state)
+        rows = dataset.data.column(label_column)
+        empty = rows.is_null().to_numpy() if rows.null_count else np.zeros(len(dataset), bool)
+        if empty.all():
+            raise PatchloomError(f"{name} {split} has no label map in the column {label_column}: fill it")
+        if lacking := np.flatnonzero(empty).tolist():
+            names = limit_examples(map(images.describe, lacking), len(lacking))
+            notes.append(f"{len(lacking):,} of {len(dataset):,} rows of {split} have no label map: left out ({names})")
+            kept = np.flatnonzero(~empty)
+            images, labels = images.subset(kept), labels.subset(kept)
+        maps[part], words[part] = StoredMaps(images, labels, colours, threshold), split
+    return assemble_label_maps(name, maps, words, classes, ignore, notes, threshold)
 
 
 def _columns(name: str, dataset: Dataset) -> tuple[str, str]:
-    """The columns of images and of label maps."""
+    """Return the columns of images and of label maps."""
     from datasets import Image
 
     found = [column for column, feature in dataset.features.items() if isinstance(feature, Image)]
@@ -718,10 +666,6 @@ def _columns(name: str, dataset: Dataset) -> tuple[str, str]:
             "that of the images image, and that of the label maps label"
         )
     return images[0], labels[0]
-
-
-def _has_nulls(labels: Dataset) -> bool:
-    return any(chunk.null_count for chunk in labels.data.column(0).chunks)
 
 
 _KINDS = "give a folder of images/ and labels/, hf:FOLDER, shapes, or pairs of an image and a label map"
@@ -749,16 +693,12 @@ def open_label_maps(
             raise PatchloomError("shapes has label maps of ten classes: leave out --threshold")
         return drawn
     if is_pairs(data):
-        given, words = given_maps(data)
-        return assemble_label_maps("the pairs given in Python", given, words, None, ignore, (), threshold)
+        return _open_pairs(data, ignore, threshold)
     if not isinstance(data, str | os.PathLike):
         raise PatchloomError(f"these images have no label maps: {_KINDS}")
     name = os.fspath(data)
     if is_hub(name):
-        listed = Path(name.partition(":")[2]).expanduser() / CLASSES
-        classes = read_classes(listed) if listed.is_file() else None
-        maps, words, notes = hub_maps(name, None if classes is None else classes.colours)
-        return assemble_label_maps(name, maps, words, classes, ignore, notes, threshold)
+        return _open_hub(name, ignore, threshold)
     folder = Path(name).expanduser()
     if os.path.isdir(folder):
         return _open_folder(folder, name, ignore, threshold)
@@ -767,7 +707,7 @@ def open_label_maps(
 
 
 def _shapes_of(data: DataLike, seed: int) -> AnnotatedData[Tensor] | None:
-    """The label maps of drawn shapes, given by name or as an object."""
+    """Return the label maps of drawn shapes, given by name or as an object."""
     if isinstance(data, str) and is_builtin(data):
         opened = open_builtin(data, seed) if data.partition(":")[0] == "shapes" else None
         if opened is None:
@@ -793,7 +733,7 @@ def _open_folder(folder: Path, name: str, ignore: int, threshold: int | None) ->
         classes = _classes_of(folder, layout)
     colours = None if classes is None else classes.colours
     maps = {
-        part: FileMaps(Files(name, folder, images), Files(name, folder, labels), colours)
+        part: StoredMaps(Files(name, folder, images), Files(name, folder, labels), colours, threshold)
         for part, (images, labels) in layout.parts.items()
     }
     notes = (*layout.notes, *note_on_foreign({"": listed}))
@@ -802,7 +742,7 @@ def _open_folder(folder: Path, name: str, ignore: int, threshold: int | None) ->
 
 
 def _classes_of(folder: Path, layout: Layout) -> ClassList | None:
-    """The list of classes in a folder, if there is one."""
+    """Return the list of classes in a folder, if there is one."""
     if (folder / ADE_CLASSES).is_file():
         return read_ade_classes(folder / ADE_CLASSES)
     places = [folder / place / CLASSES for place in layout.folders]
@@ -821,8 +761,6 @@ def assemble_label_maps(
 ) -> AnnotatedData[Tensor]:
     """Look at all label maps, and make the data of them."""
     said, ignored = [*notes], {ignore}
-    for one in maps.values():
-        one.threshold = threshold
     rows = {part: ids_of(one, f"{name} {words[part]}".strip()) for part, one in maps.items()}
     turned = [maps[part].images.describe(i) for part, one in rows.items() for i in np.unique(one[one[:, 3] > 0, 0])]
     said += note_on_turned(turned, sum(len(one.images) for one in maps.values()), "label maps")
@@ -861,9 +799,9 @@ def assemble_label_maps(
     parts: dict[str, Annotated[Tensor]] = {}
     for part, one in maps.items():
         whole = LabelMaps(one, classes, ignored, rows[part])
-        kept = np.flatnonzero(whole.counts.any(1))
-        empty = np.flatnonzero(~whole.counts.any(1))
-        examples = limit_examples((whole.maps.describe(int(i)) for i in empty), len(empty))
+        kept = np.flatnonzero(whole.pixels.any(1))
+        empty = np.flatnonzero(~whole.pixels.any(1))
+        examples = limit_examples((one.labels.describe(int(i)) for i in empty), len(empty))
         if not len(kept):
             raise PatchloomError(
                 f"no label map of {name} {words[part]} has a pixel that counts ({examples}): {_ignored(ignored)}"
@@ -872,9 +810,7 @@ def assemble_label_maps(
             said.append(f"{len(empty):,} of {len(whole):,} label maps have no pixel that counts: left out ({examples})")
         parts[part] = whole.subset(kept) if len(empty) else whole
     said += _on_classes(name, parts, words, numbers, ignored)
-    becomes, renamed = named_parts({part: len(one) for part, one in parts.items()})
-    by_name = {becomes[part]: one for part, one in parts.items()}
-    return AnnotatedData(by_name[TRAIN], by_name.get(VALIDATION), by_name.get(TEST), (*said, *renamed))
+    return AnnotatedData.of_parts(parts, said)
 
 
 def _refuse_smoothed(name: str, rows: np.ndarray) -> None:
@@ -902,7 +838,7 @@ def _refuse_smoothed(name: str, rows: np.ndarray) -> None:
 
 
 def _ade_classes(classes: ClassList | None, largest: int, ade: bool) -> ClassList | None:
-    """The classes of ADE20K, if that is what there is: 0 is not one of them."""
+    """Return the classes of ADE20K, if that is what there is: 0 is not one of them."""
     ids = tuple(range(1, ADE_COUNT + 1))
     if classes is not None and Path(classes.source).name == ADE_CLASSES:
         return classes

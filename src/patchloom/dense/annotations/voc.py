@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
 from xml.etree import ElementTree
 
-from patchloom.data.conversions import limit_examples
 from patchloom.data.sources.scandir import Listing
 from patchloom.dense.annotations.base import (
     TRAIN,
@@ -15,41 +13,29 @@ from patchloom.dense.annotations.base import (
     by_folder,
     count_images_are,
     files_in,
+    name_files,
     note_on_lost,
     note_on_unnamed,
     parse_part,
+    read_lines,
 )
-from patchloom.dense.annotations.boxes import Annotations, ImageAnnotation, part_of_files
+from patchloom.dense.annotations.boxes import Annotations, ImageAnnotation, in_parts, number_labels
 from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError
 from patchloom.system.documents import parse_number, parse_xml
-from patchloom.system.files import LIST_FILE, read_bytes, read_text
+from patchloom.system.files import read_bytes
 
 _DEVKIT = "Annotations", "JPEGImages"  # folders of VOC's own sets
 _LISTS = ("train", "val", "test")  # files that say which image belongs to which part
 
 
-class VocAnnotation(NamedTuple):
-    """Annotation in one XML file.
-
-    Attributes:
-        image: name of the image in the file; "" if it is not given.
-        sheet: the objects, with labels not yet numbered.
-        names: class name of each object.
-    """
-
-    image: str
-    sheet: ImageAnnotation
-    names: list[str]
-
-
 def xml_files(root: Path, listed: Listing) -> list[str]:
-    """The XML files of a folder, sorted."""
+    """Return the XML files of a folder, sorted."""
     return files_in(root, listed.folders, (".xml",))
 
 
 def find_voc(name: str, root: Path, listed: Listing, files: Sequence[str]) -> Annotations:
-    """The images and boxes of a folder.
+    """Return the images and boxes of a folder.
 
     It is as VOC's own sets are (``JPEGImages``, ``Annotations``, ``ImageSets/Main``), or has images and XML files of
     the same names, in two folders or side by side, with or without ``train``, ``val`` and ``test`` within or around.
@@ -63,7 +49,7 @@ def find_voc(name: str, root: Path, listed: Listing, files: Sequence[str]) -> An
         images = [image for image in images if image.startswith(f"{kits[0]}{_DEVKIT[1]}/")]
         files = [file for file in files if file.startswith(f"{kits[0]}{_DEVKIT[0]}/")]
     partners = ImageMatcher(root, images)
-    of_image: dict[str, VocAnnotation] = {}
+    of_image: dict[str, ImageAnnotation] = {}
     lost: list[str] = []
     with StatusMessage(f"reading the annotations of {name}", len(files)) as waiting:
         for file in files:
@@ -78,19 +64,15 @@ def find_voc(name: str, root: Path, listed: Listing, files: Sequence[str]) -> An
     notes += note_on_lost(root, lost, len(files), "XML files")
     lists = _lists(root / kits[0] / "ImageSets" / "Main") if kits else {}
     by_part, said = _by_list(root, lists, of_image) if lists else by_folder(root, sorted(of_image))
-    classes = tuple(sorted({one for those in by_part.values() for image in those for one in of_image[image].names}))
-    number = {one: k for k, one in enumerate(classes)}
-    for annotation in of_image.values():
-        annotation.sheet.labels = [number.get(one, -1) for one in annotation.names]
-    parts = {
-        part: part_of_files(name, root, those, [of_image[image].sheet for image in those])
-        for part, those in by_part.items()
-    }
+    parts = in_parts(name, root, by_part, of_image)
+    sheets = [sheet for part in parts.values() for sheet in part.sheets]
+    classes = tuple(sorted({label for sheet in sheets for label in sheet.labels}))
+    number_labels(sheets, {one: k for k, one in enumerate(classes)})
     return Annotations(classes, parts, [*said, *notes])
 
 
 def _lists(folder: Path) -> dict[str, Path]:
-    """The files that list the images of each part, by part; ``trainval`` stands for train where there is no other."""
+    """Return the file that lists the images of each part; ``trainval`` stands for train where there is no other."""
     found = {str(parse_part(word)): folder / f"{word}.txt" for word in _LISTS if (folder / f"{word}.txt").is_file()}
     if TRAIN not in found and (folder / "trainval.txt").is_file():
         found[TRAIN] = folder / "trainval.txt"
@@ -98,19 +80,15 @@ def _lists(folder: Path) -> dict[str, Path]:
 
 
 def _by_list(
-    root: Path, lists: dict[str, Path], of_image: dict[str, VocAnnotation]
+    root: Path, lists: dict[str, Path], of_image: dict[str, ImageAnnotation]
 ) -> tuple[dict[str, list[str]], list[str]]:
-    """The images of each part, as the lists of VOC's own sets have them, and notes."""
+    """Return the images of each part, as the lists of VOC's own sets have them, and notes."""
     by_stem = {PurePosixPath(image).stem: image for image in of_image}
     parts: dict[str, list[str]] = {}
     notes: list[str] = []
     seen: dict[str, Path] = {}
     for part, path in lists.items():
-        stems = [
-            line.split()[0]
-            for line in read_text(path, errors="surrogateescape", most=LIST_FILE, follow=True).splitlines()
-            if line.strip()
-        ]
+        stems = [line.split()[0] for line in read_lines(path, errors="surrogateescape") if line]
         lost = [stem for stem in stems if stem not in by_stem]
         if stems and len(lost) == len(stems) and part != TRAIN:
             notes.append(f"The part {part} is left out, as none of its {len(stems):,} images is annotated ({path})")
@@ -126,13 +104,13 @@ def _by_list(
             seen[stem] = path
         parts[part] = [by_stem[stem] for stem in stems]
     if left := [image for stem, image in by_stem.items() if stem not in seen]:
-        names = limit_examples((str(root / image) for image in left), len(left))
-        notes.append(f"{count_images_are(len(left))} left out, as no list of a part has them ({names})")
+        said = f"{count_images_are(len(left))} left out, as no list of a part has them"
+        notes.append(f"{said} ({name_files(root, left)})")
     return parts, notes
 
 
-def read_voc(path: Path) -> VocAnnotation:
-    """Read one XML file.
+def read_voc(path: Path) -> ImageAnnotation:
+    """Read one XML file; labels are the names of the classes.
 
     VOC boxes are 1-based and inclusive, so x0 is ``xmin - 1`` and x1 is ``xmax``, and the same for y; this equals the
     box in COCO's or YOLO's format. ``difficult`` objects become `Objects.crowd`: VOC's scores count neither a detection
@@ -149,16 +127,15 @@ def read_voc(path: Path) -> VocAnnotation:
     if root.tag != "annotation":
         raise PatchloomError(f"{path} is no annotation of Pascal VOC: it begins with <{root.tag}>, not <annotation>")
     height, width = (_number(path, root, f"size/{side}", "0") for side in ("height", "width"))
-    sheet = ImageAnnotation(str(path), (int(height), int(width)) if height > 0 and width > 0 else None)
-    names: list[str] = []
+    size = (int(height), int(width)) if height > 0 and width > 0 else None
+    sheet = ImageAnnotation(str(path), size, (root.findtext("filename") or "").strip())
     for thing in root.iterfind("object"):
         name = (thing.findtext("name") or "").strip()
         if not name:
             raise PatchloomError(f"{path} has an object without a name: say which class it is")
         x0, y0, x1, y1 = (_number(path, thing, f"bndbox/{side}") for side in ("xmin", "ymin", "xmax", "ymax"))
-        sheet.add((x0 - 1, y0 - 1, x1, y1), -1, crowd=(thing.findtext("difficult") or "").strip() == "1")
-        names.append(name)
-    return VocAnnotation((root.findtext("filename") or "").strip(), sheet, names)
+        sheet.add((x0 - 1, y0 - 1, x1, y1), name, crowd=(thing.findtext("difficult") or "").strip() == "1")
+    return sheet
 
 
 def _number(path: Path, where: ElementTree.Element, what: str, default: str = "") -> float:

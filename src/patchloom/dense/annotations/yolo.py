@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 
 import yaml
 
-from patchloom.data.conversions import limit_examples
 from patchloom.data.sources.scandir import Listing, images_in, list_files
 from patchloom.dense.annotations.base import (
     MOST_CLASSES,
@@ -21,13 +19,16 @@ from patchloom.dense.annotations.base import (
     by_folder,
     files_in,
     is_role,
+    name_files,
     note_on_lost,
+    read_lines,
+    refuse_repeated,
 )
-from patchloom.dense.annotations.boxes import Annotations, ImageAnnotation, part_of_files
+from patchloom.dense.annotations.boxes import Annotations, ImageAnnotation, in_parts
 from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError
 from patchloom.system.documents import parse_number
-from patchloom.system.files import LIST_FILE, read_bytes, read_text, read_yaml
+from patchloom.system.files import read_bytes, read_yaml
 
 _KEYS = {TRAIN: ("train",), VALIDATION: ("val", "valid", "validation"), TEST: ("test",)}  # of data.yaml
 _NAMES = ("classes.txt", "classes.names", "obj.names", "names.txt", "labels.txt")
@@ -35,13 +36,13 @@ _PIXELS = 2.0  # a share beyond that is no share
 
 
 def yaml_files(root: Path) -> list[str]:
-    """The YAML files directly in a folder that name classes and images to train on, as ``data.yaml`` does."""
+    """Return the YAML files directly in a folder that name classes and images to train on, as ``data.yaml`` does."""
     files = files_in(root, [""], (".yaml", ".yml"))
     return [file for file in files if "names" in (found := _read_yaml(root / file)) and "train" in found]
 
 
 def text_files(root: Path, listed: Listing) -> list[str]:
-    """The text files of a folder that may be labels, sorted: in ``labels``, or beside images whose names they have."""
+    """Return the text files that may be labels, sorted: in ``labels``, or beside images whose names they have."""
     inside = [one for one in listed.folders if "labels" in one.lower().split("/")]
     if inside:
         return [file for file in files_in(root, inside, (".txt",)) if os.path.basename(file).lower() not in _NAMES]
@@ -50,7 +51,7 @@ def text_files(root: Path, listed: Listing) -> list[str]:
 
 
 def find_yolo(name: str, root: Path, listed: Listing, files: Sequence[str]) -> Annotations:
-    """The images, boxes and outlines of a folder ``images`` beside one called ``labels``, or of both in one.
+    """Return the images, boxes and outlines of a folder ``images`` beside one called ``labels``, or of both in one.
 
     An image without a text file has no objects. Class names are the lines of ``classes.txt``.
     """
@@ -60,15 +61,12 @@ def find_yolo(name: str, root: Path, listed: Listing, files: Sequence[str]) -> A
     folders = dict.fromkeys(["", *(os.path.dirname(file) for file in files), "labels"])
     there = (root / folder / one for folder in folders for one in _NAMES)
     path = next((one for one in there if one.is_file()), None)
-    if path is None:
-        classes: tuple[str, ...] | None = None
-    else:
-        classes = _names([line.strip() for line in _text(path).splitlines() if line.strip()], path)
+    classes = None if path is None else _names([line for line in read_lines(path) if line], path)
     return _annotations(name, root, parts, classes, files, notes)
 
 
 def find_yaml(name: str, path: Path) -> Annotations:
-    """The images, boxes and outlines that a ``data.yaml`` names.
+    """Return the images, boxes and outlines that a ``data.yaml`` names.
 
     It has ``names``, a list or numbers with names, and for ``train``, ``val`` and ``test`` a folder of images, a text
     file that lists them, or several; they are relative to its ``path``, or to the file itself.
@@ -131,26 +129,23 @@ def _annotations(
             sheets[image] = (
                 missing if label is None else read_yolo(root / label, None if classes is None else len(classes))
             )
-    without = [str(root / image) for image, label in label_of.items() if label is None]
+    without = [image for image, label in label_of.items() if label is None]
     if without:
         notes.append(
             f"{len(without):,} of {len(label_of):,} images have no text file, and are taken as images without objects "
-            f"({limit_examples(without, len(without))})"
+            f"({name_files(root, without)})"
         )
     if classes is None:
         count = max((label for sheet in sheets.values() for label in sheet.labels), default=-1) + 1
         classes = tuple(map(str, range(count)))
         notes.append(f"Classes are called by their numbers, as {name} has no classes.txt and no data.yaml")
-    found = {
-        part: part_of_files(name, root, images, [sheets[image] for image in images]) for part, images in parts.items()
-    }
-    return Annotations(classes, found, notes)
+    return Annotations(classes, in_parts(name, root, parts, sheets), notes)
 
 
 def read_yolo(path: Path, classes: int | None) -> ImageAnnotation:
     """Read the labels of one image: ``class x y w h``, the centre first, or ``class x y x y x y ...``, an outline."""
     sheet = ImageAnnotation(str(path), relative=True)
-    for number, line in enumerate(_text(path).splitlines(), 1):
+    for number, line in enumerate(read_lines(path), 1):
         words = line.split()
         if not words:
             continue
@@ -178,7 +173,7 @@ def read_yolo(path: Path, classes: int | None) -> ImageAnnotation:
 
 
 def _label_of(root: Path, image: str) -> str | None:
-    """The text file of an image: in ``labels`` instead of ``images``, or beside it, or in ``labels`` beside it."""
+    """Find the text file of an image: in ``labels`` instead of ``images``, or beside it, or in ``labels`` beside it."""
     *folders, file = image.split("/")
     stem = f"{os.path.splitext(file)[0]}.txt"
     swaps = [i for i in reversed(range(len(folders))) if is_role(folders[i])]
@@ -197,21 +192,13 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _text(path: Path) -> str:
-    try:
-        return read_text(path, "utf-8-sig", most=LIST_FILE, follow=True)
-    except (OSError, UnicodeDecodeError) as error:
-        raise PatchloomError(f"{path} cannot be read as text: {error}") from error
-
-
 def _names(names: Iterable[Any], path: Path) -> tuple[str, ...]:
     said = tuple(map(str, names))
     if not said:
         raise PatchloomError(f"{path} has no names of classes: write one for each")
     if len(said) > MOST_CLASSES:
         raise PatchloomError(f"{path} has {len(said):,} names of classes: give up to {MOST_CLASSES:,}")
-    if repeated := next((name for name, count in Counter(said).items() if count > 1), None):
-        raise PatchloomError(f"{path} has the class {repeated} more than once: give each a unique name")
+    refuse_repeated(path, "classes", said, "name")
     return said
 
 
@@ -226,12 +213,11 @@ def _place(path: Path, base: object, place: str) -> Path | None:
 
 
 def _images_at(place: Path) -> Iterator[Path]:
-    """The images of a folder, or those that a text file lists."""
+    """Return the images of a folder, or those that a text file lists."""
     if place.is_dir():
         yield from (place / image for image in images_in(place, str(place)))
         return
-    for line in filter(None, map(str.strip, _text(place).splitlines())):
-        yield place.parent / line
+    yield from (place.parent / line for line in read_lines(place) if line)
 
 
 def _relative(path: Path, root: Path) -> str:
