@@ -32,10 +32,11 @@ from patchloom.data.stats import normalize
 from patchloom.display import Displayable, TextTable, Verbatim, duration, print_line, track_progress
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.features import ImageFeatures, groups_of, labels_of, only_labelled
-from patchloom.evaluate.frozen import FeatureExtractor, encoder_extractor, evaluate_extractor, frozen_report
-from patchloom.evaluate.protocols.knn import KNN
-from patchloom.evaluate.protocols.linear import LINEAR
+from patchloom.evaluate.frozen import FeatureExtractor, encoder_extractor
+from patchloom.evaluate.protocols.knn import knn_report
+from patchloom.evaluate.protocols.linear import knn_and_linear, linear_report
 from patchloom.evaluate.settings import EvalSettings, Parts, open_with_notes, parts_of, share_nothing
+from patchloom.evaluate.subjects import Subject
 from patchloom.evaluate.trainer import BestEpoch, EpochScore, Loop, keep_until_done, training_identity
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.checkpoints.load import check_model
@@ -46,6 +47,7 @@ from patchloom.nets.swin import refuse_hierarchical
 from patchloom.nets.teacher import FrozenTeacher
 from patchloom.pace import Pace
 from patchloom.results.evaluation import Evaluation
+from patchloom.results.result import Result
 from patchloom.runs.encoder import STUDENT_CARD, STUDENT_WEIGHTS, load_encoder
 from patchloom.sizes import in_pixels
 from patchloom.system.files import write_whole
@@ -262,26 +264,22 @@ def _compare(
     settings: EvalSettings,
 ) -> list[Evaluation]:
     """Return kNN and linear probe of the student, of its random start and of the teacher, on the same images."""
-    extractors = [
-        FeatureExtractor(name, partial(_features, net, about, settings), None) for name, net in backbones.items()
-    ]
-    extractors.append(encoder_extractor("teacher", vit, card, settings))
-    rows = []
-    for extractor in extractors:
-        found, train, test = evaluate_extractor(extractor, (KNN, LINEAR), parts, settings, "mean")
-        rows.append(found)
+    extractors = [FeatureExtractor(name, partial(_features, net, about, settings)) for name, net in backbones.items()]
+    extractors.append(encoder_extractor(Subject("teacher", vit, card), settings))
+    near, probed = list[Result](), list[Result]()
+    for one in extractors:
+        knn_rows, linear_rows, train, test = knn_and_linear(one, parts, settings, "mean")
+        near += knn_rows
+        probed += linear_rows
     around = f"{parts.story} The student's features are those that timm's classifier gets."
-    reports = []
-    for protocol in (KNN, LINEAR):
-        its = [found[protocol.name] for found in rows]
-        ours, random, theirs = map(protocol.quoted, its)
-        headline = (
-            f"{protocol.title(ours)}: {ours.text()} against {100 * random.value:.1f} % of its random start and "
-            f"{100 * theirs.value:.1f} % of the teacher"
-        )
-        report = frozen_report(protocol, its, headline, around, parts, settings, train, test)
-        reports.append(report.with_differences(True))
-    return reports
+    knn = knn_report(near, parts, settings, train, test, around, against=_as_controls(near), trained=True)
+    linear = linear_report(probed, parts, settings, train, test, around, against=_as_controls(probed), trained=True)
+    return [knn, linear]
+
+
+def _as_controls(rows: list[Result]) -> str:
+    _, random, teacher = (row for row in rows if row.quoted)
+    return f"{random.number()} of its random start and {teacher.number()} of the teacher"
 
 
 @torch.inference_mode()

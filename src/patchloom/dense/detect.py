@@ -22,7 +22,7 @@ from patchloom.dense.augment import BoxAugment
 from patchloom.dense.backbone import window_of
 from patchloom.dense.detector import Detections, Detector
 from patchloom.dense.metrics import DetectedObjects, average_precision, coco_tool, interval, pseudo_precision
-from patchloom.dense.pictures import BoxRow
+from patchloom.dense.pictures import BoxRow, detection_picture
 from patchloom.dense.protocol import (
     Setup,
     best_and_worst,
@@ -272,4 +272,4 @@ def _drawings(
         rows.append(BoxRow(image, test.outlined(i), objects, answer.scores, title))
     if not rows:
         return ()
-    return (Drawing("patchloom.dense.pictures.detection_picture", path, {"rows": rows, "classes": test.classes}),)
+    return (Drawing(detection_picture, path, {"rows": rows, "classes": test.classes}),)

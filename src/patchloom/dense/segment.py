@@ -32,7 +32,7 @@ from patchloom.dense.metrics import (
     pixel_accuracy,
     pseudo_values,
 )
-from patchloom.dense.pictures import MapRow
+from patchloom.dense.pictures import MapRow, segmentation_picture
 from patchloom.dense.protocol import (
     DenseCandidate,
     Setup,
@@ -389,4 +389,4 @@ def _drawings(model: Segmenter, each: Tensor, setup: Setup[Tensor, ResolvedSegme
         answer = segment_image(model.cpu(), image, card.mean, card.std, setup.recipe.resized)
         title = f"{Path(test.images.describe(i)).name}: {scores[i]:.1%} mIoU"
         rows.append(MapRow(image, test.truth(i), answer, title))
-    return (Drawing("patchloom.dense.pictures.segmentation_picture", path, {"rows": rows, "classes": setup.classes}),)
+    return (Drawing(segmentation_picture, path, {"rows": rows, "classes": setup.classes}),)

@@ -17,10 +17,11 @@ from torch import nn
 
 from patchloom.data.source import Data, Source
 from patchloom.evaluate.features import has_labels, only_labelled
-from patchloom.evaluate.frozen import compare_frozen
-from patchloom.evaluate.protocols.knn import KNN
-from patchloom.evaluate.protocols.linear import LINEAR
+from patchloom.evaluate.frozen import circumstances, extractors
+from patchloom.evaluate.protocols.knn import knn_report
+from patchloom.evaluate.protocols.linear import knn_and_linear, linear_report
 from patchloom.evaluate.settings import OWN_TEST, EvalSettings, Parts
+from patchloom.evaluate.subjects import Subject, with_controls
 from patchloom.loggers.base import FinalResult
 from patchloom.loggers.queue import TrackerSet
 from patchloom.nets.checkpoints.format import EncoderCard, save_encoder, save_extra_module
@@ -30,6 +31,7 @@ from patchloom.questions.question import Measure
 from patchloom.results import store
 from patchloom.results.claims import OF_TEACHER
 from patchloom.results.evaluation import Evaluation
+from patchloom.results.result import Result
 from patchloom.results.verdict import Signs, closing_sentence, judge, no_labels, write_health
 from patchloom.runs.encoder import load_start
 from patchloom.runs.folder import RunFolder
@@ -161,8 +163,16 @@ class FinalEvaluation(NamedTuple):
         evaluation = EvalSettings(
             seed, device=device, batch_size=validation.batch_size, workers=validation.workers, cache=False
         )
-        head, start = instance_head(task), load_start(self.folder.path)
-        knn, linear = compare_frozen((KNN, LINEAR), task.encoder, self.card, parts, evaluation, head, start=start)
+        ours = Subject(self.card.name, task.encoder, self.card, instance_head(task))
+        subjects = with_controls(ours, load_start(self.folder.path), seed)
+        near, probed = list[Result](), list[Result]()
+        for one in extractors(subjects, evaluation):
+            knn_rows, linear_rows, gallery, tested = knn_and_linear(one, parts, evaluation)
+            near += knn_rows
+            probed += linear_rows
+        around = circumstances(subjects, parts, gallery, tested, instance=ours.head is not None)
+        knn = knn_report(near, parts, evaluation, gallery, tested, around)
+        linear = linear_report(probed, parts, evaluation, gallery, tested, around)
         if self.settings.group is not None:
             knn, linear = (one.with_setting("group", self.settings.group) for one in (knn, linear))
         for report in (knn, linear):
