@@ -260,7 +260,7 @@ def _compare(
     about: StudentCard,
     vit: Any,
     card: EncoderCard,
-    parts: Parts,
+    parts: Parts[Source],
     settings: EvalSettings,
 ) -> list[Evaluation]:
     """Return kNN and linear probe of the student, of its random start and of the teacher, on the same images."""

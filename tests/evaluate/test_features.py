@@ -38,6 +38,7 @@ from patchloom.evaluate.features import (
 from patchloom.evaluate.frozen import extractors
 from patchloom.evaluate.protocols import evaluate
 from patchloom.evaluate.protocols.knn import knn_right
+from patchloom.evaluate.subjects import open_subjects
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.evaluate.training import predictions
 from patchloom.nets.build import EncoderSpec, build_encoder
@@ -150,13 +151,13 @@ def test_probes_of_one_encoder_cost_one_pass(tiny_encoder: Path, record_reads: C
 
 
 def test_what_is_kept_is_what_was_taken(tiny_encoder: Path) -> None:
-    vit, card = load_encoder_file(tiny_encoder)
+    subjects = open_subjects(tiny_encoder, CPU)
     some = TRAIN.subset(range(30))
     for layers in (False, True):
-        for (_, fresh, _), (_, again, _), (_, anew, _) in zip(
-            *(extractors(vit, card, how, layers=layers) for how in (CPU, CPU, replace(CPU, cache=False))), strict=True
+        for extracted in zip(
+            *(extractors(subjects, how, layers=layers) for how in (CPU, CPU, replace(CPU, cache=False))), strict=True
         ):
-            first, second, third = fresh(some), again(some), anew(some)
+            first, second, third = (one.features_of(some) for one in extracted)
             # raw pixels were cached when the poolings were measured
             assert second.cached and not third.cached and (not first.cached or layers)
             for found in (first, second):

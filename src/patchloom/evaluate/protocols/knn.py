@@ -177,14 +177,13 @@ def knn(
     for one in extractors(subjects, settings, options=options, shares=shares):
         train = one.features_of(parts.train)
         poolings = chosen_poolings(train, pooling)
-        held_out = (
-            None if one.share is None else held_out_accuracy(train, *quoted_choice(train, poolings, ks), settings)
-        )
+        if one.share is not None:
+            held_out = held_out_accuracy(train, *quoted_choice(train, poolings, ks), settings)
         # all choices are made: read the test images
         test = one.features_of(parts.test)
         found = knn_results(one.name, train, test, poolings, settings, ks, more)
         cached += [one.name] * (train.cached or test.cached)
-        if one.share is not None and held_out is not None:
+        if one.share is not None:
             blends += [blend_row(row, one.share, held_out) for row in found if row.quoted]
         if not one.is_blend:
             rows += found
