@@ -32,9 +32,9 @@ from patchloom.data.stats import normalize
 from patchloom.display import Displayable, TextTable, Verbatim, duration, print_line, track_progress
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.features import ImageFeatures, groups_of, labels_of, only_labelled
-from patchloom.evaluate.frozen import FeatureExtractor, encoder_extractor
-from patchloom.evaluate.protocols.knn import knn_report
-from patchloom.evaluate.protocols.linear import knn_and_linear, linear_report
+from patchloom.evaluate.frozen import FeatureExtractor, encoder_extractor, frozen_report
+from patchloom.evaluate.protocols.knn import knn_wording
+from patchloom.evaluate.protocols.linear import knn_and_linear, linear_wording
 from patchloom.evaluate.settings import EvalSettings, Parts, open_with_notes, parts_of, share_nothing
 from patchloom.evaluate.subjects import Subject
 from patchloom.evaluate.trainer import BestEpoch, EpochScore, Loop, keep_until_done, training_identity
@@ -47,7 +47,6 @@ from patchloom.nets.swin import refuse_hierarchical
 from patchloom.nets.teacher import FrozenTeacher
 from patchloom.pace import Pace
 from patchloom.results.evaluation import Evaluation
-from patchloom.results.result import Result
 from patchloom.runs.encoder import STUDENT_CARD, STUDENT_WEIGHTS, load_encoder
 from patchloom.sizes import in_pixels
 from patchloom.system.files import write_whole
@@ -266,20 +265,16 @@ def _compare(
     """Return kNN and linear probe of the student, of its random start and of the teacher, on the same images."""
     extractors = [FeatureExtractor(name, partial(_features, net, about, settings)) for name, net in backbones.items()]
     extractors.append(encoder_extractor(Subject("teacher", vit, card), settings))
-    near, probed = list[Result](), list[Result]()
-    for one in extractors:
-        knn_rows, linear_rows, train, test = knn_and_linear(one, parts, settings, "mean")
-        near += knn_rows
-        probed += linear_rows
+    near, probed, train, test = knn_and_linear(extractors, parts, settings, "mean")
     around = f"{parts.story} The student's features are those that timm's classifier gets."
-    knn = knn_report(near, parts, settings, train, test, around, against=_as_controls(near), trained=True)
-    linear = linear_report(probed, parts, settings, train, test, around, against=_as_controls(probed), trained=True)
-    return [knn, linear]
-
-
-def _as_controls(rows: list[Result]) -> str:
-    _, random, teacher = (row for row in rows if row.quoted)
-    return f"{random.number()} of its random start and {teacher.number()} of the teacher"
+    reports = []
+    for wording, rows in ((knn_wording(near, train, test), near), (linear_wording(probed, train, test), probed)):
+        _, random, teacher = (row for row in rows if row.quoted)
+        against = f"{random.number()} of its random start and {teacher.number()} of the teacher"
+        reports.append(
+            frozen_report(wording, rows, parts, settings, train, test, around, against=against, trained=True)
+        )
+    return reports
 
 
 @torch.inference_mode()

@@ -117,7 +117,7 @@ def test_all_ways_of_scoring_share_one_pass_over_the_images():
     assert passes == [60, 20]
     for way, few in zip(on.ways[2:], ((0.1, None), (None, 5)), strict=True):
         its = subsample_training(on.parts, *few, 0)[0]
-        rows = knn_and_linear(extractor, its, QUICK)[1]  # a separate pass
+        rows = knn_and_linear([extractor], its, QUICK)[1]  # a separate pass
         (alone,), (own, constant) = [row for row in rows if row.quoted], found[way.name]
         assert (own.outcomes.values == alone.outcomes.values).all() and own.pooling == alone.pooling
         assert constant.value == 0.5

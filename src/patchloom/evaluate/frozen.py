@@ -184,46 +184,57 @@ def circumstances(
 # The report of a probe.
 
 
+class Wording(NamedTuple):
+    """Texts of a probe's report.
+
+    Attributes:
+        title: start of the headline.
+        method: description of the method.
+        fitted: name of the training images in the headline, before their number.
+        across: setting whose values are the columns of the table.
+    """
+
+    title: str
+    method: str
+    fitted: str
+    across: str = ""
+
+
 def frozen_report(
-    protocol: str,
-    title: str,
+    wording: Wording,
     rows: Sequence[Result],
     parts: Parts[Source],
     settings: EvalSettings,
     train: ImageFeatures,
     test: ImageFeatures,
+    around: str,
     *,
-    method: str,
-    fitted: str,
     against: str = "",
-    across: str = "",
     trained: bool = False,
     blends: Sequence[Result] = (),
 ) -> Evaluation:
     """Return the report of a probe, with the row of the best constant answer.
 
     Args:
-        protocol: name in the row of the constant answer.
-        title: start of the headline.
+        wording: texts of the probe.
         rows: results of the encoder, then of its controls; one of each is marked as quoted.
         parts, settings: images and settings.
         train, test: features of both parts, of any of the subjects.
-        method: description of the method and its circumstances.
-        fitted: name of the training images in the headline, before their number.
+        around: `circumstances`.
         against: the controls in the headline; by default, the quoted number of each.
-        across: setting whose values are the columns of the table.
         trained: whether another draw of labels or a training would give the encoder other results.
         blends: `blend_row` of each share; the best on held-out training images is quoted.
     """
     n, noun = len(test.labels), parts.test.noun
     quoted = [row for row in rows if row.quoted]
-    results = [*rows, constant_answer(protocol, test.labels, parts.test, test.groups)]
+    results = [*rows, constant_answer(rows[0].protocol, test.labels, parts.test, test.groups)]
     against = against or listing([as_control(row) for row in quoted[1:]], "and")
     origin = f"; test: {parts.origin}" if parts.origin else ""
     headline = (
-        f"{title}: {quoted[0].text()} against {against} on {n:,} test {noun}. "
-        f"{fitted}: {len(train.labels):,} training {parts.train.noun}{origin}."
+        f"{wording.title}: {quoted[0].text()} against {against} on {n:,} test {noun}. "
+        f"{wording.fitted}: {len(train.labels):,} training {parts.train.noun}{origin}."
     )
+    method = f"{wording.method} {around}"
     if blends:
         curve = sorted(blends, key=lambda row: row.settings["blend"])
         chosen = max(curve, key=lambda row: row.settings[_HELD_OUT])  # ties go to the one nearest to the start
@@ -248,7 +259,7 @@ def frozen_report(
         method=method,
         headline=headline,
         quoted=tuple(quoted),
-        across=across,
+        across=wording.across,
     ).with_differences(trained)
 
 

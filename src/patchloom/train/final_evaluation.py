@@ -17,9 +17,9 @@ from torch import nn
 
 from patchloom.data.source import Data, Source
 from patchloom.evaluate.features import has_labels, only_labelled
-from patchloom.evaluate.frozen import circumstances, extractors
-from patchloom.evaluate.protocols.knn import knn_report
-from patchloom.evaluate.protocols.linear import knn_and_linear, linear_report
+from patchloom.evaluate.frozen import circumstances, extractors, frozen_report
+from patchloom.evaluate.protocols.knn import knn_wording
+from patchloom.evaluate.protocols.linear import knn_and_linear, linear_wording
 from patchloom.evaluate.settings import OWN_TEST, EvalSettings, Parts
 from patchloom.evaluate.subjects import Subject, with_controls
 from patchloom.loggers.base import FinalResult
@@ -31,7 +31,6 @@ from patchloom.questions.question import Measure
 from patchloom.results import store
 from patchloom.results.claims import OF_TEACHER
 from patchloom.results.evaluation import Evaluation
-from patchloom.results.result import Result
 from patchloom.results.verdict import Signs, closing_sentence, judge, no_labels, write_health
 from patchloom.runs.encoder import load_start
 from patchloom.runs.folder import RunFolder
@@ -165,14 +164,12 @@ class FinalEvaluation(NamedTuple):
         )
         ours = Subject(self.card.name, task.encoder, self.card, instance_head(task))
         subjects = with_controls(ours, load_start(self.folder.path), seed)
-        near, probed = list[Result](), list[Result]()
-        for one in extractors(subjects, evaluation):
-            knn_rows, linear_rows, gallery, tested = knn_and_linear(one, parts, evaluation)
-            near += knn_rows
-            probed += linear_rows
+        near, probed, gallery, tested = knn_and_linear(extractors(subjects, evaluation), parts, evaluation)
         around = circumstances(subjects, parts, gallery, tested, instance=ours.head is not None)
-        knn = knn_report(near, parts, evaluation, gallery, tested, around)
-        linear = linear_report(probed, parts, evaluation, gallery, tested, around)
+        wording = knn_wording(near, gallery, tested)
+        knn = frozen_report(wording, near, parts, evaluation, gallery, tested, around)
+        wording = linear_wording(probed, gallery, tested)
+        linear = frozen_report(wording, probed, parts, evaluation, gallery, tested, around)
         if self.settings.group is not None:
             knn, linear = (one.with_setting("group", self.settings.group) for one in (knn, linear))
         for report in (knn, linear):

@@ -17,6 +17,7 @@ from patchloom.display import track_progress
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.features import FeatureOptions, ImageFeatures, Pooling
 from patchloom.evaluate.frozen import (
+    Wording,
     blend_drawings,
     blend_row,
     blend_shares,
@@ -192,7 +193,8 @@ def knn(
     instance = any(row.pooling == "instance" for row in rows)
     around = circumstances(subjects, parts, train, test, cached, options, instance)
     # one draw of the gallery is as random as one training
-    report = knn_report(rows, parts, settings, train, test, around, ks, trained=gallery < 1, blends=blends)
+    trained, wording = gallery < 1, knn_wording(rows, train, test, ks)
+    report = frozen_report(wording, rows, parts, settings, train, test, around, trained=trained, blends=blends)
     return replace(report, drawings=blend_drawings(report, run))
 
 
@@ -242,20 +244,8 @@ def held_out_accuracy(train: ImageFeatures, pooling: str, k: int, settings: Eval
     return found[k]
 
 
-def knn_report(
-    rows: Sequence[Result],
-    parts: Parts[Source],
-    settings: EvalSettings,
-    train: ImageFeatures,
-    test: ImageFeatures,
-    around: str,
-    ks: Sequence[int] = KS,
-    *,
-    against: str = "",
-    trained: bool = False,
-    blends: Sequence[Result] = (),
-) -> Evaluation:
-    """Return the report of kNN, as `frozen_report`; ``around`` describes the circumstances."""
+def knn_wording(rows: Sequence[Result], train: ImageFeatures, test: ImageFeatures, ks: Sequence[int] = KS) -> Wording:
+    """Describe kNN, for its report."""
     ours = next(row for row in rows if row.quoted)
     n, m = len(train.labels), len(test.labels)
     method = (
@@ -265,18 +255,4 @@ def knn_report(
     )
     if large := ", ".join(f"k = {k}" for k in ks if k > n):
         method += f" Left out, since larger than the gallery: {large}."
-    return frozen_report(
-        "knn",
-        f"kNN (k={ours.settings['k']}, {ours.pooling})",
-        rows,
-        parts,
-        settings,
-        train,
-        test,
-        method=f"{method} {around}",
-        fitted="Gallery",
-        against=against,
-        across="k",
-        trained=trained,
-        blends=blends,
-    )
+    return Wording(f"kNN (k={ours.settings['k']}, {ours.pooling})", method, "Gallery", across="k")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from patchloom.evaluate.classifier import class_names
 from patchloom.evaluate.features import USUAL_FEATURES, FeatureOptions, ImageFeatures, Pooling, Precision
 from patchloom.evaluate.frozen import (
     FeatureExtractor,
+    Wording,
     blend_drawings,
     blend_row,
     blend_shares,
@@ -225,7 +226,8 @@ def logistic_probe(
             rows += found
     instance = any(row.pooling == "instance" for row in rows)
     around = circumstances(subjects, parts, train, test, cached, options, instance)
-    return linear_report(rows, parts, settings, train, test, around, protocol, title, trained=trained, blends=blends)
+    wording = linear_wording(rows, train, test, title)
+    return frozen_report(wording, rows, parts, settings, train, test, around, trained=trained, blends=blends)
 
 
 def fit_probes(
@@ -263,21 +265,10 @@ def _on_held_out(row: Result) -> float:
     return float(row.settings["held_out_accuracy"])
 
 
-def linear_report(
-    rows: Sequence[Result],
-    parts: Parts[Source],
-    settings: EvalSettings,
-    train: ImageFeatures,
-    test: ImageFeatures,
-    around: str,
-    protocol: str = "linear",
-    title: str = "Linear probe",
-    *,
-    against: str = "",
-    trained: bool = False,
-    blends: Sequence[Result] = (),
-) -> Evaluation:
-    """Return the report of a logistic regression, as `frozen_report`; ``around`` describes the circumstances."""
+def linear_wording(
+    rows: Sequence[Result], train: ImageFeatures, test: ImageFeatures, title: str = "Linear probe"
+) -> Wording:
+    """Describe the logistic regression, for its report."""
     ours = next(row for row in rows if row.quoted)
     method = (
         f"Linear probe: a logistic regression on the frozen, standardised features of {len(train.labels):,} training "
@@ -285,30 +276,23 @@ def linear_report(
         f"{min(L2_STRENGTHS):g} to {max(L2_STRENGTHS):g}) and the quoted pooling were chosen on a stratified "
         f"{100 * CHOICE_VALIDATION_SHARE:.0f} % of the training {train.noun}; the final fit used all of them."
     )
-    return frozen_report(
-        protocol,
-        f"{title} ({ours.pooling})",
-        rows,
-        parts,
-        settings,
-        train,
-        test,
-        method=f"{method} {around}",
-        fitted="Fitted on",
-        against=against,
-        trained=trained,
-        blends=blends,
-    )
+    return Wording(f"{title} ({ours.pooling})", method, "Fitted on")
 
 
 def knn_and_linear(
-    one: FeatureExtractor, parts: Parts[Source], settings: EvalSettings, pooling: Pooling | Literal["all"] = "all"
+    extracted: Iterable[FeatureExtractor],
+    parts: Parts[Source],
+    settings: EvalSettings,
+    pooling: Pooling | Literal["all"] = "all",
 ) -> tuple[list[Result], list[Result], ImageFeatures, ImageFeatures]:
-    """Return the results of kNN and of the linear probe of one subject, and its features of both parts."""
-    train = one.features_of(parts.train)
-    poolings = chosen_poolings(train, pooling)
-    probes = fit_probes(one.name, train, poolings, settings)
-    # all choices are made: read the test images
-    test = one.features_of(parts.test)
-    near = knn_results(one.name, train, test, poolings, settings)
-    return near, linear_results(one.name, probes, test), train, test
+    """Return the results of kNN and of linear probes on the same features, and the last subject's features."""
+    near, probed = list[Result](), list[Result]()
+    for one in extracted:
+        train = one.features_of(parts.train)
+        poolings = chosen_poolings(train, pooling)
+        probes = fit_probes(one.name, train, poolings, settings)
+        # all choices are made: read the test images
+        test = one.features_of(parts.test)
+        near += knn_results(one.name, train, test, poolings, settings)
+        probed += linear_results(one.name, probes, test)
+    return near, probed, train, test
