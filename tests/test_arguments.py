@@ -10,13 +10,13 @@ import pytest
 
 from patchloom.arguments import Option, command_line_hint, from_source, read_signature
 from patchloom.data.sources import builtin
-from patchloom.evaluate.protocols import PROTOCOLS
+from patchloom.evaluate.protocols import PROTOCOLS, protocol_of
 from patchloom.options import SIGNATURES, protocols
 from patchloom.tasks import TASKS
 
 READ = [
     *(path for paths in SIGNATURES.values() for path in paths),
-    *PROTOCOLS.values(),
+    *protocols().values(),
     *(entry.path for entry in TASKS.values()),
 ]
 
@@ -76,6 +76,9 @@ def test_source_files_and_live_objects_agree(path):
 
 
 def test_constants_are_read_from_source_files():
-    assert list(protocols().items()) == list(PROTOCOLS.items())
+    assert list(protocols()) == list(PROTOCOLS)
+    for name, path in protocols().items():
+        function, _ = protocol_of(name)
+        assert path == f"{function.__module__}.{function.__name__}"
     for name in ("BUILTIN", "FETCHED"):
         assert from_source(f"patchloom.data.sources.builtin.{name}") == getattr(builtin, name)

@@ -52,8 +52,9 @@ KNOWING = [
     *(SOURCE / f"{name}.py" for name in ("nets/checkpoints/resize", "dense/backbone")),
 ]
 COMMON = {"arguments", "display", "errors", "estimate", "pace", "results", "schedules", "sizes", "system", "version"}
-# The first names the protocols of the wings, which it loads by name; the second all verbs, whose signatures it reads.
-REGISTRIES = (SOURCE / "evaluate" / "protocols" / "__init__.py", SOURCE / "options.py")
+# The first imports the protocols of the wings by name, in cases of a match; the second names all verbs, whose
+# signatures it reads.
+PROTOCOLS, VERBS = SOURCE / "evaluate" / "protocols" / "__init__.py", SOURCE / "options.py"
 FILES = sorted(SOURCE.rglob("*.py"))
 NAMING = re.compile(r"patchloom\.\w+[\w.]*")  # a string that names a module, or something in one
 
@@ -65,16 +66,21 @@ def parsed(path: Path) -> ast.Module:
 
 def imported(path: Path) -> set[str]:
     """Return the parts of patchloom that a file imports, anywhere in it, or names in strings for lazy imports."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    found, nodes = set(), [*ast.walk(ast.parse(path.read_text()))]
+    cases = (
+        [one for node in nodes if isinstance(node, ast.match_case) for one in node.body] if path == PROTOCOLS else []
+    )
+    for node in nodes:
         names = []
+        if node in cases:
+            continue
         if isinstance(node, ast.ImportFrom):
             assert not node.level, f"{path} imports relatively: write the whole name"
             names = [f"patchloom.{alias.name}" for alias in node.names] if node.module == "patchloom" else [node.module]
         elif isinstance(node, ast.Import):
             assert "patchloom" not in [alias.name for alias in node.names], f"{path} imports all of patchloom"
             names = [alias.name for alias in node.names]
-        elif path not in REGISTRIES and isinstance(node, ast.Constant) and NAMING.fullmatch(str(node.value)):
+        elif path != VERBS and isinstance(node, ast.Constant) and NAMING.fullmatch(str(node.value)):
             names = [node.value]
         found |= {
             WINGS.get(part, part) for name in names if name.startswith("patchloom.") for part in [name.split(".")[1]]

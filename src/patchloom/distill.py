@@ -32,10 +32,11 @@ from patchloom.display import Displayable, TextTable, Verbatim, duration, print_
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.course import Course
 from patchloom.evaluate.features import ImageFeatures, groups_of, labels_of, only_labelled
-from patchloom.evaluate.frozen import FeatureExtractor, encoder_extractor, evaluate_extractor, frozen_report
-from patchloom.evaluate.protocols.knn import KNN
-from patchloom.evaluate.protocols.linear import LINEAR
+from patchloom.evaluate.frozen import FeatureExtractor, encoder_extractor, frozen_report
+from patchloom.evaluate.protocols.knn import knn_wording
+from patchloom.evaluate.protocols.linear import knn_and_linear, linear_wording
 from patchloom.evaluate.settings import EvalSettings, Parts, open_with_notes, parts_of, share_nothing
+from patchloom.evaluate.subjects import Subject
 from patchloom.evaluate.trainer import Forward, Trainer, keep_until_done
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.checkpoints.load import check_model
@@ -259,29 +260,21 @@ def _compare(
     about: StudentCard,
     vit: Any,
     card: EncoderCard,
-    parts: Parts,
+    parts: Parts[Source],
     settings: EvalSettings,
 ) -> list[Evaluation]:
     """Return kNN and linear probe of the student, of its random start and of the teacher, on the same images."""
-    extractors = [
-        FeatureExtractor(name, partial(_features, net, about, settings), None) for name, net in backbones.items()
-    ]
-    extractors.append(encoder_extractor("teacher", vit, card, settings))
-    rows = []
-    for extractor in extractors:
-        found, train, test = evaluate_extractor(extractor, (KNN, LINEAR), parts, settings, "mean")
-        rows.append(found)
+    extractors = [FeatureExtractor(name, partial(_features, net, about, settings)) for name, net in backbones.items()]
+    extractors.append(encoder_extractor(Subject("teacher", vit, card), settings))
+    near, probed, train, test = knn_and_linear(extractors, parts, settings, "mean")
     around = f"{parts.story} The student's features are those that timm's classifier gets."
     reports = []
-    for protocol in (KNN, LINEAR):
-        its = [found[protocol.name] for found in rows]
-        ours, random, theirs = map(protocol.quoted, its)
-        headline = (
-            f"{protocol.title(ours)}: {ours.text()} against {100 * random.value:.1f} % of its random start and "
-            f"{100 * theirs.value:.1f} % of the teacher"
+    for wording, rows in ((knn_wording(near, train, test), near), (linear_wording(probed, train, test), probed)):
+        _, random, teacher = (row for row in rows if row.quoted)
+        against = f"{random.number()} of its random start and {teacher.number()} of the teacher"
+        reports.append(
+            frozen_report(wording, rows, parts, settings, train, test, around, against=against, trained=True)
         )
-        report = frozen_report(protocol, its, headline, around, parts, settings, train, test)
-        reports.append(report.with_differences(True))
     return reports
 
 

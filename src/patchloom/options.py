@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import yaml
@@ -101,9 +103,18 @@ _OTHERWISE = {
 }
 
 
+@cache
 def protocols() -> dict[str, str]:
     """Return the evaluation protocols: import path of the function by name."""
-    found: dict[str, str] = from_source("patchloom.evaluate.protocols.PROTOCOLS")
+    source = Path(__file__).parent / "evaluate" / "protocols" / "__init__.py"
+    found = dict[str, str]()
+    for case in ast.walk(ast.parse(source.read_text("utf-8"))):
+        match case:  # read, since an import would wait for torch
+            case ast.match_case(
+                pattern=ast.MatchValue(value=ast.Constant(value=str(name))),
+                body=[ast.ImportFrom(module=str(module), names=[function]), *_],
+            ):
+                found[name] = f"{module}.{function.name}"
     return found
 
 

@@ -24,7 +24,6 @@ from patchloom.data.source import Data
 from patchloom.data.sources.open import open_data
 from patchloom.display import StatusMessage
 from patchloom.evaluate import label_free
-from patchloom.evaluate.protocols.linear import LINEAR
 from patchloom.evaluate.recipes import RECIPES
 from patchloom.evaluate.settings import EvalSettings, Parts
 from patchloom.results import store as results_store
@@ -299,7 +298,7 @@ def test_an_encoder_of_beside_is_not_ranked_as_a_task():
     for name, seed in counts:
         one = Result.of_images(name, "linear", {"answer": "dog"}, np.arange(100) < right[name])
         found.setdefault(name, []).append(replace(one, seed=seed))
-    on = LabelledData(parts, [Way("linear", LINEAR)], [])
+    on = LabelledData(parts, [Way("linear", "linear")], [])
     compared = compare_labelled({"linear": found}, those, on, Path("out"), [])
     assert compared.winner == "mae" and compared.order == ("mae", "mp3")
     names = ["mae", "mp3", "raw pixels", "best constant", "timm:x"]

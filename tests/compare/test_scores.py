@@ -17,11 +17,11 @@ from patchloom.compare.scores import (
     subset_features,
 )
 from patchloom.data.source import Source
-from patchloom.evaluate.frozen import evaluate_extractor, extractors
+from patchloom.evaluate.frozen import encoder_extractor
 from patchloom.evaluate.protocols.fewshot import subsample_training
-from patchloom.evaluate.protocols.knn import KNN
-from patchloom.evaluate.protocols.linear import LINEAR
+from patchloom.evaluate.protocols.linear import knn_and_linear
 from patchloom.evaluate.settings import EvalSettings, Parts
+from patchloom.evaluate.subjects import Subject
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.format import EncoderCard, save_encoder
 from patchloom.results import store
@@ -48,7 +48,7 @@ def pictured(n: int, seed: int = 0) -> Source:
 
 
 def on_shades() -> LabelledData:
-    ways = [Way("linear", LINEAR), Way("kNN", KNN), Way("a tenth", LINEAR, 0.1), Way("5 a class", LINEAR, 5)]
+    ways = [Way("linear", "linear"), Way("kNN", "knn"), Way("a tenth", "linear", 0.1), Way("5 a class", "linear", 5)]
     return LabelledData(Parts(pictured(60), pictured(20, seed=1), ""), ways, [])
 
 
@@ -107,7 +107,7 @@ def test_only_what_changed_is_measured_again(tmp_path, monkeypatch):
 
 def test_all_ways_of_scoring_share_one_pass_over_the_images():
     on, passes = on_shades(), []
-    extractor = extractors(build_encoder(SPEC), CARD, QUICK)[0]
+    extractor = encoder_extractor(Subject("mae", build_encoder(SPEC), CARD), QUICK)
 
     def counted(source: Source) -> object:
         passes.append(len(source))
@@ -117,8 +117,8 @@ def test_all_ways_of_scoring_share_one_pass_over_the_images():
     assert passes == [60, 20]
     for way, few in zip(on.ways[2:], ((0.1, None), (None, 5)), strict=True):
         its = subsample_training(on.parts, *few, 0)[0]
-        rows = evaluate_extractor(extractor, [way.protocol], its, QUICK)[0]  # a separate pass
-        alone, (own, constant) = way.protocol.quoted(rows["linear"]), found[way.name]
+        rows = knn_and_linear([extractor], its, QUICK)[1]  # a separate pass
+        (alone,), (own, constant) = [row for row in rows if row.quoted], found[way.name]
         assert (own.outcomes.values == alone.outcomes.values).all() and own.pooling == alone.pooling
         assert constant.value == 0.5
 
@@ -126,7 +126,7 @@ def test_all_ways_of_scoring_share_one_pass_over_the_images():
 def test_features_of_a_subset():
     source = pictured(30)
     source.groups = np.arange(30) // 3
-    extractor = extractors(build_encoder(SPEC), CARD, QUICK)[0]
+    extractor = encoder_extractor(Subject("mae", build_encoder(SPEC), CARD), QUICK)
     some, whole = source.subset([21, 4, 9]), extractor.features_of(source)
     part, alone = subset_features(whole, some), extractor.features_of(some)
     assert part.labels.equal(alone.labels) and part.indices.equal(alone.indices) and part.groups.equal(alone.groups)

@@ -11,6 +11,7 @@ import timm
 import torch
 from evaluating import numbers
 from labelled import write_noise
+from patchloom.evaluate.training import predictions
 from pseudo_cuda import pseudo_cuda
 from refusing import refusal
 from safetensors.torch import save
@@ -39,9 +40,9 @@ from patchloom.evaluate.frozen import extractors
 from patchloom.evaluate.protocols import evaluate
 from patchloom.evaluate.protocols.knn import knn_right
 from patchloom.evaluate.settings import EvalSettings
-from patchloom.evaluate.training import predictions
+from patchloom.evaluate.subjects import open_subjects
 from patchloom.nets.build import EncoderSpec, build_encoder
-from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file
+from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.finetune import at_size
 from patchloom.nets.heads import InstanceHead
 
@@ -150,13 +151,13 @@ def test_probes_of_one_encoder_cost_one_pass(tiny_encoder: Path, record_reads: C
 
 
 def test_what_is_kept_is_what_was_taken(tiny_encoder: Path) -> None:
-    vit, card = load_encoder_file(tiny_encoder)
+    subjects = open_subjects(tiny_encoder, CPU)
     some = TRAIN.subset(range(30))
     for layers in (False, True):
-        for (_, fresh, _), (_, again, _), (_, anew, _) in zip(
-            *(extractors(vit, card, how, layers=layers) for how in (CPU, CPU, replace(CPU, cache=False))), strict=True
+        for extracted in zip(
+            *(extractors(subjects, how, layers=layers) for how in (CPU, CPU, replace(CPU, cache=False))), strict=True
         ):
-            first, second, third = fresh(some), again(some), anew(some)
+            first, second, third = (one.features_of(some) for one in extracted)
             # raw pixels were cached when the poolings were measured
             assert second.cached and not third.cached and (not first.cached or layers)
             for found in (first, second):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -25,15 +25,15 @@ from patchloom.evaluate.features import (
     known_labels,
     only_labelled,
 )
-from patchloom.evaluate.frozen import FeatureExtractor, FrozenProtocol, constant_answer, extractors
+from patchloom.evaluate.frozen import FeatureExtractor, constant_answer, encoder_extractor, raw_extractor
+from patchloom.evaluate.logistic import Choice, Probe
 from patchloom.evaluate.protocols.fewshot import subsample_training
 from patchloom.evaluate.protocols.finetune import candidate
-from patchloom.evaluate.protocols.knn import KNN
-from patchloom.evaluate.protocols.linear import LINEAR
+from patchloom.evaluate.protocols.knn import knn_results
+from patchloom.evaluate.protocols.linear import fit_probes, linear_results
 from patchloom.evaluate.select import train_candidates
 from patchloom.evaluate.settings import EvalSettings, Parts, limit_training_images, parts_of
-from patchloom.evaluate.subjects import Subject
-from patchloom.nets.checkpoints.format import untrained_twin
+from patchloom.evaluate.subjects import Subject, with_controls
 from patchloom.results import store
 from patchloom.results.claims import CONSTANT, PIXELS, UNTRAINED
 from patchloom.results.result import Result
@@ -46,20 +46,24 @@ ResultsByWay = dict[str, dict[str, list[Result]]]  # results by way and encoder,
 
 
 class Way(NamedTuple):
-    """Way of scoring: name in tables, protocol, and number or fraction of labels (None: all).
+    """Way of scoring.
 
-    With a ``recipe`` of ``evaluate finetune``, encoders are fine-tuned instead.
+    Attributes:
+        name: name in tables.
+        protocol: name of the protocol.
+        few: number of labels per class, or fraction of the labels; None: all.
+        recipe: recipe of finetune.
     """
 
     name: str
-    protocol: FrozenProtocol
+    protocol: Literal["linear", "knn", "finetune"]
     few: float | None = None
     recipe: str = ""
 
 
 def ways_of(shares: Sequence[float], train: Source) -> tuple[list[Way], list[str]]:
     """Return the ways of scoring, by all labels and by few, and remarks on those that are left out."""
-    ways, notes = [Way("linear", LINEAR), Way("kNN", KNN)], []
+    ways, notes = [Way("linear", "linear"), Way("kNN", "knn")], []
     classes, counts = count_classes(train), np.bincount(known_labels(train))
     least = int(counts[counts > 0].min())
     for share in shares:
@@ -69,7 +73,7 @@ def ways_of(shares: Sequence[float], train: Source) -> tuple[list[Way], list[str
             notes.append(f"{share:g} labels per class are left out: a class has only {least}")
         else:
             name = f"linear, {100 * share:g} % of labels" if share < 1 else f"linear, {share:g} labels a class"
-            ways.append(Way(name, LINEAR, share))
+            ways.append(Way(name, "linear", share))
     return ways, notes
 
 
@@ -80,25 +84,26 @@ def score_encoder(
 
     The images are read once for all ways.
     """
-    train, fits = extractor.features_of(parts.train), []
+    train, name = extractor.features_of(parts.train), extractor.name
+    few, probes = dict[str, dict[str, Any]](), dict[str, dict[str, tuple[Probe, Choice]]]()
     for way in ways:
-        some, few = train, dict[str, Any]()
+        some, few[way.name] = train, {}
         if way.few is not None:
             share, per_class = (way.few, None) if way.few < 1 else (None, int(way.few))
-            its, few = subsample_training(parts, share, per_class, seed)
+            its, few[way.name] = subsample_training(parts, share, per_class, seed)
             some = subset_features(train, cast(Subset, its.train))
-        fits.append((way, few, [(pooling, way.protocol.fit(some, pooling, settings)) for pooling in some.poolings()]))
+        if way.protocol == "linear":
+            probes[way.name] = fit_probes(name, some, some.poolings(), settings)
     # all choices are made: read the test images
     test, found = extractor.features_of(parts.test), {}
-    for way, few, of_pooling in fits:
-        name = way.protocol.name
-        rows = [
-            Result.of_images(extractor.name, name, {"pooling": pooling, **its, **few}, right.cpu(), test.groups)
-            for pooling, score in of_pooling
-            for its, right in score(test)
-        ]
-        constant = constant_answer(name, test.labels, parts.test, test.groups)
-        found[way.name] = way.protocol.quoted(rows), replace(constant, settings={**constant.settings, **few})
+    for way in ways:
+        if way.protocol == "linear":
+            rows = linear_results(name, probes[way.name], test, more=few[way.name])
+        else:
+            rows = knn_results(name, train, test, train.poolings(), settings)
+        constant = constant_answer(way.protocol, test.labels, parts.test, test.groups)
+        constant = replace(constant, settings={**constant.settings, **few[way.name]})
+        found[way.name] = next(row for row in rows if row.quoted), constant
     return found
 
 
@@ -215,7 +220,7 @@ def labelled_parts(
         parts = Parts(only_labelled(training), only_labelled(test), story)
         parts = limit_training_images(parts, settings, looked=own is None)
     ways, notes = ways_of(few, parts.train)
-    ways += [Way(f"fine-tuned, {recipe}", LINEAR, recipe=recipe)] * bool(recipe)
+    ways += [Way(f"fine-tuned, {recipe}", "finetune", recipe=recipe)] * bool(recipe)
     return LabelledData(parts, ways, notes)
 
 
@@ -239,7 +244,7 @@ def all_scores(those: Sequence[Contender], on: LabelledData, settings: EvalSetti
             measured = measurement_key(one, sources, *grouped)
             # the constant answer is that to readable images, which only a pass over them tells
             names = (one.name, CONSTANT) if (one.name, one.seed) == (PIXELS, 0) else (one.name,)
-            ways = [way for way in on.ways if not (way.recipe and one.name == PIXELS)]
+            ways = [way for way in on.ways if not (way.protocol == "finetune" and one.name == PIXELS)]
             keys = {(way.name, name): _digest(measured, way.name, name) for way in ways for name in names}
             new = [way for way in ways if any(cache.outcome(keys[way.name, name]) is None for name in names)]
             made = _score(one, new, on, settings) if new else {}
@@ -258,25 +263,24 @@ def _score(
 ) -> dict[str, tuple[Result, ...]]:
     """Return by way the result of an encoder and, of a frozen one, that of the best constant answer."""
     vit, card = load_encoder(one.place)
+    subject = Subject(card.name, vit, card, load_extra_module(one.place, "pooling"))
+    if one.kind == CONTROL and one.name == UNTRAINED:
+        subject = with_controls(subject, None, one.seed).fresh
     its = replace(settings, seed=one.seed, cache=False)
-    # in the order of `extractors`: the encoder, its untrained twin, raw pixels
-    which = {UNTRAINED: 1, PIXELS: 2}.get(one.name, 0) if one.kind == CONTROL else 0
     found: dict[str, tuple[Result, ...]] = {}
-    if frozen := [way for way in ways if not way.recipe]:
-        extractor = extractors(vit, card, its, load_extra_module(one.place, "pooling"))[which]
+    if frozen := [way for way in ways if way.protocol != "finetune"]:
+        raw = one.kind == CONTROL and one.name == PIXELS
+        extractor = raw_extractor(subject, its) if raw else encoder_extractor(subject, its)
         found |= score_encoder(extractor, frozen, on.parts, its, one.seed)
     for way in ways:
-        if way.recipe:
-            found[way.name] = (_finetuned(one, way.recipe, on.parts, its),)
+        if way.protocol == "finetune":
+            found[way.name] = (_finetuned(subject._replace(name=one.name), way.recipe, on.parts, its),)
     return found
 
 
-def _finetuned(one: Contender, recipe: str, parts: Parts[Source], settings: EvalSettings) -> Result:
+def _finetuned(subject: Subject, recipe: str, parts: Parts[Source], settings: EvalSettings) -> Result:
     """Fine-tune an encoder with a linear head, and return its accuracy with the outcome of each test image."""
-    vit, card = load_encoder(one.place)
-    if one.name == UNTRAINED:
-        vit = untrained_twin(card, seed=one.seed)[0]
-    plan = plan_for(recipe, {}, vit, parts, settings, "auto")
-    fitted = train_candidates([candidate(Subject(one.name, vit, card), "auto", parts)], plan)
+    plan = plan_for(recipe, {}, subject.vit, parts, settings, "auto")
+    fitted = train_candidates([candidate(subject, "auto", parts)], plan)
     rows, _ = test_classifiers("finetune", fitted, plan, "auto")
     return rows[0]

@@ -24,7 +24,7 @@ from patchloom.dense.augment import BoxAugment
 from patchloom.dense.backbone import window_of
 from patchloom.dense.detector import Detections, Detector
 from patchloom.dense.metrics import DetectedObjects, average_precision, coco_tool, interval, pseudo_precision
-from patchloom.dense.pictures import BoxRow
+from patchloom.dense.pictures import BoxRow, detection_picture
 from patchloom.dense.recipes import DETECT, DetectRecipe, ResolvedDetectRecipe, dense_recipe
 from patchloom.dense.study import (
     Study,
@@ -311,4 +311,4 @@ def _drawings(
         rows.append(BoxRow(image, test.outlined(i), objects, answer.scores, title))
     if not rows:
         return ()
-    return (Drawing("patchloom.dense.pictures.detection_picture", path, {"rows": rows, "classes": test.classes}),)
+    return (Drawing(detection_picture, path, {"rows": rows, "classes": test.classes}),)

@@ -33,7 +33,7 @@ from patchloom.dense.metrics import (
     pixel_accuracy,
     pseudo_values,
 )
-from patchloom.dense.pictures import MapRow
+from patchloom.dense.pictures import MapRow, segmentation_picture
 from patchloom.dense.rare import class_weights, dice_loss, for_rare_classes, rare_crops
 from patchloom.dense.recipes import FOR_RARE, PROBE, SEGMENT, ResolvedSegmentRecipe, SegmentRecipe, dense_recipe
 from patchloom.dense.segmenter import PixelSegmenter, Segmenter, SegmentLogits
@@ -457,4 +457,4 @@ def _drawings(model: Segmenter, each: Tensor, study: Study[Tensor, ResolvedSegme
         answer = segment_image(model.cpu(), image, card.mean, card.std, study.recipe.resized)
         title = f"{Path(test.images.describe(i)).name}: {scores[i]:.1%} mIoU"
         rows.append(MapRow(image, test.truth(i), answer, title))
-    return (Drawing("patchloom.dense.pictures.segmentation_picture", path, {"rows": rows, "classes": study.classes}),)
+    return (Drawing(segmentation_picture, path, {"rows": rows, "classes": study.classes}),)

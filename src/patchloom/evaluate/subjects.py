@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.nets.checkpoints.format import EncoderCard, untrained_twin
-from patchloom.nets.heads import InstanceHead, Stem
+from patchloom.nets.heads import InstanceHead, Stem, check_pooling, tokens_of
 from patchloom.nets.swin import Encoder
 from patchloom.results.claims import START, UNTRAINED
 from patchloom.runs.encoder import load_start
@@ -64,7 +64,26 @@ def open_subjects(
     """
     vit, card = settings.encoder(run, tuned)
     own = settings.extra_module(run, "pooling", tuned) if head else None
-    start = load_start(run)
-    ours = Subject(card.name, vit, card, own)
-    twin, its = untrained_twin(card, own, settings.seed)
-    return Subjects(ours, None if start is None else Subject(START, *start), Subject(fresh, twin, card, its))
+    return with_controls(Subject(card.name, vit, card, own), load_start(run), settings.seed, fresh)
+
+
+def open_probed(run: str | Path, settings: EvalSettings, pooling: str) -> Subjects:
+    """Load the encoder of a run for a probe on frozen features, and make its controls.
+
+    The start has no instance head, so ``instance`` leaves it out.
+
+    Raises:
+        PatchloomError: the encoder lacks the pooling; "all" fits any.
+    """
+    subjects = open_subjects(run, settings, head=True)
+    if pooling != "all":
+        check_pooling(pooling, tokens_of(subjects.ours.vit, subjects.ours.head))
+    return subjects._replace(start=None) if pooling == "instance" else subjects
+
+
+def with_controls(
+    ours: Subject, start: tuple[Encoder, EncoderCard] | None, seed: int, fresh: str = UNTRAINED
+) -> Subjects:
+    """Return an encoder with the weights that it began with, if any, and with new weights by ``seed``."""
+    twin, its = untrained_twin(ours.card, ours.head, seed)
+    return Subjects(ours, None if start is None else Subject(START, *start), Subject(fresh, twin, ours.card, its))

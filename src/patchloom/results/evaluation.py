@@ -70,12 +70,12 @@ class Drawing:
     """Picture that `protocols.evaluate` draws.
 
     Attributes:
-        function: import path of the drawing function, which this package does not import.
+        function: drawing function.
         out: output file.
         content: other arguments of the function.
     """
 
-    function: str
+    function: Callable[..., Any]
     out: Path
     content: dict[str, Any]
 

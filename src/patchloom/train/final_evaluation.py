@@ -17,10 +17,11 @@ from torch import nn
 
 from patchloom.data.source import Data, Source
 from patchloom.evaluate.features import has_labels, only_labelled
-from patchloom.evaluate.frozen import compare_frozen
-from patchloom.evaluate.protocols.knn import KNN
-from patchloom.evaluate.protocols.linear import LINEAR
+from patchloom.evaluate.frozen import circumstances, extractors, frozen_report
+from patchloom.evaluate.protocols.knn import knn_wording
+from patchloom.evaluate.protocols.linear import knn_and_linear, linear_wording
 from patchloom.evaluate.settings import OWN_TEST, EvalSettings, Parts
+from patchloom.evaluate.subjects import Subject, with_controls
 from patchloom.loggers.base import FinalResult
 from patchloom.loggers.queue import TrackerSet
 from patchloom.nets.checkpoints.format import EncoderCard, save_encoder, save_extra_module
@@ -161,8 +162,14 @@ class FinalEvaluation(NamedTuple):
         evaluation = EvalSettings(
             seed, device=device, batch_size=validation.batch_size, workers=validation.workers, cache=False
         )
-        head, start = instance_head(task), load_start(self.folder.path)
-        knn, linear = compare_frozen((KNN, LINEAR), task.encoder, self.card, parts, evaluation, head, start=start)
+        ours = Subject(self.card.name, task.encoder, self.card, instance_head(task))
+        subjects = with_controls(ours, load_start(self.folder.path), seed)
+        near, probed, gallery, tested = knn_and_linear(extractors(subjects, evaluation), parts, evaluation)
+        around = circumstances(subjects, parts, gallery, tested, instance=ours.head is not None)
+        wording = knn_wording(near, gallery, tested)
+        knn = frozen_report(wording, near, parts, evaluation, gallery, tested, around)
+        wording = linear_wording(probed, gallery, tested)
+        linear = frozen_report(wording, probed, parts, evaluation, gallery, tested, around)
         if self.settings.group is not None:
             knn, linear = (one.with_setting("group", self.settings.group) for one in (knn, linear))
         for report in (knn, linear):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from dataclasses import fields, replace
 from inspect import signature
@@ -22,23 +21,22 @@ from patchloom.results.result import Result
 from patchloom.system.distributed import explain_peer_death
 from patchloom.system.hardware import float32_products
 
-# import paths of functions: a protocol is imported on demand
-PROTOCOLS: dict[str, str] = {
-    "knn": "patchloom.evaluate.protocols.knn.knn",
-    "linear": "patchloom.evaluate.protocols.linear.linear",
-    "positions": "patchloom.evaluate.protocols.positions.positions",
-    "position-sensitivity": "patchloom.evaluate.protocols.sensitivity.position_sensitivity",
-    "order": "patchloom.evaluate.protocols.order.order",
-    "label-free": "patchloom.evaluate.protocols.label_free.label_free",
-    "layers": "patchloom.evaluate.protocols.layers.layers",
-    "finetune": "patchloom.evaluate.protocols.finetune.finetune",
-    "blocks": "patchloom.evaluate.protocols.blocks.blocks",
-    "few-shot": "patchloom.evaluate.protocols.fewshot.fewshot",
-    "keywords": "patchloom.evaluate.protocols.keywords.keywords",
-    "ensemble": "patchloom.evaluate.protocols.ensemble.ensemble",
-    "segment": "patchloom.dense.segment.segment",
-    "detect": "patchloom.dense.detect.detect",
-}
+PROTOCOLS = (
+    "knn",
+    "linear",
+    "positions",
+    "position-sensitivity",
+    "order",
+    "label-free",
+    "layers",
+    "finetune",
+    "blocks",
+    "few-shot",
+    "keywords",
+    "ensemble",
+    "segment",
+    "detect",
+)
 _TRAIN = (
     "finetune",
     "linear",
@@ -58,13 +56,69 @@ def protocol_of(name: str) -> tuple[Callable[..., Evaluation], dict[str, Any]]:
     plain, _, number = name.partition(":")
     if plain not in PROTOCOLS or (number and (plain != "blocks" or not number.isdigit())):
         raise PatchloomError(f"there is no protocol {name}{suggestion(plain, PROTOCOLS)} Choose {listing(PROTOCOLS)}.")
-    return import_path(PROTOCOLS[plain]), {"count": int(number)} if number else {}
+    return _import_protocol(plain), {"count": int(number)} if number else {}
 
 
-def import_path(path: str) -> Callable[..., Any]:
-    """Import the function that a dotted path names."""
-    module, _, attribute = path.rpartition(".")
-    return getattr(importlib.import_module(module), attribute)
+def _import_protocol(name: str) -> Callable[..., Evaluation]:
+    """Import the function of a protocol on demand; `patchloom.options.protocols` reads these imports, too."""
+    match name:
+        case "knn":
+            from patchloom.evaluate.protocols.knn import knn
+
+            return knn
+        case "linear":
+            from patchloom.evaluate.protocols.linear import linear
+
+            return linear
+        case "positions":
+            from patchloom.evaluate.protocols.positions import positions
+
+            return positions
+        case "position-sensitivity":
+            from patchloom.evaluate.protocols.sensitivity import position_sensitivity
+
+            return position_sensitivity
+        case "order":
+            from patchloom.evaluate.protocols.order import order
+
+            return order
+        case "label-free":
+            from patchloom.evaluate.protocols.label_free import label_free
+
+            return label_free
+        case "layers":
+            from patchloom.evaluate.protocols.layers import layers
+
+            return layers
+        case "finetune":
+            from patchloom.evaluate.protocols.finetune import finetune
+
+            return finetune
+        case "blocks":
+            from patchloom.evaluate.protocols.blocks import blocks
+
+            return blocks
+        case "few-shot":
+            from patchloom.evaluate.protocols.fewshot import fewshot
+
+            return fewshot
+        case "keywords":
+            from patchloom.evaluate.protocols.keywords import keywords
+
+            return keywords
+        case "ensemble":
+            from patchloom.evaluate.protocols.ensemble import ensemble
+
+            return ensemble
+        case "segment":
+            from patchloom.dense.segment import segment
+
+            return segment
+        case "detect":
+            from patchloom.dense.detect import detect
+
+            return detect
+    raise AssertionError(name)
 
 
 def _with_readers(report: Evaluation, settings: EvalSettings) -> Evaluation:
@@ -155,5 +209,5 @@ def evaluate(protocol: str, run: PathLike, data: DataLike, **options: Any) -> Ev
             if place is not None:
                 store.append(place, report.results)
     for drawing in reports[-1].drawings if is_first() else ():
-        import_path(drawing.function)(**drawing.content, out=drawing.out)
+        drawing.function(**drawing.content, out=drawing.out)
     return reports[-1]

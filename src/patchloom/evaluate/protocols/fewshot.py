@@ -17,19 +17,15 @@ from patchloom.errors import PatchloomError, check_options
 from patchloom.evaluate.classification import SCRATCH, about_control, plan_for, train_and_test
 from patchloom.evaluate.classifier import PositionChoice, class_names, variant_of
 from patchloom.evaluate.features import FeatureOptions, Precision, count_classes, labels_of
-from patchloom.evaluate.frozen import compare_frozen
 from patchloom.evaluate.protocols.finetune import candidate, check_train_positions
-from patchloom.evaluate.protocols.linear import LINEAR
+from patchloom.evaluate.protocols.linear import logistic_probe
 from patchloom.evaluate.recipes import Recipe
 from patchloom.evaluate.settings import EvalSettings, Parts, parts_of, share_nothing, share_steps, stratified_subset
 from patchloom.evaluate.subjects import Subject, open_subjects
 from patchloom.evaluate.trainer import temporary_seed
-from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.heads import Stem
-from patchloom.nets.swin import Encoder
-from patchloom.results.claims import CONSTANT
+from patchloom.results.claims import UNTRAINED
 from patchloom.results.evaluation import Evaluation
-from patchloom.runs.encoder import load_start
 from patchloom.system.files import LIST_FILE, read_text
 
 Method = Literal["finetune", "linear"]
@@ -75,23 +71,26 @@ def fewshot(
         PatchloomError: as for `finetune`; fewer images than classes, or a run without a projection.
     """
     check_options(fewshot, locals())
-    if method == "linear":
-        share_nothing(settings, "few-shot --method linear")
-    share_steps(settings)
-    tuned, projected = method == "finetune", head_on == "projection"
-    ours, start, scratch = open_subjects(run, settings, tuned=tuned, fresh=SCRATCH, head=projected)
-    parts, what = subsample_training(
-        parts_of(data, settings, card=ours.card, run=run), labels, per_class, settings.seed
-    )
-    test_crop = changes.get("test_crop")
     idle = [name for name, value in changes.items() if value is not None]
     if method == "linear":
+        share_nothing(settings, "few-shot --method linear")
         usual = {"head_on": (head_on, "features"), "recipe": (recipe, "small"), "positions": (positions, "auto")}
         idle += [name for name, (value, default) in usual.items() if value != default]
         if idle := [name for name in idle if name != "test_crop"]:
             raise PatchloomError(f"--{idle[0]} applies to --method finetune only: leave it out")
+    share_steps(settings)
+    tuned, projected = method == "finetune", head_on == "projection"
+    fresh = SCRATCH if tuned else UNTRAINED
+    subjects = open_subjects(run, settings, tuned=tuned, fresh=fresh, head=projected or not tuned)
+    ours, start, scratch = subjects
+    whole = parts_of(data, settings, card=ours.card, run=run)
+    parts, what = subsample_training(whole, labels, per_class, settings.seed)
+    if method == "linear":
+        test_crop = changes.get("test_crop")
         options = FeatureOptions(1.0 if test_crop is None else test_crop)
-        return _linear(run, ours.vit, ours.card, parts, settings, what, options)
+        title = f"With {len(parts.train):,} labels: Linear probe"
+        more = {"method": "linear", **what}
+        return logistic_probe("few-shot", title, subjects, parts, settings, options=options, more=more, trained=True)
     if projected:
         if fixed := [name for name in ("pooling", "fresh_norm") if name in idle]:
             raise PatchloomError(f"--head_on projection has a fixed pooling and norm: leave --{fixed[0]} out")
@@ -217,39 +216,6 @@ def _of_each(source: Source, count: int, seed: int) -> Source:
             )
         chosen.append(rng.permutation(members)[:count])
     return source.subset(np.sort(np.concatenate(chosen)))
-
-
-def _linear(
-    run: str | Path,
-    vit: Encoder,
-    card: EncoderCard,
-    parts: Parts[Source],
-    settings: EvalSettings,
-    what: dict[str, Any],
-    options: FeatureOptions,
-) -> Evaluation:
-    """Run the linear probe, with rows of this protocol."""
-    (report,) = compare_frozen(
-        (replace(LINEAR, drawn=True),),
-        vit,
-        card,
-        parts,
-        settings,
-        settings.extra_module(run, "pooling"),
-        start=load_start(run),
-        options=options,
-    )
-    renamed = {
-        id(row): replace(row, protocol="few-shot", settings={**row.settings, "method": "linear", **what})
-        for row in report.results
-        if row.encoder != CONSTANT
-    }
-    return replace(
-        report,
-        results=[renamed.get(id(row), replace(row, protocol="few-shot")) for row in report.results],
-        quoted=tuple(renamed[id(row)] for row in report.quoted),
-        headline=f"With {len(parts.train):,} labels: {report.headline}",
-    )
 
 
 def load_stem(run: str | Path, subject: Subject, settings: EvalSettings) -> Stem:

@@ -43,6 +43,7 @@ from patchloom.evaluate.settings import (
     share_steps,
 )
 from patchloom.evaluate.subjects import Subject, open_subjects
+from patchloom.look.charts import draw_confusion
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.encode import input_size
 from patchloom.results.evaluation import Drawing, Evaluation
@@ -50,7 +51,6 @@ from patchloom.results.result import Result
 from patchloom.system.distributed import first_decides, rank
 
 _NAME = "keywords"
-_DRAWN = "patchloom.look.charts.draw_confusion"
 
 
 @partial(takes_recipe, kind=Recipe)
@@ -149,16 +149,17 @@ def _raw_features(
     ours: Subject, parts: Parts[Source], settings: EvalSettings, what: dict[str, Any]
 ) -> Callable[[], Result]:
     """Fit a logistic regression on the training recordings; return a function that tests it."""
-    name, features_of, _ = raw_extractor(ours.vit, ours.card, settings)
-    train = features_of(parts.train)
+    raw = raw_extractor(ours, settings)
+    train = raw.features_of(parts.train)
     probe, choice = linear_probe(
         train.pooled("pixels"), train.labels, seed=settings.seed, device=settings.torch_device, groups=train.groups
     )
     about = {"l2": choice.strength, "held_out_accuracy": choice.accuracy, "held_out": choice.held_out, **what}
 
     def row() -> Result:
-        test = features_of(parts.test)
-        return Result.of_images(name, _NAME, about, probe.right(test.pooled("pixels"), test.labels).cpu(), test.groups)
+        test = raw.features_of(parts.test)
+        right = probe.right(test.pooled("pixels"), test.labels)
+        return Result.of_images(raw.name, _NAME, about, right.cpu(), test.groups)
 
     return row
 
@@ -177,4 +178,4 @@ def _drawings(
         "title": f"{row.encoder}, fine-tuned: {row.text()} of {n:,} recordings of {Path(parts.test.name).name}",
         "caption": "Each cell: number of recordings and fraction of the row. Blue: correct; red: wrong.",
     }
-    return (Drawing(_DRAWN, place, content),)
+    return (Drawing(draw_confusion, place, content),)

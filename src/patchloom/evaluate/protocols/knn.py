@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,16 +11,31 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike
+from patchloom.display import track_progress
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.features import FeatureOptions, ImageFeatures, Pooling
-from patchloom.evaluate.frozen import FrozenProtocol, ScoreFunction, measure_run
+from patchloom.evaluate.frozen import (
+    Wording,
+    blend_drawings,
+    blend_row,
+    blend_shares,
+    chosen_poolings,
+    circumstances,
+    extractors,
+    frozen_report,
+    plan_frozen,
+)
 from patchloom.evaluate.logistic import hold_out_for_choice
-from patchloom.evaluate.settings import EvalSettings
+from patchloom.evaluate.settings import EvalSettings, Parts, parts_of, stratified_subset
+from patchloom.evaluate.subjects import open_probed
 from patchloom.results.evaluation import Evaluation
 from patchloom.results.result import Result
 
+KS = (1, 5, 20, 100)
 TEMPERATURE = 0.07
+_USUAL_K = 20
 _SIMILARITIES = 2**24  # in memory at once
 _GALLERY = 2**28  # numbers of the gallery that are searched at once: 1 GiB of a GPU's memory
 
@@ -30,7 +45,7 @@ def knn_accuracies(
     gallery_labels: Tensor,
     queries: Tensor,
     query_labels: Tensor,
-    ks: Sequence[int] = (1, 5, 20, 100),
+    ks: Sequence[int] = KS,
     *,
     weighted: bool = True,
     temperature: float = TEMPERATURE,
@@ -65,7 +80,7 @@ def knn_right(
     gallery_labels: Tensor,
     queries: Tensor,
     query_labels: Tensor,
-    ks: Sequence[int] = (1, 5, 20, 100),
+    ks: Sequence[int] = KS,
     *,
     weighted: bool = True,
     temperature: float = TEMPERATURE,
@@ -116,17 +131,13 @@ def _nearest(
     return similarities[:, :k].cpu(), torch.cat(places, 1).gather(1, order[:, :k]).cpu()
 
 
-_USUAL_K = 20
-_KS = (1, 5, 20, 100)
-
-
 def knn(
     run: str | Path,
     data: DataLike,
     settings: EvalSettings,
     *,
     pooling: Pooling | Literal["all"] = "all",
-    ks: Sequence[int] = _KS,
+    ks: Sequence[int] = KS,
     gallery: float = 1.0,
     test_crop: float = 1.0,
     last_norm: bool = True,
@@ -152,63 +163,96 @@ def knn(
         raise PatchloomError(f"--ks must be 1 or more, not {min(ks)}")
     if not 0 < gallery <= 1:
         raise PatchloomError(f"--gallery must be a fraction above 0 and up to 1, such as 0.1, not {gallery:g}")
-    return measure_run(
-        knn_with(tuple(ks), gallery), run, data, settings, pooling, gallery, blend, FeatureOptions(test_crop, last_norm)
-    )
+    shares = blend_shares(blend, run, pooling, settings)
+    options = FeatureOptions(test_crop, last_norm)
+    subjects = open_probed(run, settings, pooling)
+    parts = parts_of(data, settings, card=subjects.ours.card, run=run)
+    options.check(parts.test)
+    more = options.plain()
+    if gallery < 1:
+        parts, more = draw_gallery(parts, gallery, settings.seed), {"gallery": gallery, **more}
+    plan_frozen("knn", subjects, parts, settings)
+
+    # ---- features and accuracies of each encoder
+    rows, blends, cached = list[Result](), list[Result](), list[str]()
+    for one in extractors(subjects, settings, options=options, shares=shares):
+        train = one.features_of(parts.train)
+        poolings = chosen_poolings(train, pooling)
+        if one.share is not None:
+            held_out = held_out_accuracy(train, *quoted_choice(train, poolings, ks), settings)
+        # all choices are made: read the test images
+        test = one.features_of(parts.test)
+        found = knn_results(one.name, train, test, poolings, settings, ks, more)
+        cached += [one.name] * (train.cached or test.cached)
+        if one.share is not None:
+            blends += [blend_row(row, one.share, held_out) for row in found if row.quoted]
+        if not one.is_blend:
+            rows += found
+
+    # ---- the report
+    instance = any(row.pooling == "instance" for row in rows)
+    around = circumstances(subjects, parts, train, test, cached, options, instance)
+    # one draw of the gallery is as random as one training
+    trained, wording = gallery < 1, knn_wording(rows, train, test, ks)
+    report = frozen_report(wording, rows, parts, settings, train, test, around, trained=trained, blends=blends)
+    return replace(report, drawings=blend_drawings(report, run))
 
 
-def knn_with(ks: Sequence[int], gallery: float = 1.0) -> FrozenProtocol:
-    """Return the protocol for these k; it quotes the mean patch token with the k nearest to 20.
-
-    Rows name the fraction of the training images that is searched if it is below 1.
-    """
-    fit, sentence = partial(_fit, ks=ks, gallery=gallery), partial(_sentence, ks=ks)
-    drawn = gallery < 1  # one draw of the training images is as random as one training
-    return FrozenProtocol(
-        "knn", fit, _quoted, _title, sentence, drawn=drawn, across="k", gallery="Gallery", held_out=_held_out
-    )
+def draw_gallery(parts: Parts[Source], share: float, seed: int) -> Parts[Source]:
+    """Return parts with a stratified fraction of the training images."""
+    n = len(parts.train)
+    some = stratified_subset(parts.train, max(1, round(share * n)), seed)
+    drawn = f"The gallery is a stratified {100 * share:.3g} % of {n:,} training {some.noun} (seed {seed})."
+    return replace(parts, train=some, story=f"{parts.story} {drawn}")
 
 
-def _fit(
-    train: ImageFeatures, pooling: str, settings: EvalSettings, *, ks: Sequence[int], gallery: float = 1.0
-) -> ScoreFunction:
-    searched = {"gallery": gallery} if gallery < 1 else {}
-
-    def score(test: ImageFeatures) -> list[tuple[dict[str, float], Tensor]]:
-        pooled = train.pooled(pooling), train.labels, test.pooled(pooling), test.labels
-        found = knn_right(*pooled, ks, device=settings.torch_device)
-        return [({"k": k, "temperature": TEMPERATURE, **searched}, correct) for k, correct in found.items()]
-
-    return score
+def quoted_choice(train: ImageFeatures, poolings: Sequence[str], ks: Sequence[int]) -> tuple[str, int]:
+    """Return pooling and k of the quoted result: the mean patch token, and the k nearest to 20."""
+    pooling = "mean" if "mean" in poolings else poolings[0]
+    fitting = sorted(k for k in ks if k <= len(train.labels))
+    return pooling, min(fitting or ks, key=lambda k: abs(k - _USUAL_K))
 
 
-def _quoted(rows: Sequence[Result]) -> Result:
-    first = [row for row in rows if row.pooling == "mean"] or rows
-    return min(first, key=lambda row: abs(row.settings["k"] - _USUAL_K))
+def knn_results(
+    name: str,
+    train: ImageFeatures,
+    test: ImageFeatures,
+    poolings: Sequence[str],
+    settings: EvalSettings,
+    ks: Sequence[int] = KS,
+    more: Mapping[str, Any] | None = None,
+) -> list[Result]:
+    """Return the accuracy of the subject ``name`` for each pooling and k, with ``more`` settings."""
+    rows, quoted = [], quoted_choice(train, poolings, ks)
+    for pooling in track_progress(poolings, len(poolings), f"{name}: knn"):
+        gallery, queries = train.pooled(pooling), test.pooled(pooling)
+        right = knn_right(gallery, train.labels, queries, test.labels, ks, device=settings.torch_device)
+        for k, correct in right.items():
+            about = {"pooling": pooling, "k": k, "temperature": TEMPERATURE, **(more or {})}
+            row = Result.of_images(name, "knn", about, correct.cpu(), test.groups)
+            rows.append(replace(row, quoted=(pooling, k) == quoted))
+    return rows
 
 
-def _held_out(train: ImageFeatures, row: Result, settings: EvalSettings) -> float:
-    """Return the accuracy of a row's pooling and k on held-out training images, with the others as the gallery."""
+def held_out_accuracy(train: ImageFeatures, pooling: str, k: int, settings: EvalSettings) -> float:
+    """Return the accuracy on held-out training images, with the others as the gallery."""
     if len(train.labels) < 2:
         raise PatchloomError("a blend is chosen on held-out training images: add a second training image")
     rest, held = hold_out_for_choice(train.labels, settings.seed, train.groups)
-    values, labels, k = train.pooled(row.pooling), train.labels, min(row.settings["k"], len(rest))
-    pooled = values[rest], labels[rest], values[held], labels[held]
-    return knn_accuracies(*pooled, (k,), device=settings.torch_device)[k]
+    values, labels, k = train.pooled(pooling), train.labels, min(k, len(rest))
+    found = knn_accuracies(values[rest], labels[rest], values[held], labels[held], (k,), device=settings.torch_device)
+    return found[k]
 
 
-def _title(row: Result) -> str:
-    return f"kNN (k={row.settings['k']}, {row.pooling})"
-
-
-def _sentence(train: ImageFeatures, test: ImageFeatures, *, ks: Sequence[int]) -> str:
+def knn_wording(rows: Sequence[Result], train: ImageFeatures, test: ImageFeatures, ks: Sequence[int] = KS) -> Wording:
+    """Describe kNN, for its report."""
+    ours = next(row for row in rows if row.quoted)
     n, m = len(train.labels), len(test.labels)
-    large = ", ".join(f"k = {k}" for k in ks if k > n)
-    return (
+    method = (
         f"kNN: for each of {m:,} test {test.noun} the k most similar of {n:,} training {train.noun} vote (cosine "
         f"similarity of frozen features, votes weighted by exp(similarity / {TEMPERATURE})); nothing was trained or "
-        "chosen." + (f" Left out, since larger than the gallery: {large}." if large else "")
+        "chosen."
     )
-
-
-KNN = knn_with(_KS)
+    if large := ", ".join(f"k = {k}" for k in ks if k > n):
+        method += f" Left out, since larger than the gallery: {large}."
+    return Wording(f"kNN (k={ours.settings['k']}, {ours.pooling})", method, "Gallery", across="k")

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.errors import listing
-from patchloom.evaluate.frozen import raw_name
 from patchloom.evaluate.label_free import (
     AREAS,
     CROPS_PER_IMAGE,
@@ -26,13 +25,11 @@ from patchloom.evaluate.label_free import (
     rows_from_features,
 )
 from patchloom.evaluate.settings import EvalSettings, parts_of
-from patchloom.nets.checkpoints.format import untrained_twin
+from patchloom.evaluate.subjects import open_subjects
 from patchloom.nets.encode import input_size
 from patchloom.nets.swin import is_hierarchical
-from patchloom.results.claims import START, UNTRAINED
 from patchloom.results.evaluation import Evaluation, as_control, note_unreadable
 from patchloom.results.result import Result
-from patchloom.runs.encoder import load_start
 
 # results of benchmarks/label_free.py
 _WORTH = (
@@ -54,22 +51,21 @@ def label_free(run: str | Path, data: DataLike, settings: EvalSettings, *, image
     Raises:
         PatchloomError: unknown encoder or data, or fewer than 32 images.
     """
-    vit, card = settings.encoder(run)
+    subjects = open_subjects(run, settings)
+    _, vit, card, *_ = subjects.ours
     parts = parts_of(data, settings, labels=False, card=card, run=run)
     source, story = drawn_images(parts.test, images, settings.seed), parts.story
     if len(source) < len(parts.test):
         story += f" {len(source):,} of {len(parts.test):,} test {source.noun} were drawn (seed {settings.seed})."
     settings.end_if_dry(source, f"label-free would measure {card.name} on {len(source):,} {source.noun}.", story)
     size, cropped = input_size(vit), source.modality.resizable
-    twin, _ = untrained_twin(card, seed=settings.seed)
     ours = extract_label_free(card.name, vit, card, source, settings)
     rows = [rows_from_features(card.name, ours)]
-    start = load_start(run)
-    for name, control in ((START, start), (UNTRAINED, (twin, card))):
-        if control is not None:
-            rows.append(rows_from_features(name, extract_label_free(name, *control, source, settings)))
+    for one in subjects.controls:
+        found = extract_label_free(one.name, one.vit, one.card, source, settings)
+        rows.append(rows_from_features(one.name, found))
     if cropped:
-        name = raw_name(card)
+        name = card.modality.raw
         rows.append(rows_from_features(name, extract_label_free_pixels(name, size, card, source, settings)))
     measured = {row.measure for row in rows[0]}
     measure = next(one for one in (own_crop(AREAS[-1]), overlap_measure(SHARES[1]), RANKME) if one in measured)

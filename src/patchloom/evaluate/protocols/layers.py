@@ -10,16 +10,15 @@ from torch import Tensor
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.features import FeatureOptions, ImageFeatures
-from patchloom.evaluate.frozen import INSTEAD, circumstances, constant_answer, extractors, plan_frozen, raw_name
+from patchloom.evaluate.frozen import INSTEAD, circumstances, constant_answer, extractors, plan_frozen
 from patchloom.evaluate.logistic import CHOICE_VALIDATION_SHARE, hold_out_for_choice
 from patchloom.evaluate.protocols.knn import TEMPERATURE, knn_right
 from patchloom.evaluate.settings import EvalSettings, parts_of
-from patchloom.nets.encode import input_size
+from patchloom.evaluate.subjects import open_subjects
+from patchloom.look.charts import draw_layers
 from patchloom.nets.swin import refuse_hierarchical
-from patchloom.results.claims import UNTRAINED
 from patchloom.results.evaluation import Drawing, Evaluation
 from patchloom.results.result import Result
-from patchloom.runs.encoder import load_start
 
 
 def layers(
@@ -44,34 +43,37 @@ def layers(
     """
     if k < 1:
         raise PatchloomError(f"--k must be 1 or more, not {k}")
-    vit, card = settings.encoder(run)
-    refuse_hierarchical(vit, "layers", INSTEAD)
-    parts = parts_of(data, settings, card=card, run=run)
-    start = load_start(run)
     options = FeatureOptions(test_crop)
+    subjects = open_subjects(run, settings)
+    refuse_hierarchical(subjects.ours.vit, "layers", INSTEAD)
+    parts = parts_of(data, settings, card=subjects.ours.card, run=run)
     options.check(parts.test)
-    plan_frozen("layers", card, parts, settings, [UNTRAINED, raw_name(card)])
+    plan_frozen("layers", subjects, parts, settings)
+
+    # ---- accuracies of each layer of each encoder
     groups: list[list[Result]] = []
     cached = []
-    for name, features_of, encoder in extractors(vit, card, settings, layers=True, start=start, options=options):
-        train = features_of(parts.train)
-        row_settings = [{}] if encoder is None else _held_out(train, k, settings)
+    for one in extractors(subjects, settings, layers=True, options=options):
+        train, raw = one.features_of(parts.train), one.subject is None
+        row_settings = [{}] if raw else _held_out(train, k, settings)
         # the best layer is chosen: read the test images
-        test = features_of(parts.test)
-        pooling, found = "pixels" if encoder is None else "mean", []
+        test = one.features_of(parts.test)
+        pooling, found = "pixels" if raw else "mean", []
         for values, queries, about in zip(train.tokens.values(), test.tokens.values(), row_settings, strict=True):
             right = _vote(values, train.labels, queries, test.labels, k, settings)
             about = {"k": k, "temperature": TEMPERATURE, **about, **options.plain()}
-            found.append(Result.of_images(name, "layers", {"pooling": pooling, **about}, right, test.groups))
+            found.append(Result.of_images(one.name, "layers", {"pooling": pooling, **about}, right, test.groups))
         groups.append(found)
-        cached += [name] * (train.cached or test.cached)
+        cached += [one.name] * (train.cached or test.cached)
+
+    # ---- the report
     ours, *starts, twins, (pixels,) = groups
     n_test = len(test.labels)
     guessed = constant_answer("layers", test.labels, parts.test, test.groups)
     named = ours[-1], _best(ours), twins[-1], _best(twins), pixels
     quoted = (*named, *(its[-1] for its in starts))
     pairs = (*range(len(named), len(quoted)), 2)  # in the last layer: start, untrained
-    around = circumstances(parts, train, test, input_size(vit), cached, options=options)
+    around = circumstances(subjects, parts, train, test, cached, options)
     return Evaluation.of_test(
         parts.test,
         settings.seed,
@@ -152,4 +154,4 @@ def _drawings(
         "name": ours[0].encoder,
         "note": f"accuracy of {ours[0].settings['k']} nearest neighbours, mean patch token, 95 % interval",
     }
-    return (Drawing("patchloom.look.charts.draw_layers", Path(out), content),)
+    return (Drawing(draw_layers, Path(out), content),)

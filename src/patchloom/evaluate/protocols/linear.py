@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,17 +11,30 @@ from typing import Any, Literal
 from patchloom.arguments import takes_recipe
 from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike
+from patchloom.display import track_progress
 from patchloom.errors import PatchloomError, check_options
 from patchloom.evaluate.classification import plan_for, train_and_test
 from patchloom.evaluate.classifier import class_names
-from patchloom.evaluate.features import FeatureOptions, ImageFeatures, Pooling, Precision
-from patchloom.evaluate.frozen import FrozenProtocol, ScoreFunction, measure_run
+from patchloom.evaluate.features import USUAL_FEATURES, FeatureOptions, ImageFeatures, Pooling, Precision
+from patchloom.evaluate.frozen import (
+    FeatureExtractor,
+    Wording,
+    blend_drawings,
+    blend_row,
+    blend_shares,
+    chosen_poolings,
+    circumstances,
+    extractors,
+    frozen_report,
+    plan_frozen,
+)
 from patchloom.evaluate.lars_probe import LinearClassifier, begin_probe
-from patchloom.evaluate.logistic import CHOICE_VALIDATION_SHARE, L2_STRENGTHS, linear_probe
+from patchloom.evaluate.logistic import CHOICE_VALIDATION_SHARE, L2_STRENGTHS, Choice, Probe, linear_probe
+from patchloom.evaluate.protocols.knn import knn_results
 from patchloom.evaluate.recipes import PROBES, ProbeRecipe, Recipe, ResolvedRecipe, published_recipe
 from patchloom.evaluate.select import Candidate, Plan, format_recipe_value
-from patchloom.evaluate.settings import EvalSettings, parts_of, share_nothing, share_steps
-from patchloom.evaluate.subjects import Subject, open_subjects
+from patchloom.evaluate.settings import EvalSettings, Parts, parts_of, share_nothing, share_steps
+from patchloom.evaluate.subjects import Subject, Subjects, open_probed, open_subjects
 from patchloom.nets.encode import has_class_token
 from patchloom.nets.finetune import with_variant, without_last_norm
 from patchloom.nets.heads import check_pooling, tokens_of
@@ -83,7 +96,13 @@ def linear(
                 f"--{idle[0]} applies to --recipe {' or '.join(PROBES)} only, not to logistic: leave it out"
             )
         share_nothing(settings, "linear --recipe logistic")
-        return measure_run(LINEAR, run, data, settings, pooling, shares=blend, options=options)
+        shares = blend_shares(blend, run, pooling, settings)
+        subjects = open_probed(run, settings, pooling)
+        parts = parts_of(data, settings, card=subjects.ours.card, run=run)
+        report = logistic_probe(
+            "linear", "Linear probe", subjects, parts, settings, pooling=pooling, options=options, shares=shares
+        )
+        return replace(report, drawings=blend_drawings(report, run))
     if recipe not in PROBES:
         raise PatchloomError(f"there is no recipe {recipe}: choose one of {', '.join((_LOGISTIC, *PROBES))}")
     if blend is not None:
@@ -163,32 +182,117 @@ def _or(rates: Sequence[float]) -> float | str:
     return rates[0] if len(rates) == 1 else " or ".join(f"{rate:g}" for rate in rates)
 
 
-def _fit(train: ImageFeatures, pooling: str, settings: EvalSettings) -> ScoreFunction:
-    features, seed = train.pooled(pooling), settings.seed
-    probe, choice = linear_probe(features, train.labels, seed=seed, device=settings.torch_device, groups=train.groups)
-    row_settings = {"l2": choice.strength, "held_out_accuracy": choice.accuracy, "held_out": choice.held_out}
-    return lambda test: [(row_settings, probe.right(test.pooled(pooling), test.labels))]
+# Logistic regression.
 
 
-def _quoted(rows: Sequence[Result]) -> Result:
-    return max(rows, key=lambda row: row.settings["held_out_accuracy"])
+def logistic_probe(
+    protocol: str,
+    title: str,
+    subjects: Subjects,
+    parts: Parts[Source],
+    settings: EvalSettings,
+    *,
+    pooling: Pooling | Literal["all"] = "all",
+    options: FeatureOptions = USUAL_FEATURES,
+    shares: Sequence[float] = (),
+    more: Mapping[str, Any] | None = None,
+    trained: bool = False,
+) -> Evaluation:
+    """Evaluate an encoder and its controls by a logistic regression on their features.
+
+    Args:
+        protocol, title: name in the rows, and start of the headline.
+        subjects, parts, settings: encoder, images and settings.
+        pooling: pooling of the features, or all.
+        options: options of the features.
+        shares: shares of the encoder in blends with its start.
+        more: settings of the rows.
+        trained: whether another draw of labels would give the encoder other results.
+    """
+    options.check(parts.test)
+    plan_frozen(protocol, subjects, parts, settings)
+    rows, blends, cached = list[Result](), list[Result](), list[str]()
+    for one in extractors(subjects, settings, options=options, shares=shares):
+        train = one.features_of(parts.train)
+        probes = fit_probes(one.name, train, chosen_poolings(train, pooling), settings)
+        # all choices are made: read the test images
+        test = one.features_of(parts.test)
+        found = linear_results(one.name, probes, test, protocol, {**options.plain(), **(more or {})})
+        cached += [one.name] * (train.cached or test.cached)
+        if one.share is not None:
+            best = max((row for row in found if row.pooling != "instance"), key=_on_held_out)
+            blends.append(blend_row(best, one.share, _on_held_out(best)))
+        if not one.is_blend:
+            rows += found
+    instance = any(row.pooling == "instance" for row in rows)
+    around = circumstances(subjects, parts, train, test, cached, options, instance)
+    wording = linear_wording(rows, train, test, title)
+    return frozen_report(wording, rows, parts, settings, train, test, around, trained=trained, blends=blends)
 
 
-def _title(row: Result) -> str:
-    return f"Linear probe ({row.pooling})"
+def fit_probes(
+    name: str, train: ImageFeatures, poolings: Sequence[str], settings: EvalSettings
+) -> dict[str, tuple[Probe, Choice]]:
+    """Fit a logistic regression to the features of the subject ``name`` for each pooling."""
+    found = {}
+    for pooling in track_progress(poolings, len(poolings), f"{name}: linear"):
+        values, labels = train.pooled(pooling), train.labels
+        found[pooling] = linear_probe(
+            values, labels, seed=settings.seed, device=settings.torch_device, groups=train.groups
+        )
+    return found
 
 
-def _sentence(train: ImageFeatures, test: ImageFeatures) -> str:
-    return (
+def linear_results(
+    name: str,
+    probes: Mapping[str, tuple[Probe, Choice]],
+    test: ImageFeatures,
+    protocol: str = "linear",
+    more: Mapping[str, Any] | None = None,
+) -> list[Result]:
+    """Return the accuracy of each pooling's probe, with ``more`` settings; the best on held-out images is quoted."""
+    rows = []
+    for pooling, (probe, choice) in probes.items():
+        about = {"pooling": pooling, "l2": choice.strength, "held_out_accuracy": choice.accuracy}
+        about |= {"held_out": choice.held_out, **(more or {})}
+        right = probe.right(test.pooled(pooling), test.labels)
+        rows.append(Result.of_images(name, protocol, about, right.cpu(), test.groups))
+    best = max(rows, key=_on_held_out)
+    return [replace(row, quoted=row is best) for row in rows]
+
+
+def _on_held_out(row: Result) -> float:
+    return float(row.settings["held_out_accuracy"])
+
+
+def linear_wording(
+    rows: Sequence[Result], train: ImageFeatures, test: ImageFeatures, title: str = "Linear probe"
+) -> Wording:
+    """Describe the logistic regression, for its report."""
+    ours = next(row for row in rows if row.quoted)
+    method = (
         f"Linear probe: a logistic regression on the frozen, standardised features of {len(train.labels):,} training "
         f"{train.noun}, tested on {len(test.labels):,} others; its L2 strength (of {len(L2_STRENGTHS)} from "
         f"{min(L2_STRENGTHS):g} to {max(L2_STRENGTHS):g}) and the quoted pooling were chosen on a stratified "
         f"{100 * CHOICE_VALIDATION_SHARE:.0f} % of the training {train.noun}; the final fit used all of them."
     )
+    return Wording(f"{title} ({ours.pooling})", method, "Fitted on")
 
 
-def _held_out(train: ImageFeatures, row: Result, settings: EvalSettings) -> float:
-    return float(row.settings["held_out_accuracy"])
-
-
-LINEAR = FrozenProtocol("linear", _fit, _quoted, _title, _sentence, gallery="Fitted on", held_out=_held_out)
+def knn_and_linear(
+    extracted: Iterable[FeatureExtractor],
+    parts: Parts[Source],
+    settings: EvalSettings,
+    pooling: Pooling | Literal["all"] = "all",
+) -> tuple[list[Result], list[Result], ImageFeatures, ImageFeatures]:
+    """Return the results of kNN and of linear probes on the same features, and the last subject's features."""
+    near, probed = list[Result](), list[Result]()
+    for one in extracted:
+        train = one.features_of(parts.train)
+        poolings = chosen_poolings(train, pooling)
+        probes = fit_probes(one.name, train, poolings, settings)
+        # all choices are made: read the test images
+        test = one.features_of(parts.test)
+        near += knn_results(one.name, train, test, poolings, settings)
+        probed += linear_results(one.name, probes, test)
+    return near, probed, train, test

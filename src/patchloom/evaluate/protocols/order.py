@@ -21,19 +21,18 @@ from patchloom.evaluate.frozen import (
     encoder_extractor,
     extractors,
     plan_frozen,
-    raw_name,
 )
 from patchloom.evaluate.logistic import linear_probe
 from patchloom.evaluate.protocols.knn import TEMPERATURE, knn_right
 from patchloom.evaluate.settings import EvalSettings, parts_of
+from patchloom.evaluate.subjects import open_subjects
 from patchloom.nets.encode import has_positions, has_rotations, input_size, patch_positions, patch_size
 from patchloom.nets.heads import check_pooling, tokens_of
 from patchloom.nets.swin import Encoder, refuse_hierarchical
 from patchloom.patches.tokens import grid_of, patchify, unpatchify
-from patchloom.results.claims import START, UNTRAINED
+from patchloom.results.claims import START
 from patchloom.results.evaluation import Evaluation
 from patchloom.results.result import Result
-from patchloom.runs.encoder import load_start
 from patchloom.sizes import Sides, compact, in_pixels, to_pair
 
 _LINEAR_PROBE = "linear"
@@ -58,29 +57,33 @@ def order(
     Raises:
         PatchloomError: unknown encoder or data, data without labels, or a pooling that the encoder lacks.
     """
-    vit, card = settings.encoder(run)
+    subjects = open_subjects(run, settings)
+    vit = subjects.ours.vit
     refuse_hierarchical(vit, "order", INSTEAD)
     check_pooling(pooling, tokens_of(vit, None))
-    parts, size = parts_of(data, settings, card=card, run=run), input_size(vit)
-    plan_frozen("order", card, parts, settings, [UNTRAINED, raw_name(card)])
-    shuffled = ShuffledPatches(parts.test, size, patch_size(vit), settings.seed)
+    parts = parts_of(data, settings, card=subjects.ours.card, run=run)
+    plan_frozen("order", subjects, parts, settings)
+
+    # ---- two probes of each encoder on each kind of test images
+    shuffled = ShuffledPatches(parts.test, input_size(vit), patch_size(vit), settings.seed)
     rows: list[Result] = []
     cached: list[str] = []
-    start = load_start(run)
-    for name, features_of, net in extractors(vit, card, settings, start=start):
-        train = features_of(parts.train)
-        pooled = "pixels" if net is None else pooling
+    for one in extractors(subjects, settings):
+        train = one.features_of(parts.train)
+        pooled = "pixels" if one.subject is None else pooling
         probes = _probes(train, pooled, k, settings)
         # all choices are made: read the test images
-        tests = {AS_THEY_ARE: features_of(parts.test), SHUFFLED: features_of(shuffled)}
-        if net is not None and has_positions(net):
-            its = start[1] if start is not None and name == START else card
-            tests[ZEROED] = encoder_extractor(name, without_positions(net), its, settings).features_of(parts.test)
+        tests = {AS_THEY_ARE: one.features_of(parts.test), SHUFFLED: one.features_of(shuffled)}
+        if one.subject is not None and has_positions(one.subject.vit):
+            blind = one.subject._replace(vit=without_positions(one.subject.vit))
+            tests[ZEROED] = encoder_extractor(blind, settings).features_of(parts.test)
         for probe, right in probes.items():
             for given, test in tests.items():
                 row_settings = {"pooling": pooled, "probe": probe, "test_images": given}
-                rows.append(Result.of_images(name, "order", row_settings, right(test).cpu(), test.groups))
-        cached += [name] * any(features.cached for features in (train, *tests.values()))
+                rows.append(Result.of_images(one.name, "order", row_settings, right(test).cpu(), test.groups))
+        cached += [one.name] * any(features.cached for features in (train, *tests.values()))
+
+    # ---- the report
     test = tests[AS_THEY_ARE]
     n_test = len(test.labels)
     quoted = tuple(row for row in rows if row.settings["probe"] == _LINEAR_PROBE)
@@ -90,7 +93,7 @@ def order(
         n_test,
         results=[*rows, constant_answer("order", test.labels, parts.test, test.groups)],
         method=_sentences(vit, len(train.labels), n_test, k, train.noun)
-        + circumstances(parts, train, test, size, cached),
+        + circumstances(subjects, parts, train, test, cached),
         headline=_headline(quoted, f"{n_test:,} test {train.noun}"),
         quoted=quoted,
         across="test_images",

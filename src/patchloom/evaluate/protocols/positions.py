@@ -23,7 +23,7 @@ from patchloom.display import track_progress
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.settings import EvalSettings, open_with_notes
 from patchloom.look.image_grid import brightness, to_pixels
-from patchloom.look.position_map import Example
+from patchloom.look.position_map import Example, draw_position_map
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.patches.positions import distances
 from patchloom.questions.positions import PositionPrediction, Positions, chance_accuracy, scores
@@ -356,7 +356,7 @@ def positions(
         across=list(axes)[-1] if axes else "measure",
         short=True,
         symbols=_SYMBOLS,
-        drawings=(Drawing("patchloom.look.position_map.draw_position_map", out, content),),
+        drawings=(Drawing(draw_position_map, out, content),),
     )
 
 
