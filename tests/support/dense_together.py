@@ -36,31 +36,31 @@ def _rank(
     from patchloom.dense.annotations import segmentation
     from patchloom.dense.annotations.base import AnnotatedData
     from patchloom.evaluate import features, trainer
-    from patchloom.evaluate.trainer import Loop
+    from patchloom.evaluate.trainer import Trainer
     from patchloom.runs import checkpoint
 
     parts = AnnotatedData(Squares(8), Squares(3, seed=1), Squares(5, seed=2))
     segmentation.open_label_maps = lambda *_, **__: parts
     segmenter._DROPOUT = 0.0  # each process draws its own
     features.choose_precision = lambda device: ("float32", "as the test says")
-    run_loop, update = Loop.run, Loop.update
+    fit, update = Trainer.fit, Trainer.update
 
-    def noted(self: Loop, *given: Any) -> Any:
-        done = run_loop(self, *given)
+    def noted(self: Trainer, *given: Any) -> Any:
+        done = fit(self, *given)
         torch.save(self.tested.state_dict(), f"{run}/{rank}.pt")
         return done
 
-    def dying(self: Loop, step: int, *given: Any) -> Any:
-        if step == dies and rank == world - 1:
+    def dying(self: Trainer, *given: Any) -> Any:
+        if self.step == dies and rank == world - 1:
             os.kill(os.getpid(), sent)
-        return update(self, step, *given)
+        return update(self, *given)
 
     def slow_save(self: checkpoint.Checkpoints, *given: Any) -> None:
         time.sleep(SAVING)
         save(self, *given)
         Path(f"{run}/saved").touch()
 
-    Loop.run, Loop.update = noted, dying
+    Trainer.fit, Trainer.update = noted, dying
     if dies is not None and sent != signal.SIGKILL:
         save, checkpoint.Checkpoints.save = checkpoint.Checkpoints.save, slow_save
     elif dies is not None:
