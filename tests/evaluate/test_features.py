@@ -11,7 +11,6 @@ import timm
 import torch
 from evaluating import numbers
 from labelled import write_noise
-from patchloom.evaluate.training import predictions
 from pseudo_cuda import pseudo_cuda
 from refusing import refusal
 from safetensors.torch import save
@@ -26,6 +25,7 @@ from patchloom.dense.segment import confusion_per_image
 from patchloom.dense.segmenter import Segmenter
 from patchloom.errors import PatchloomError
 from patchloom.evaluate import features
+from patchloom.evaluate.classification import predict_classes
 from patchloom.evaluate.classifier import Classifier
 from patchloom.evaluate.features import (
     ImageFeatures,
@@ -330,11 +330,12 @@ def settings(device: str) -> EvalSettings:
 
 def test_features_and_predictions_are_read_while_the_next_batch_is_computed() -> None:
     vit = build_encoder(EncoderSpec("nano", (8, 8), 2, channels=1, options=SMALL))
-    model, given = Classifier(vit, 10, "mean"), ((0.3,), (0.4,))
+    model = Classifier(vit, 10, "mean")
 
     def computed(device: str) -> tuple:
         yield extract(vit, CARD, HUNDRED, device=device, batch_size=10, precision="float32").tokens
-        yield predictions(model, HUNDRED, *given, settings(device), "float32")
+        found = predict_classes(model, HUNDRED, CARD, settings(device), "float32")
+        yield found.logits, found.labels
 
     here = [*computed("cpu")]
     with pseudo_cuda() as waits:
