@@ -26,6 +26,7 @@ from patchloom.dense.segment import predict_overlaps
 from patchloom.dense.segmenter import Segmenter
 from patchloom.errors import PatchloomError
 from patchloom.evaluate import features
+from patchloom.evaluate.classification import predict_classes
 from patchloom.evaluate.classifier import Classifier
 from patchloom.evaluate.features import (
     ImageFeatures,
@@ -331,11 +332,12 @@ def settings(device: str) -> EvalSettings:
 
 def test_features_and_predictions_are_read_while_the_next_batch_is_computed() -> None:
     vit = build_encoder(EncoderSpec("nano", (8, 8), 2, channels=1, options=SMALL))
-    model, given = Classifier(vit, 10, "mean"), ((0.3,), (0.4,))
+    model = Classifier(vit, 10, "mean")
 
     def computed(device: str) -> tuple:
         yield extract(vit, CARD, HUNDRED, device=device, batch_size=10, precision="float32").tokens
-        yield predictions(model, HUNDRED, *given, settings(device), "float32")
+        found = predict_classes(model, HUNDRED, CARD, settings(device), "float32")
+        yield found.logits, found.labels
 
     here = [*computed("cpu")]
     with pseudo_cuda() as waits:

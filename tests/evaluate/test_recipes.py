@@ -11,17 +11,18 @@ import numpy as np
 import pytest
 import torch
 from evaluating import write_encoder
-from patchloom.evaluate.training import FitPlan, Views, plan_for, predict_classes, train_classifier
 from PIL import Image
 from refusing import refusal
 from timm.data import Mixup
 from timm.loss import LabelSmoothingCrossEntropy, SoftTargetCrossEntropy
 from timm.utils import random_seed
 
+from patchloom.data.source import Source
 from patchloom.data.sources.open import open_data
 from patchloom.data.sources.synthetic import Shapes
 from patchloom.data.stats import normalize
-from patchloom.evaluate import training
+from patchloom.evaluate import classification
+from patchloom.evaluate.classification import Views, begin_classifier, plan_for, predict_classes
 from patchloom.evaluate.classifier import Classifier
 from patchloom.evaluate.features import cache_folder
 from patchloom.evaluate.protocols import evaluate
@@ -32,13 +33,14 @@ from patchloom.evaluate.recipes import (
     images_per_step,
     published_recipe,
     recipe_for,
-    validation_images,
 )
-from patchloom.evaluate.settings import EvalSettings
+from patchloom.evaluate.settings import EvalSettings, Parts
+from patchloom.evaluate.trainer import Trainer, temporary_seed
 from patchloom.nets.build import EncoderSpec, build_encoder, outline
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.finetune import with_variant
 from patchloom.options import evaluate_spec, parse_evaluate
+from patchloom.pace import Pace
 from patchloom.results.claims import CONSTANT
 
 SMALL = {"depth": 2, "embed_dim": 32, "num_heads": 2}
@@ -48,8 +50,9 @@ SIZES = {"S": (384, 12), "B": (768, 12), "L": (1024, 24)}
 SETTINGS = EvalSettings(device="cpu")
 
 
-def planned(recipe: Recipe) -> FitPlan:
-    return FitPlan("small", recipe, (recipe.blr,), CARD, SETTINGS, "float32")
+def begun(recipe: Recipe, source: Source, model: Classifier | None = None) -> Trainer:
+    settled = recipe.settled(len(source), "cpu")
+    return begin_classifier(model or classifier(), CARD, settled, source, None, settings=SETTINGS)
 
 
 def of_size(size: str, name: str, **changes) -> Recipe:
@@ -139,13 +142,12 @@ def test_linear_probes_are_the_papers(name: str, values: dict) -> None:
 @pytest.mark.parametrize("batch", [64, 1024])
 def test_few_labels_start_at_the_papers_rate_whatever_the_batch(batch: int) -> None:
     """ExtreMA: an initial rate of 5e-6, which no batch scales."""
-    source = open_data("digits").train.subset(range(80))
-    recipe = of_size("B", "extrema-few", batch=batch, epochs=4, warmup_epochs=0, drop_path=0.0)
-    training = planned(recipe).begin(classifier(), source)
-    assert {group["initial_lr"] for group in training.optimizer.param_groups} == {5e-6}
-    assert planned(recipe).peak(80) == 5e-6 != planned(of_size("B", "extrema-few", batch=batch, blr=5e-6)).peak(80)
-    assert of_size("B", "mae").peak(1024) == 4e-3 and of_size("B", "extrema").peak(1024) == 4e-3
-    assert of_size("B", "simmim").peak(2048) == 5e-3 and of_size("B", "mp3").peak(512) == 5e-4
+
+    def peak(name: str, n: int = 1_281_167, **changes: float) -> float:
+        return of_size("B", name, **changes).settled(n, "cpu").course(n).peak
+
+    assert peak("extrema-few", 80, batch=batch) == 5e-6 != peak("extrema-few", 80, batch=batch, blr=5e-6)
+    assert peak("mae") == peak("extrema") == 4e-3 and peak("simmim") == 5e-3 and peak("mp3", batch=512) < 5e-4 + 1e-9
 
 
 def test_every_value_is_an_option_of_every_protocol_that_trains() -> None:
@@ -166,9 +168,10 @@ def test_every_value_is_an_option_of_every_protocol_that_trains() -> None:
 
 def test_the_batch_of_a_training_is_the_batch_size_that_is_given() -> None:
     vit, images = build_encoder(SPEC), open_data("digits").test
+    parts = Parts(images, images, "")
     for size, batch, read in (("auto", 32, 256), (6, 6, 6)):
         settings = EvalSettings(batch_size=size, device="cpu")
-        assert plan_for("small", {}, vit, CARD, images, settings, "float32").recipe.batch == batch
+        assert plan_for("small", {}, vit, parts, settings, "float32").recipe.batch == batch
         assert settings.reading(images)["batch_size"] == read
 
 
@@ -181,7 +184,7 @@ def test_auto_values_follow_from_the_data() -> None:
         assert settled.warmup_epochs == settled.epochs / 10 and settled.patience == 0.3
     large = small.settled(50_000, "cuda")
     assert (large.batch, large.epochs) == (256, 107) and small.settled(50_000, "cpu").epochs == 10
-    assert validation_images(large.validation, 50_000) == 2000 and validation_images(0.15, 161) == 24
+    assert large.held_out(50_000) == 2000 and small.settled(161, "cpu").held_out(161) == 24
     assert small.settled(1437, "cuda").epochs == 300
     mae = of_size("B", "mae")
     assert mae.settled(1437, "cpu").plain() == mae.plain()  # the papers' train on all, to the end
@@ -241,10 +244,10 @@ def test_the_loss_of_a_batch_is_timms(mixed: bool) -> None:
     model, source = classifier(), open_data("digits").train.subset(range(16))
     mixing = {"mixup": 0.8, "cutmix": 1.0} if mixed else {"mixup": 0.0, "cutmix": 0.0}
     recipe = Recipe(epochs=1, warmup_epochs=0, batch=16, drop_path=0.0, randaugment=0.0, crop_scale=1.0, **mixing)
-    training = planned(recipe).begin(deepcopy(model), source)
-    batch = next(training._batches(1, workers=0))
+    training = begun(recipe, source, deepcopy(model))
+    batch = next(training.batches(0, 1, 0))
     random_seed(3)
-    loss = training.update(0, batch)
+    loss = training.update(batch)
     images = normalize(batch.views[0], CARD.mean, CARD.std)
     labels = torch.from_numpy(source.labels)[batch.indices]
     if mixed:
@@ -258,21 +261,15 @@ def test_the_loss_of_a_batch_is_timms(mixed: bool) -> None:
     torch.testing.assert_close(loss, expected.detach())
 
 
-def test_the_rate_rises_and_falls_to_nothing_layer_by_layer() -> None:
+def test_every_layer_has_its_share_of_the_rate() -> None:
     source = open_data("digits").train.subset(range(32))
     recipe = Recipe(epochs=10, warmup_epochs=2, batch=16, blr=0.16, layer_decay=0.5, randaugment=0.0)
-    training = planned(recipe).begin(classifier(), source)
-    rates = {group["lr_scale"]: [] for group in training.optimizer.param_groups}
-    for step in range(training.steps):
-        training.schedule.step_update(step + 1)
-        for scale, rate in {group["lr_scale"]: group["lr"] for group in training.optimizer.param_groups}.items():
-            rates[scale].append(rate)
-    top = rates[1.0]
-    assert len(top) == 20 and top[:5] == pytest.approx([0.0025, 0.005, 0.0075, 0.01, top[4]]) and 0 < top[-1] < 1e-4
-    assert top[4:] == sorted(top[4:], reverse=True)
-    assert set(rates) == {1.0, 0.5, 0.25, 0.125}
-    for scale, found in rates.items():
-        assert found == pytest.approx([scale * rate for rate in top])
+    training = begun(recipe, source)
+    batches = training.batches(0, 5, 0)
+    for step in range(5):
+        training.update(next(batches))
+        rates = {group["lr_scale"]: group["lr"] for group in training.optimizer.param_groups}
+        assert rates == {scale: scale * training.course.rate(step) for scale in (1.0, 0.5, 0.25, 0.125)}
 
 
 @pytest.mark.parametrize("channels", [1, 3, 5])
@@ -311,8 +308,12 @@ def test_a_moving_average_is_what_comes_back() -> None:
     source = open_data("digits").train.subset(range(16))
     recipe = Recipe(epochs=3, warmup_epochs=0, batch=16, erasing=0.5, clip=1.0, repeats=2)
     model = classifier()
-    plain = train_classifier(model, source, planned(recipe), "plain").model
-    average = train_classifier(classifier(), source, planned(replace(recipe, ema=0.9)), "average").model
+
+    def trained(recipe: Recipe, model: Classifier) -> Classifier:
+        with temporary_seed(SETTINGS):
+            return begun(recipe, source, model).fit("tiny", Pace(3)).model
+
+    plain, average = trained(recipe, model), trained(replace(recipe, ema=0.9), classifier())
     assert plain is model and not plain.training and not average.training
     start, last, mean = (model.head.weight for model in (classifier(), plain, average))
     assert (last - start).norm() > (mean - start).norm() > 0
@@ -323,21 +324,10 @@ def test_a_moving_average_is_what_comes_back() -> None:
 def test_the_rate_of_speech_is_low_then_halved_whatever_came_before() -> None:
     """MP3, section 4.3: 500 updates at a constant small rate, then higher, and halved every 10,000."""
     recipe = of_size("S", "mp3-speech")
-    source = open_data("digits").train.subset(range(300))
-    training = planned(recipe.settled(300, "cpu")).begin(classifier(), source)
-    assert training.steps == 30_000 and training.batch == 255  # 45 images are for validation
-
-    def rate(step: int) -> float:
-        training.schedule.step_update(step + 1)
-        (rate,) = {group["lr"] for group in training.optimizer.param_groups}
-        return rate
-
-    asked = (29_999, 0, 499, 500, 9_999, 10_000, 20_000)
-    peak = recipe.lr
-    assert [rate(step) for step in asked] == [peak * share for share in (0.25, 0.1, 0.1, 1, 1, 0.5, 0.25)]
-    assert all(
-        type(group["weight_decay"]) is float and not group["weight_decay"] for group in training.optimizer.param_groups
-    )
+    course = recipe.settled(300, "cpu").course(255)  # 45 images are for validation
+    assert course.steps == 30_000 and course.batch == 255 and course.weight_decay == 0
+    shares = {29_999: 0.25, 0: 0.1, 499: 0.1, 500: 1, 9_999: 1, 10_000: 0.5, 20_000: 0.25}
+    assert {step: course.rate(step) for step in shares} == {step: recipe.lr * one for step, one in shares.items()}
     paper = {"batch": 256, "smoothing": 0.1, "dropout": 0.1, "mixup": 0.0, "erasing": 0.0, "pooling": "class"}
     assert {name: getattr(recipe, name) for name in paper} == paper and recipe.patience < 1
 
@@ -426,13 +416,13 @@ def test_a_frame_that_the_test_crop_leaves_out_is_not_seen(
 @pytest.fixture
 def crops(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     found: list[float] = []
-    own: Callable[..., Iterator] = training.plain_batches
+    own: Callable[..., Iterator] = classification.plain_batches
 
     def recorded(*words: object, **options: object) -> Iterator:
         found.append(options["test_crop"])
         return own(*words, **options)
 
-    monkeypatch.setattr(training, "plain_batches", recorded)
+    monkeypatch.setattr(classification, "plain_batches", recorded)
     return found
 
 

@@ -15,14 +15,13 @@ from refusing import refusal
 
 from patchloom.cli import main
 from patchloom.data.sources.open import open_data
-from patchloom.data.splits import hold_out
 from patchloom.evaluate import settings
 from patchloom.evaluate.features import pixel_features
 from patchloom.evaluate.logistic import choose_strength, hold_out_for_choice
 from patchloom.evaluate.protocols import evaluate
 from patchloom.evaluate.protocols.fewshot import subsample_training
 from patchloom.evaluate.protocols.knn import knn
-from patchloom.evaluate.settings import EvalSettings, parts_of, place_in_run
+from patchloom.evaluate.settings import EvalSettings, parts_of, place_in_run, split_part
 from patchloom.nets.checkpoints.format import save_encoder
 from patchloom.results.evaluation import Evaluation, few_remark
 from patchloom.runs.encoder import load_encoder
@@ -277,7 +276,7 @@ def test_choices_hold_out_whole_groups(films: Path) -> None:
     features = pixel_features(train, (8, 8), (0.5,), (0.2,))
     rest, held = hold_out_for_choice(features.labels, 0, features.groups)
     assert len(held) == 18 and not film_of(train, rest) & film_of(train, held)
-    first, second = hold_out(train, 0.1, len(train))  # as fine-tuning chooses a rate
+    first, second = split_part(train, round(0.1 * len(train)), 0)  # as fine-tuning chooses a rate
     assert not film_of(first) & film_of(second)
     values = features.tokens["pixels"]
     choices = [choose_strength(values, features.labels, groups=groups) for groups in (features.groups, None)]

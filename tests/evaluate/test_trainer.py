@@ -5,101 +5,109 @@ import os
 import pickle
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from dense_together import evaluate_together
-from evaluating import ctrl_c_at, folder_of
+from evaluating import ctrl_c_at, folder_of, numbers
 from forked import server
-from patchloom.evaluate.training import Training
 from safetensors.torch import load_file
 from spoken import encoder_of_sound, speech_commands
 from torch import nn
-from tuning import OPTIONS, left, tune
+from tuning import OPTIONS, tune
 
 from patchloom.data.sources.open import open_data
 from patchloom.display import time_left
 from patchloom.errors import PatchloomError, Stopped
 from patchloom.evaluate import recipes, trainer
+from patchloom.evaluate.classification import begin_classifier, score_of
 from patchloom.evaluate.classifier import Classifier
+from patchloom.evaluate.course import Course
 from patchloom.evaluate.protocols import evaluate
-from patchloom.evaluate.recipes import Recipe, check_shares
-from patchloom.evaluate.settings import EvalSettings
-from patchloom.evaluate.trainer import BestEpoch, EpochScore, _Progress, score_of
+from patchloom.evaluate.recipes import Recipe, ResolvedRecipe, check_shares
+from patchloom.evaluate.settings import EvalSettings, Parts
+from patchloom.evaluate.trainer import BestWeights, Score, Trainer, _Progress
 from patchloom.nets.build import EncoderSpec, build_encoder
-from patchloom.nets.checkpoints.format import load_encoder_file
+from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file
 from patchloom.pace import Pace
 from patchloom.results import store
 from patchloom.runs import checkpoint
 from patchloom.system.files import cache_root
 
+COURSE = Course(steps=30, per_epoch=3, unit="epoch", batch=10, peak=0.1, rate_option="--blr (now 0.1)", every=3)
+UNLIKE = {"randaugment": 0.0, "mixup": 0.0, "cutmix": 0.0}  # what a fast training does without
 
-def _told(best: BestEpoch, scores: list[tuple[float, float]], model: nn.Module) -> list[bool]:
+
+def settled(**values: Any) -> ResolvedRecipe:
+    return Recipe(**{"warmup_epochs": 0, "batch": 10, **UNLIKE, **values}).settled(60, "cpu")
+
+
+def _told(best: BestWeights, scores: list[tuple[float, float]], model: nn.Module) -> list[bool]:
     ended = []
     for number, (accuracy, loss) in enumerate(scores, start=1):
         with torch.no_grad():
             model.weight.fill_(number)
-        best.compare(number * best.every, EpochScore(accuracy, -loss), model)
-        ended.append(best.hopeless(number * best.every))
+        best.compare(number * 3, Score(accuracy, -loss), model)
+        ended.append(best.hopeless(number * 3))
     return ended
 
 
 def test_the_most_accurate_epoch_is_chosen_and_of_equals_the_one_with_the_lower_loss() -> None:
-    best, model = BestEpoch(20, steps=30, per_epoch=3, patience=1.0), nn.Linear(1, 1)
+    best, model = BestWeights(20, COURSE), nn.Linear(1, 1)
     assert not any(_told(best, [(0.5, 1.0), (0.7, 0.9), (0.7, 0.8), (0.7, 0.85), (0.6, 0.1)], model))
-    assert best.choose(model) == {"best_epoch": 3, "validation_accuracy": 0.7, "validation_images": 20}
+    assert best.choose(model) == {"best_epoch": 3, "validation_score": 0.7, "validation_images": 20}
     assert model.weight.item() == 3
-    assert BestEpoch(0, 30, 3, 0.3).choose(model) == {} and model.weight.item() == 3
+    assert BestWeights(0, COURSE).choose(model) == {} and model.weight.item() == 3
 
 
 def test_it_ends_when_the_accuracy_has_not_risen_for_long() -> None:
-    best, model = BestEpoch(20, steps=30, per_epoch=3, patience=0.3), nn.Linear(1, 1)
+    best, model = BestWeights(20, replace(COURSE, patience=0.3)), nn.Linear(1, 1)
     # the loss falls on and on: that alone keeps nothing going
     assert _told(best, [(0.5, 1.0), (0.7, 0.9), (0.7, 0.8), (0.7, 0.7), (0.7, 0.6)], model) == [False] * 4 + [True]
     assert best.choose(model)["best_epoch"] == 5
-    assert not BestEpoch(0, 30, 3, 0.3).hopeless(30)
+    assert not BestWeights(0, replace(COURSE, patience=0.3)).hopeless(30)
 
 
 def test_it_does_not_end_before_its_warm_up_and_the_patience_are_over() -> None:
     """Epoch 1 was the best of 10: without a warm-up of 4 epochs the training would end after epoch 4."""
     model, scores = nn.Linear(1, 1), [(0.7, 1.0)] + [(0.6, 1.0)] * 8
     ended = {
-        warmup: _told(BestEpoch(20, steps=30, per_epoch=3, patience=0.3, warmup=warmup), scores, model).index(True) + 1
+        warmup: _told(BestWeights(20, replace(COURSE, patience=0.3, warmup=warmup)), scores, model).index(True) + 1
         for warmup in (0, 3, 12)
     }
     assert ended == {0: 4, 3: 4, 12: 7}
 
 
-def test_when_it_is_validated() -> None:
-    best = BestEpoch(20, steps=300, per_epoch=3, patience=1.0)
+def test_it_is_validated_up_to_thirty_times() -> None:
+    best = BestWeights(20, settled(epochs=100).course(30))
     assert [step for step in range(1, 301) if best.due(step)] == [*range(12, 300, 12), 300]
-    assert not any(BestEpoch(0, 30, 3, 1.0).due(step) for step in range(31))
+    assert not any(BestWeights(0, COURSE).due(step) for step in range(31))
 
 
 def test_a_score_is_accuracy_and_then_loss() -> None:
     logits = torch.tensor([[4.0, 0.0], [0.0, 1.0], [1.0, 0.0]])
     found = score_of(logits, torch.tensor([0, 1, 1]))
-    assert found.accuracy == 2 / 3
+    assert found.value == 2 / 3
     expected = nn.functional.cross_entropy(logits.double(), torch.tensor([0, 1, 1])).item()
-    assert found.negative_loss == -expected
+    assert found.tie == -expected
 
 
-def test_validation_images_are_not_trained_on(tiny_encoder, monkeypatch) -> None:
+def test_validation_images_are_not_trained_on(tiny_encoder) -> None:
     vit, card = load_encoder_file(tiny_encoder)
-    source = open_data("digits").train.subset(range(60))
-    recipe = Recipe(epochs=2, warmup_epochs=0, batch=10, randaugment=0, mixup=0, cutmix=0, validation=0.25)
-    settings = EvalSettings(device="cpu", cache=False)
-    training = Training(Classifier(vit, 10, "mean"), source, recipe, card.mean, card.std, settings)
+    source, settings = open_data("digits").train.subset(range(60)), EvalSettings(device="cpu", cache=False)
+    recipe = settled(epochs=2, validation=0.25)
+    rest, held = Parts(source, source, "").trained_on(recipe, settings)
+    assert len(held) == 15 and len(rest) == 45 and not {*held.indices.tolist()} & {*rest.indices.tolist()}
+    assert len(set(held.labels)) == 10  # every class is among them, as often as among all
+    training = begin_classifier(Classifier(vit, 10, "mean"), card, recipe, rest, held, settings=settings)
     validated: list[int] = []
-    monkeypatch.setattr(training, "_validated", lambda: validated.append(training.step) or EpochScore(0.5, -1.0))
-    trained = training.run("tiny", Pace(training.steps))
-    held, rest = set(training.held.indices.tolist()), set(training.source.indices.tolist())
-    assert len(held) == 15 and len(rest) == 45 and not held & rest
+    training.validate = lambda model: validated.append(training.step) or Score(0.5, -1.0)
+    trained = training.fit("tiny", Pace(training.course.steps))
     assert validated == [4, 8] and trained.chosen["validation_images"] == 15
-    # every class is among them, as often as among all
-    assert len(set(source.labels[sorted(held)].tolist())) == 10
 
 
 def test_the_time_left_of_all_trainings_has_their_validations() -> None:
@@ -114,22 +122,10 @@ def test_the_time_left_of_all_trainings_has_their_validations() -> None:
 # Stopped trainings.
 
 
-def test_ctrl_c_ends_it_after_a_step_and_the_same_command_goes_on(tiny_encoder, tmp_path, capsys) -> None:
-    whole_run, run = (folder_of(tiny_encoder, tmp_path / name) for name in ("whole", "stopped"))
-    whole = left(whole_run, evaluate("finetune", whole_run, "digits", **OPTIONS))
-    with ctrl_c_at(Training, 8) as begun, pytest.raises(Stopped, match=r"stopped at epoch 1\.6 of 3 .* resume"):
-        evaluate("finetune", run, "digits", **OPTIONS)
-    assert len(begun) == 8 and not (run / "finetuned").exists()
-    capsys.readouterr()
-    again = evaluate("finetune", run, "digits", **OPTIONS)
-    assert "tiny resumes at epoch 1.6 of 3." in capsys.readouterr().out
-    assert left(run, again) == whole
-
-
 def test_another_training_does_not_go_on_with_it(run, monkeypatch, capsys) -> None:
     monkeypatch.setattr(trainer, "_SAVE_EVERY", 0.0)
     short = OPTIONS | {"max_train": 60, "epochs": 1, "control": False}
-    with ctrl_c_at(Training, 2), pytest.raises(Stopped):
+    with ctrl_c_at(Trainer, 2), pytest.raises(Stopped):
         evaluate("finetune", run, "digits", **short)
     for change in ({"blr": 0.01}, {"seed": 4}, {"max_train": 50}, {"positions": "learned"}):
         evaluate("finetune", run, "digits", **short | change)
@@ -146,8 +142,10 @@ def test_heads_pixels_and_groups_decide_too() -> None:
         encoder = build_encoder(EncoderSpec("nano", (side, side), 4, 1, "none", {"num_heads": heads}))
         source = open_data("digits").train.subset(range(40))
         source.groups = None if film is None else np.arange(40) // film
-        recipe = Recipe(epochs=1, warmup_epochs=0, batch=8, validation=0.25)
-        training = Training(Classifier(encoder, 10, "mean"), source, recipe, (0.5,), (0.2,), EvalSettings(device="cpu"))
+        card, settings = EncoderCard(None, (0.5,), (0.2,), "none", "tiny"), EvalSettings(device="cpu")
+        training = begin_classifier(
+            Classifier(encoder, 10, "mean"), card, settled(epochs=1), source, None, settings=settings
+        )
         return json.dumps(training.about, sort_keys=True)
 
     assert key() == key()
@@ -235,19 +233,35 @@ def test_two_processes_spot_keywords_as_one_does(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_killed_processes_go_on_as_if_they_had_not_been(tiny_encoder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("protocol", "world", "options", "position"),
+    [
+        ("finetune", 2, KEPT | {"mixup": 0.8, "erasing": 0.5, "drop_path": 0.1}, "epoch 1.4 of 2"),
+        ("linear", 1, {"recipe": "mae", "blr": 10}, "epoch 0.9 of 2"),
+        ("blocks:2", 1, KEPT, "epoch 1.4 of 2"),
+    ],
+)
+def test_killed_processes_go_on_as_if_they_had_not_been(
+    tiny_encoder: Path, tmp_path: Path, protocol: str, world: int, options: dict, position: str
+) -> None:
     whole, killed = (folder_of(tiny_encoder, tmp_path / name) for name in ("whole", "killed"))
-    options = PLAIN | KEPT | {"max_train": 120, "mixup": 0.8, "erasing": 0.5, "drop_path": 0.1}
-    codes, _, err = evaluate_together("finetune", whole, "digits", 2, tmp_path / "cache", **options)
-    assert codes == [0, 0], err
-    codes, _, err = evaluate_together("finetune", killed, "digits", 2, tmp_path / "cache", dies=7, **options)
-    assert codes == [75, -signal.SIGKILL]
-    assert err[0].count("another process has died") == 1 and err[0].count("\n") == 1, err[0]
-    codes, out, err = evaluate_together("finetune", killed, "digits", 2, tmp_path / "cache", **options)
-    assert codes == [0, 0], err
-    assert "tiny resumes at epoch 1.4 of 2." in out[0]
-    saved = [(run / "finetuned" / "digits-small-3.safetensors").read_bytes() for run in (whole, killed)]
-    assert saved[0] == saved[1] and _values(whole) == _values(killed)
+    options = PLAIN | options | {"max_train": 120}
+
+    def command(run: Path, dies: int | None = None) -> tuple[list[int], list[str], list[str]]:
+        return evaluate_together(protocol, run, "digits", world, tmp_path / "cache", dies=dies, **options)
+
+    codes, _, err = command(whole)
+    assert codes == [0] * world, err
+    codes, _, err = command(killed, dies=7)
+    assert codes == [75, -signal.SIGKILL][-world:]
+    if world > 1:
+        assert err[0].count("another process has died") == 1 and err[0].count("\n") == 1, err[0]
+    codes, out, err = command(killed)
+    assert codes == [0] * world, err
+    assert f"tiny resumes at {position}." in out[0]
+    found = [torch.load(run / "0.pt") for run in (whole, killed)]
+    assert all(torch.equal(value, found[1][name]) for name, value in found[0].items())
+    assert numbers(store.load(whole, outcomes=True)) == numbers(store.load(killed, outcomes=True))
 
 
 @pytest.mark.slow

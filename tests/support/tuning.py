@@ -7,13 +7,11 @@ from pathlib import Path
 
 import torch
 from evaluating import numbers
-from patchloom.evaluate.training import Training
 
 from patchloom.evaluate import features, trainer
 from patchloom.evaluate.protocols import evaluate
+from patchloom.evaluate.trainer import Trainer
 from patchloom.runs import checkpoint
-
-# noqa: F401
 
 # everything that a checkpoint has to hold: a moving average, the best epoch, random numbers of every kind
 OPTIONS = {
@@ -40,7 +38,7 @@ def tune(run: str, home: str, event: int | None) -> None:
     os.environ["XDG_CACHE_HOME"] = home  # the server has that of an earlier test
     features.choose_precision = lambda device: ("float32", "")
     trainer._SAVE_EVERY, checkpoint.SAVE_COST = 0.0, 0  # after every step
-    steps, step = 0, Training.update
+    steps, step = 0, Trainer.update
 
     def counted(self, *given):
         nonlocal steps
@@ -49,6 +47,6 @@ def tune(run: str, home: str, event: int | None) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return step(self, *given)
 
-    Training.update = counted
+    Trainer.update = counted
     report = evaluate("finetune", run, "digits", **OPTIONS)
     Path(run, "told.pickle").write_bytes(pickle.dumps((steps, left(Path(run), report))))

@@ -187,8 +187,19 @@ def begin_classifier(
     criterion: Any = SoftTargetCrossEntropy() if recipe.mixes else LabelSmoothingCrossEntropy(recipe.smoothing)
 
     def batches(first: int, stop: int, workers: int) -> Iterator[Batch]:
-        reading = settings.seed, first, stop, workers, model.channels, rank(), world()
-        return training_batches(train, views, images // world(), *reading, device=device)
+        return training_batches(
+            train,
+            views,
+            images // world(),
+            settings.seed,
+            first,
+            stop,
+            workers,
+            channels=model.channels,
+            rank=rank(),
+            world=world(),
+            device=device,
+        )
 
     def loss(forward: Forward, batch: Batch) -> Tensor:
         pixels = torch.cat(batch.views)
@@ -336,8 +347,9 @@ def train_and_test(
     fitted = train_candidates(candidates, plan)
     rows, found = test_classifiers(protocol, fitted, plan, precision)
     said = [done, recipe_sentences(plan), *note_recordings(plan)]
-    of_test = rows, plan.parts, plan.settings, found[-1]
-    return training_report(protocol, f"{title} ({plan.name}): ", said, *of_test).with_differences(True)
+    headline = f"{title} ({plan.name}): "
+    report = training_report(protocol, headline, said, rows, plan.parts, plan.settings, found[-1])
+    return report.with_differences(True)
 
 
 def test_classifiers(
@@ -345,13 +357,13 @@ def test_classifiers(
 ) -> tuple[list[Result], list[ClassPredictions]]:
     """Return the result of each trained candidate on the test images, and its predictions."""
     rows, found = [], []
-    for candidate, model, settings in ((one.candidate, one.model, one.settings) for one in fitted):
-        how = plan.settings, precision, candidate.name, plan.recipe.test_crop
-        its = predict_classes(model, plan.parts.test, candidate.card, *how)
-        pooled = {"pooling": model.pooling, **settings}
-        rows.append(Result.of_images(candidate.name, protocol, pooled, its.right, its.groups))
+    for one in fitted:
+        name, crop = one.candidate.name, plan.recipe.test_crop
+        its = predict_classes(one.model, plan.parts.test, one.candidate.card, plan.settings, precision, name, crop)
+        settings = {"pooling": one.model.pooling, **one.settings}
+        rows.append(Result.of_images(name, protocol, settings, its.right, its.groups))
         found.append(its)
-        model.cpu()
+        one.model.cpu()
     return rows, found
 
 

@@ -61,10 +61,10 @@ class Course:
             return done * (self.peak / self.warmup)
         if self.decay == "steps":
             return self.peak * 0.1 ** sum(step >= round(share * self.steps) for share in self.drops)
-        passed = (done - self.warmup) / rest
+        passed = done - self.warmup
         if self.decay == "linear":
-            return self.peak * (1 - passed)
-        return 0.5 * self.peak * (1 + math.cos(math.pi * passed))
+            return self.peak * (1 - passed / rest)
+        return 0.5 * self.peak * (1 + math.cos(math.pi * passed / rest))  # in timm's order, for equal bits
 
     def count(self, step: int) -> float:
         """Return ``step`` updates in the unit of the course."""

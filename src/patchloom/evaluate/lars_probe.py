@@ -109,8 +109,19 @@ def begin_probe(
 
     def batches(first: int, stop: int, workers: int) -> Iterator[Batch]:
         """Yield batches with features [b d] instead of views."""
-        reading = settings.seed, first * parts, stop * parts, workers, model.channels, rank(), world()
-        read: Any = training_batches(train, views, images // parts // world(), *reading, device=device)
+        read: Any = training_batches(
+            train,
+            views,
+            images // parts // world(),
+            settings.seed,
+            first * parts,
+            stop * parts,
+            workers,
+            channels=model.channels,
+            rank=rank(),
+            world=world(),
+            device=device,
+        )
         with closing(read):
             for _ in range(first, stop):
                 yield encoded([*islice(read, parts)])

@@ -12,6 +12,7 @@ from patchloom.data.source import Data, Source
 from patchloom.data.sources.open import open_data
 from patchloom.errors import PatchloomError
 from patchloom.evaluate import settings
+from patchloom.evaluate.classification import ClassPredictions, predict_classes
 from patchloom.evaluate.classifier import Classifier, ClassifierCard, load_classifier, save_classifier
 from patchloom.evaluate.protocols import evaluate
 from patchloom.evaluate.protocols.ensemble import agreement_of, average

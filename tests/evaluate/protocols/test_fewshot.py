@@ -13,12 +13,14 @@ from refusing import refusal
 from patchloom.data.sources.open import open_data
 from patchloom.data.stats import normalize
 from patchloom.evaluate.protocols import evaluate
-from patchloom.evaluate.protocols.fewshot import projections, subsample_training
-from patchloom.evaluate.protocols.finetune import classifier_builder
+from patchloom.evaluate.protocols.fewshot import load_stem, subsample_training
+from patchloom.evaluate.protocols.finetune import candidate
 from patchloom.evaluate.recipes import Recipe
-from patchloom.evaluate.settings import EvalSettings, parts_of
+from patchloom.evaluate.settings import EvalSettings, Parts, parts_of
+from patchloom.evaluate.subjects import open_subjects
 from patchloom.nets.build import EncoderSpec, build_encoder
-from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file, save_encoder, save_extra_module
+from patchloom.nets.checkpoints.format import EncoderCard, save_encoder, save_extra_module
+from patchloom.nets.heads import Stem
 from patchloom.tasks.extrema import ExtreMA
 from patchloom.tasks.lut import LUT
 from patchloom.withhold.encoder_input import all_patches
@@ -131,12 +133,13 @@ def test_the_linear_probe_is_that_of_frozen_features(tiny_encoder: Path) -> None
 @pytest.mark.parametrize("class_token", ["cait", "vit", "mean"])
 def test_the_projections_first_layer_is_the_tasks_own(tmp_path: Path, class_token: str) -> None:
     run, task = _extrema(tmp_path, class_token)
-    vit, card = load_encoder_file(run)
-    pretrained, fresh = projections(run, card, EvalSettings(device="cpu"))
-    assert pretrained["pooling"] == {"cait": "instance", "vit": "class"}.get(class_token, "mean")
-    build = classifier_builder(vit, card, "auto", 10, **pretrained)
+    settings, digits = EvalSettings(device="cpu"), open_data("digits").train
+    ours, _, fresh = open_subjects(run, settings, tuned=True, head=True)
+    stem = load_stem(run, ours, settings)
+    assert stem.pooling == {"cait": "instance", "vit": "class"}.get(class_token, "mean")
+    card, parts = ours.card, Parts(digits, digits, "")
+    build = candidate(ours._replace(stem=stem), "auto", parts, pooling=stem.pooling).build
     model, again = build(Recipe()).eval(), build(Recipe())
-    digits = open_data("digits").train
     images = normalize(torch.stack([digits.read(i) for i in range(5)]), card.mean, card.std)
     with torch.no_grad():
         expected = task.agreement.projection[:3](task.agreement.represent(task.encoder, all_patches(images, 16)))
@@ -145,7 +148,8 @@ def test_the_projections_first_layer_is_the_tasks_own(tmp_path: Path, class_toke
         assert model(images).shape == (5, 10)
     assert torch.equal(model.stem[0].weight, task.agreement.projection[0].weight)
     assert model.stem[0].weight is not again.stem[0].weight
-    scratch = classifier_builder(vit, card, "auto", 10, **fresh)(Recipe())
+    untrained = fresh._replace(stem=Stem.fresh(**stem.sizes))
+    scratch = candidate(untrained, "auto", parts, pooling=stem.pooling).build(Recipe())
     assert not torch.equal(scratch.stem[0].weight, model.stem[0].weight)
     assert scratch.stem[0].weight.shape == model.stem[0].weight.shape and scratch.pooling == model.pooling
     trained = {id(weight) for group in model.groups(0.05, 0.75) for weight in group["params"]}

@@ -4,14 +4,12 @@ import random
 import re
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import timm
 import torch
 from evaluating import numbers
-from patchloom.evaluate.training import Candidate, fit, plan_for, predict_classes, temporary_seed
 from refusing import refusal
 from timm.models.vision_transformer_relpos import RelPosAttention, VisionTransformerRelPos
 from torch import nn
@@ -19,17 +17,20 @@ from torch import nn
 from patchloom.cli import main
 from patchloom.data.sources.open import open_data
 from patchloom.errors import PatchloomError
-from patchloom.evaluate import features, settings, training
+from patchloom.evaluate import classification, features, settings
+from patchloom.evaluate.classification import begin_classifier, predict_classes
 from patchloom.evaluate.classifier import Classifier, Pool, fresh_blocks, load_classifier, read_classifier, variant_of
 from patchloom.evaluate.protocols import blocks, evaluate
+from patchloom.evaluate.recipes import Recipe
 from patchloom.evaluate.settings import EvalSettings
-from patchloom.evaluate.trainer import Trained
+from patchloom.evaluate.trainer import temporary_seed
 from patchloom.nets import performance
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file, save_encoder
 from patchloom.nets.encode import grid_size, patch_positions
 from patchloom.nets.finetune import RelativeAttention, Variant, with_variant
 from patchloom.nets.heads import InstanceHead, mlp
+from patchloom.pace import Pace
 from patchloom.results import store
 from patchloom.results.evaluation import Evaluation
 
@@ -145,25 +146,6 @@ def _tuned(run: Path, **options) -> Evaluation:
     return evaluate("finetune", run, "digits", **QUICK | {"control": False} | options)
 
 
-def test_the_best_rate_is_chosen_and_of_equals_the_lowest(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    vit, card = load_encoder_file(run)
-    source = open_data("digits").train.subset(range(60))
-    plan = plan_for("small", {"blr": [0.4, 0.1, 0.2, 0.3]}, vit, card, source, EvalSettings(device="cpu"), "float32")
-    shares, done = iter((0.3, 0.7, 0.7, 0.1)), []
-
-    def train(model, images, plan, name, left):
-        done.append((plan.recipe.blr, len(images)))
-        return Trained(model, {})
-
-    monkeypatch.setattr(training, "train_classifier", train)
-    monkeypatch.setattr(
-        training, "predict_classes", lambda *given, **how: SimpleNamespace(accuracy=lambda: next(shares))
-    )
-    _, settings = fit(Candidate("one", lambda recipe: None, {"positions": "keep"}), plan, source)
-    assert done == [(0.1, 54), (0.2, 54), (0.3, 54), (0.4, 54), (0.2, 60)]
-    assert settings.items() >= {"blr": 0.2, "held_out_accuracy": 0.7, "held_out": 6, "positions": "keep"}.items()
-
-
 def test_one_seed_one_result(run: Path, record_reads) -> None:
     record_reads(64, 40)
     same = {"recipe": "mae", "batch_size": 16, "epochs": 1, "blr": 0.02, "erasing": 0.5}
@@ -241,19 +223,21 @@ def test_images_of_one_class_are_refused(run: Path, record_reads) -> None:
 
 def test_a_loss_that_is_no_number_stops_it(run: Path) -> None:
     vit, card = load_encoder_file(run)
-    source = open_data("digits").train.subset(range(20))
-    plan = plan_for("small", {"epochs": 1}, vit, card, source, EvalSettings(device="cpu"), "float32")
+    source, recipe = open_data("digits").train.subset(range(20)), Recipe(epochs=1, warmup_epochs=0, batch=10)
     with torch.no_grad():
         vit.norm.weight[0] = torch.nan
-    candidate = Candidate("bad", lambda recipe: Classifier(with_variant(vit, card), 10, "mean"), {})
-    assert "not finite after 1 steps: lower --blr" in refusal(fit, candidate, plan, source)
+    model = Classifier(with_variant(vit, card), 10, "mean")
+    trainer = begin_classifier(
+        model, card, recipe.settled(20, "cpu"), source, None, settings=EvalSettings(device="cpu")
+    )
+    assert "not finite after 1 steps: lower --blr" in refusal(trainer.fit, "bad", Pace(2))
 
 
 @pytest.mark.parametrize("asked", ["auto", "float32"])
 def test_auto_is_the_precision_of_the_hardware(run: Path, monkeypatch: pytest.MonkeyPatch, asked: str) -> None:
     monkeypatch.setattr(features, "choose_precision", lambda device: ("bfloat16", "here"))
     seen, chosen = set(), []
-    monkeypatch.setattr(training, "choose_kernels", lambda vit, *how: chosen.append(how) or ("torch", ""))
+    monkeypatch.setattr(classification, "choose_kernels", lambda vit, *how: chosen.append(how) or ("torch", ""))
     forward = Classifier.forward
 
     def watched(self, images):
@@ -281,7 +265,7 @@ def test_native_kernels_train_as_torchs_do(run: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(performance, "NATIVE", native._replace(compute=noting))
     weights = []
     for kernels in ("torch", "native"):
-        monkeypatch.setattr(training, "choose_kernels", lambda *given, kernels=kernels: (kernels, ""))
+        monkeypatch.setattr(classification, "choose_kernels", lambda *given, kernels=kernels: (kernels, ""))
         _tuned(run, max_train=40, out=str(run / f"{kernels}.safetensors"))
         weights.append(load_classifier(run / f"{kernels}.safetensors")[0].state_dict())
     steps, blocks = 10, len(load_encoder_file(run)[0].blocks)

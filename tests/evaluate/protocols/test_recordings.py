@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from evaluating import ctrl_c_at, numbers
-from patchloom.evaluate.training import Training, Views, predict_classes
+from evaluating import numbers
 from refusing import refusal
 from spoken import SOUND, Tones, encoder_of_sound, speech_commands
 
@@ -19,17 +18,18 @@ from patchloom.audio.compatibility import with_encoder_sound
 from patchloom.data.loader import training_batches
 from patchloom.data.source import Data
 from patchloom.data.sources.open import open_data
-from patchloom.errors import PatchloomError, Stopped
+from patchloom.errors import PatchloomError
 from patchloom.evaluate import settings
+from patchloom.evaluate.classification import Views, predict_classes
 from patchloom.evaluate.classifier import load_classifier
 from patchloom.evaluate.protocols import evaluate
 from patchloom.evaluate.protocols import keywords as protocol
 from patchloom.evaluate.recipes import Recipe
 from patchloom.evaluate.settings import EvalSettings
+from patchloom.evaluate.trainer import Trainer
 from patchloom.nets.build import build_encoder
 from patchloom.nets.checkpoints.format import save_encoder
 from patchloom.results import store
-from patchloom.results.evaluation import Evaluation
 from patchloom.runs import held_out
 from patchloom.runs.encoder import load_encoder
 from patchloom.runs.training_set import no_record
@@ -135,11 +135,6 @@ def run(tmp_path: Path) -> Path:
     return encoder_of_sound(tmp_path / "ear")
 
 
-def _kept(run: Path, report: Evaluation) -> tuple:
-    files = {path.name: path.read_bytes() for path in sorted((run / "finetuned").iterdir())}
-    return numbers(report.results), files
-
-
 def test_every_seed_has_rows_and_a_picture(run: Path, commands: Path) -> None:
     options = QUICK | {"updates": 30, "seeds": 2, "shift": 0.005, "clip": 1.0}
     report = evaluate("keywords", run, commands, **options)
@@ -222,18 +217,6 @@ def test_a_share_of_the_labels(run: Path, commands: Path) -> None:
     assert (run / "finetuned" / "keywords-commands-small-0.5-0.safetensors").is_file()
 
 
-def test_stopped_it_goes_on_as_if_it_had_not_been(run: Path, commands: Path, tmp_path: Path, capsys) -> None:
-    paper = QUICK | {"recipe": "mp3-speech"}
-    other = encoder_of_sound(tmp_path / "other")
-    whole = _kept(other, evaluate("keywords", other, commands, **paper))
-    with ctrl_c_at(Training, 3), pytest.raises(Stopped, match="stopped at update 3 of 4 of ear"):
-        evaluate("keywords", run, commands, **paper)
-    capsys.readouterr()
-    again = evaluate("keywords", run, commands, **paper)
-    assert "ear resumes at update 3 of 4." in capsys.readouterr().out
-    assert _kept(run, again) == whole
-
-
 def test_a_plain_folder_of_words(run: Path, commands: Path, tmp_path: Path) -> None:
     for word in ("yes", "no"):
         shutil.copytree(commands / word, tmp_path / "plain" / word)
@@ -270,7 +253,7 @@ def test_recordings_without_a_label_are_left_out(run, commands: Path, tmp_path: 
     assert "2 training recordings without a label" in capsys.readouterr().out
     blank = Tones(4, first=9)
     blank.labels[:] = -1
-    monkeypatch.setattr(Training, "update", None)  # nothing is trained before
+    monkeypatch.setattr(Trainer, "update", None)  # nothing is trained before
     for parts in ((Tones(8), Tones(4), blank), (blank, Tones(4), Tones(4)), (Tones(8), blank, Tones(4))):
         monkeypatch.setattr(protocol, "open_keywords", lambda *given, parts=parts: spoken.KeywordParts(*parts, None))
         assert "has no labels" in refusal(evaluate, "keywords", run, "tones", **NO_WORDS, control=False)
