@@ -11,7 +11,6 @@ import timm
 import torch
 from evaluating import numbers
 from labelled import write_noise
-from patchloom.evaluate.training import predictions
 from pseudo_cuda import pseudo_cuda
 from refusing import refusal
 from safetensors.torch import save

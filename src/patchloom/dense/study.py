@@ -511,14 +511,14 @@ def dense_report(
     n = len(test) - len(tested.unreadable)
     controls = listing([as_control(its[0]) for its in rows[1:]], "and")
     against = f" against {controls}" if controls else ""
-    unreadable = note_unreadable(tested.unreadable, "test images")
+    lost = note_unreadable(tested.unreadable, "test images")
     return Evaluation(
         data=test.images.name,
         fingerprint=test.fingerprint(),
         seed=plan.settings.seed,
         n_test=n,
         results=[row for its in rows for row in its],
-        method=" ".join([done, recipe_sentences(plan), plan.parts.story, measured, *unreadable]),
+        method=" ".join([done, recipe_sentences(plan), plan.parts.story, measured, *lost]),
         headline=f"{title}: {rows[0][0].text()} {measure}{against} on {n:,} test images.",
         quoted=tuple(its[0] for its in tested.rows),
         across="measure",

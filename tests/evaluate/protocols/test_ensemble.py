@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from evaluating import numbers
-from patchloom.evaluate.training import ClassPredictions, predict_classes
 
 from patchloom.data.source import Data, Source
 from patchloom.data.sources.open import open_data

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from evaluating import numbers
-from patchloom.evaluate.training import FitPlan, LinearClassifier, ProbeTraining
 from refusing import refusal
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
