@@ -511,7 +511,7 @@ def dense_report(
     n = len(test) - len(tested.unreadable)
     controls = listing([as_control(its[0]) for its in rows[1:]], "and")
     against = f" against {controls}" if controls else ""
-    lost = note_unreadable(tested.unreadable, "test images")
+    lost: list[str] = note_unreadable(tested.unreadable, "test images")
     return Evaluation(
         data=test.images.name,
         fingerprint=test.fingerprint(),

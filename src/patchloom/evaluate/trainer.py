@@ -468,7 +468,7 @@ class Trainer:
         remark = f", {remark}" if remark else ""
         if not chosen:
             return f"trained for {course.length}{remark}"
-        early = f", ended after {course.count(self.step):,.4g}" if self.step < course.steps else ""
+        early = f", ended after {round(course.count(self.step), 1):,.10g}" if self.step < course.steps else ""
         return (
             f"{unit} {chosen[f'best_{unit}']:,.10g} of {course.total} was best{early} ({self.measure} "
             f"{chosen['validation_score']:.1%} on {chosen['validation_images']:,} validation {self.noun}){remark}"
