@@ -29,7 +29,7 @@ from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file, save_encoder
 from patchloom.nets.encode import grid_size, patch_positions
 from patchloom.nets.finetune import RelativeAttention, Variant, with_variant
-from patchloom.nets.heads import InstanceHead, mlp
+from patchloom.nets.heads import InstanceHead, Stem
 from patchloom.pace import Pace
 from patchloom.results import store
 from patchloom.results.evaluation import Evaluation
@@ -207,7 +207,7 @@ def test_the_command_prints_what_was_trained(run: Path, capsys: pytest.CaptureFi
     words = ["finetune", str(run), "digits", "--epochs", "2", "--max_train", "40", "--positions", "learned"]
     assert main(["evaluate", *words, "--validation", "0.25", "--device", "cpu"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert re.search(r"small: epoch \d of 2 was best.* of 10 validation images\)", printed)  # and 30 in steps of 8
+    assert re.search(r"small: epoch \d of 2 was best.* on 10 validation images\)", printed)  # and 30 in steps of 8
     assert "saved as" in printed and "positions: learned" in printed and "on 360 test images." in printed
     assert "recipe small: epochs 2, warmup epochs 0.2, batch 8, blr 0.004" in printed
     rows = store.load(run)
@@ -396,11 +396,11 @@ def test_kept_positions_can_be_trained(had: str, trained: dict) -> None:
 def test_what_is_on_the_encoder_has_the_full_rate() -> None:
     vit, _ = encoder(options=SMALL | {"class_token": False})
     head = InstanceHead(32, 2)
-    stem = mlp((32, 24, 1), "layer")[:3]
+    stem = Stem.fresh(width=32, hidden=24, pooling="instance")
     on_it = {f"stem.0.{name}": name == "weight" for name in ("weight", "bias")}
     on_it |= {f"stem.1.{name}": False for name in ("weight", "bias")}
     on_it |= {f"instance.{name}": weight.ndim == 2 for name, weight in head.named_parameters()}
-    found = rates(Classifier(vit, 5, "instance", instance=head, stem=stem, width=24))
+    found = rates(Classifier(vit, 5, "instance", instance=head, stem=stem))
     assert found == EVERYWHERE | {name: (TOP, decays) for name, decays in on_it.items()}
     assert found["instance.token"] == (TOP, False)
 

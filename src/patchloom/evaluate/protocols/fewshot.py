@@ -101,7 +101,7 @@ def fewshot(
     other, pooling, on = start or scratch, None, "a linear head"
     if projected:
         stem = load_stem(run, ours, settings)
-        pooling = stem.pooling
+        row_settings["pooling"] = pooling = stem.pooling  # not the recipe's
         on = f"the projection's first layer and a linear head on the {pooling} representation"
         ours = ours._replace(stem=stem)
         with temporary_seed(settings):
