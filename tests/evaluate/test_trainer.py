@@ -24,7 +24,7 @@ from patchloom.data.sources.open import open_data
 from patchloom.display import time_left
 from patchloom.errors import PatchloomError, Stopped
 from patchloom.evaluate import recipes, trainer
-from patchloom.evaluate.classification import begin_classifier, score_of
+from patchloom.evaluate.classification import ClassPredictions, begin_classifier
 from patchloom.evaluate.classifier import Classifier
 from patchloom.evaluate.course import Course
 from patchloom.evaluate.protocols import evaluate
@@ -90,7 +90,7 @@ def test_it_is_validated_up_to_thirty_times() -> None:
 
 def test_a_score_is_accuracy_and_then_loss() -> None:
     logits = torch.tensor([[4.0, 0.0], [0.0, 1.0], [1.0, 0.0]])
-    found = score_of(logits, torch.tensor([0, 1, 1]))
+    found = ClassPredictions(logits, torch.tensor([0, 1, 1]), []).score()
     assert found.value == 2 / 3
     expected = nn.functional.cross_entropy(logits.double(), torch.tensor([0, 1, 1])).item()
     assert found.tie == -expected

@@ -45,7 +45,7 @@ from patchloom.evaluate.recipes import (
 )
 from patchloom.evaluate.select import Candidate, Fitted, Plan, recipe_sentences, train_candidates
 from patchloom.evaluate.settings import EvalSettings, Parts
-from patchloom.evaluate.trainer import Forward, Score, Trainer
+from patchloom.evaluate.trainer import Forward, Loss, Score, Trainer
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.encode import attention_heads
 from patchloom.nets.performance import choose_kernels
@@ -110,6 +110,10 @@ class ClassPredictions:
         """Top-1 accuracy in [0, 1]."""
         return self.right.double().mean().item()
 
+    def score(self) -> Score:
+        """Score by accuracy and, for ties, by the loss."""
+        return Score(self.accuracy(), -torch.nn.functional.cross_entropy(self.logits.double(), self.labels).item())
+
 
 @torch.inference_mode()
 def predict_classes(
@@ -148,12 +152,6 @@ def predict_classes(
     return ClassPredictions(logits, labels_of(source, indices), unreadable, groups_of(source, indices))
 
 
-def score_of(logits: Tensor, labels: Tensor) -> Score:
-    """Score logits [n c] of images with ``labels`` [n]: by accuracy and, for ties, by the loss."""
-    accuracy = (logits.argmax(1) == labels).double().mean().item()
-    return Score(accuracy, -torch.nn.functional.cross_entropy(logits.double(), labels).item())
-
-
 def begin_classifier(
     model: Classifier,
     card: EncoderCard,
@@ -179,27 +177,10 @@ def begin_classifier(
         half: compute matrix products in bfloat16.
         kernels: torch or native.
     """
-    device, labels, count = settings.torch_device, labels_of(train), model.classes
-    images, _ = images_per_step(recipe, len(train), settings.accumulate)
-    views = Views(model.size, recipe, card.mean, train)
-    mix = Mixup(recipe.mixup, recipe.cutmix, label_smoothing=recipe.smoothing, num_classes=count)
+    device, labels = settings.torch_device, labels_of(train)
+    mix = Mixup(recipe.mixup, recipe.cutmix, label_smoothing=recipe.smoothing, num_classes=model.classes)
     erase = RandomErasing(recipe.erasing, mode="pixel", device=device)
     criterion: Any = SoftTargetCrossEntropy() if recipe.mixes else LabelSmoothingCrossEntropy(recipe.smoothing)
-
-    def batches(first: int, stop: int, workers: int) -> Iterator[Batch]:
-        return training_batches(
-            train,
-            views,
-            images // world(),
-            settings.seed,
-            first,
-            stop,
-            workers,
-            channels=model.channels,
-            rank=rank(),
-            world=world(),
-            device=device,
-        )
 
     def loss(forward: Forward, batch: Batch) -> Tensor:
         pixels = torch.cat(batch.views)
@@ -211,44 +192,77 @@ def begin_classifier(
             pixels, targets = mix(pixels, targets)
         return criterion(forward(pixels).float(), targets)
 
+    return labelled_training(model, card, recipe, train, held, loss, settings=settings, half=half, kernels=kernels)
+
+
+def labelled_training(
+    model: Classifier,
+    card: EncoderCard,
+    recipe: ResolvedRecipe,
+    train: Source,
+    held: Source | None,
+    loss: Loss,
+    *,
+    settings: EvalSettings,
+    half: bool,
+    kernels: str,
+    encode: Callable[[Iterator[Batch], int], Iterator[Batch]] | None = None,
+) -> Trainer:
+    """Return the `Trainer` of a classifier; other arguments as in `begin_classifier`.
+
+    Args:
+        loss: loss of a batch of `Views`.
+        encode: function from batches and their number per step to batches of whole steps, the same in all processes.
+    """
+    images, _ = images_per_step(recipe, len(train), settings.accumulate)
+    parts, views = recipe.parts(images), Views(model.size, recipe, card.mean, train)
+    precision: Precision = "bfloat16" if half else "float32"
+
+    def batches(first: int, stop: int, workers: int) -> Iterator[Batch]:
+        read = training_batches(
+            train,
+            views,
+            images // parts // world(),
+            settings.seed,
+            first * parts,
+            stop * parts,
+            workers,
+            channels=model.channels,
+            rank=rank(),
+            world=world(),
+            device=settings.torch_device,
+        )
+        return read if encode is None else encode(read, parts)
+
+    def validate(tested: Classifier) -> Score:
+        assert held is not None  # called with validation images only
+        return predict_classes(tested, held, card, settings, precision, test_crop=recipe.test_crop).score()
+
     return Trainer(
         model,
         loss,
         batches,
         recipe.course(len(train), settings.accumulate),
-        None if held is None else partial(validate, held, card, recipe, settings, half),
+        validate,
         settings=settings,
-        identity=identity_of(model, card, recipe, train, held),
+        identity={
+            "recipe": recipe.plain(),
+            "numbers": [card.mean, card.std],
+            # the weights show neither heads nor image size
+            "sizes": [attention_heads(model.encoder), model.size],
+            "images": [
+                None if part is None else [part.fingerprint(), labels_of(part).tolist()] for part in (train, held)
+            ],
+            "sound": train.modality.plain(),
+            "noise": digest_tensors({str(number): wave for number, wave in enumerate(train.noise)}),
+        },
         validation_images=0 if held is None else len(held),
         noun=train.noun,
         half=half,
         kernels=kernels,
         workers=partial(settings.workers_for, train, trained=True),
+        alike=encode is not None,
     )
-
-
-def validate(
-    held: Source, card: EncoderCard, recipe: ResolvedRecipe, settings: EvalSettings, half: bool, model: Classifier
-) -> Score:
-    """Score a classifier on validation images."""
-    precision: Precision = "bfloat16" if half else "float32"
-    found = predict_classes(model, held, card, settings, precision, test_crop=recipe.test_crop)
-    return score_of(found.logits, found.labels)
-
-
-def identity_of(
-    model: Classifier, card: EncoderCard, recipe: ResolvedRecipe, train: Source, held: Source | None
-) -> dict[str, Any]:
-    """Return JSON values that identify data and recipe of a training."""
-    return {
-        "recipe": recipe.plain(),
-        "numbers": [card.mean, card.std],
-        # the weights show neither heads nor image size
-        "sizes": [attention_heads(model.encoder), model.size],
-        "images": [None if part is None else [part.fingerprint(), labels_of(part).tolist()] for part in (train, held)],
-        "sound": train.modality.plain(),
-        "noise": digest_tensors({str(number): wave for number, wave in enumerate(train.noise)}),
-    }
 
 
 def plan_for(
