@@ -66,13 +66,8 @@ def each_batch(
 
     Args:
         vit: encoder; moved to ``device``, its mode (train or eval) is kept.
-        card: provides mean and std to normalise images.
-        source: images.
         pools: function from normalised images [b c h w] to features [b ...] by name.
         keep: called with the features of a batch, float32 on the CPU, and the batch.
-        device: device of the encoder.
-        batch_size: images per batch.
-        workers: data-loading processes.
         half: compute products in bfloat16.
         what: status message for slow passes; "" prints none.
         first, stop: range of batch numbers, ``stop`` excluded, as for `plain_batches`.
@@ -396,7 +391,7 @@ def digest_tensors(tensors: Mapping[str, Tensor]) -> str:
 
 
 def load_or_extract(
-    about: Sequence[str], source: Source, make: Callable[[Source], ImageFeatures], *, keep: bool = True
+    make: Callable[[Source], ImageFeatures], about: Sequence[str], source: Source, *, keep: bool = True
 ) -> ImageFeatures:
     """Return ``make(source)`` or its cached result for the same images.
 

@@ -36,23 +36,18 @@ class ResolvedRecipe(Protocol):
     @property
     def validation(self) -> float:
         """Fraction of the training images that is held out to choose the tested weights; 0: none."""
-        ...
 
     def course(self, n: int, accumulate: int = 1) -> Course:
         """Return the course of a training on ``n`` images."""
-        ...
 
     def held_out(self, n: int) -> int:
         """Return the number of ``n`` training images that are held out to choose the tested weights."""
-        ...
 
     def timed(self, n: int) -> tuple[Any, int]:
         """Return a recipe whose steps on ``n`` images are timed, and how many of them take as long as one of this."""
-        ...
 
     def plain(self) -> dict[str, Any]:
         """Return values for JSON, without those that have no effect."""
-        ...
 
 
 R = TypeVar("R", bound=ResolvedRecipe)

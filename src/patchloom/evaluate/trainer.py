@@ -242,8 +242,8 @@ class Trainer:
     """Training of a model with labels: `fit` trains it to the end, or from where the same training was interrupted.
 
     Args:
-        model: model, trained in place on the settings' device; ``groups(weight_decay, layer_decay)`` returns its parameter
-            groups for an optimiser, with ``lr_scale`` as a group's factor of the learning rate.
+        model: model, trained in place on the settings' device. Its method ``groups`` returns parameter groups for an
+            optimiser by weight and layer decay; ``lr_scale`` is a group's factor of the learning rate.
         loss: function from the model's forward pass and a batch to the loss.
         batches: function from the first step, the step after the last one and the number of data-loading processes to
             the batches of these steps, in this process.
