@@ -328,16 +328,9 @@ def begin_distillation(
     dense: float,
     settings: EvalSettings,
 ) -> Trainer:
-    """Return the training of a student: both see the same view of an image, and their features should be alike.
+    """Return the training of a student on views of ``size``, which the teacher sees as well.
 
-    Args:
-        student: trained in place.
-        teacher: frozen.
-        source: training images.
-        size: height and width of the views.
-        course: length, optimiser and learning rate.
-        dense: weight of the loss on the dense features, beside 1 for the pooled ones.
-        settings: seed, device and workers.
+    ``dense`` is the weight of the loss on the dense features, beside 1 for the pooled ones.
     """
     mean, std = teacher.mean.flatten().tolist(), teacher.std.flatten().tolist()
     identity = {

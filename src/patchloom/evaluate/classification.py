@@ -20,7 +20,7 @@ from patchloom.data.loader import Augment, Batch, plain_batches, training_batche
 from patchloom.data.source import Source
 from patchloom.data.stats import normalize
 from patchloom.display import track_progress
-from patchloom.errors import PatchloomError
+from patchloom.errors import PatchloomError, listing
 from patchloom.evaluate.classifier import Classifier, class_names
 from patchloom.evaluate.features import (
     Precision,
@@ -58,15 +58,9 @@ SCRATCH = "from scratch"
 
 
 class Views:
-    """Random crops of an image with RandAugment, or the excerpts that a source cuts instead.
+    """Random crops of size (h, w) of an image with RandAugment, or the excerpts that a source cuts instead.
 
-    Their number is the recipe's ``repeats``. Calls depend only on ``rng``.
-
-    Args:
-        size: size (h, w) of the crops.
-        recipe: recipe with the augmentation.
-        mean: mean of the channels, used by RandAugment to fill gaps.
-        source: source of the images.
+    Their number is the recipe's ``repeats``. Calls depend only on ``rng``. RandAugment fills gaps with ``mean``.
     """
 
     def __init__(self, size: tuple[int, int], recipe: Recipe, mean: tuple[float, ...], source: Source) -> None:
@@ -163,19 +157,10 @@ def begin_classifier(
     half: bool = False,
     kernels: str = "torch",
 ) -> Trainer:
-    """Return the training of a classifier on images with labels 0 ... c-1.
+    """Return the training of a classifier on images with labels 0 ... c-1; ``held`` images choose the tested weights.
 
     Several processes give the same result as one within rounding, except for random draws of each process: mixup and
     cutmix pair images within a process and have factors per process, as erasing has places.
-
-    Args:
-        model: classifier, trained in place.
-        card: provides mean and std to normalise images.
-        recipe: values of the recipe.
-        train, held: training images, and those by which the tested weights are chosen.
-        settings: seed, device and workers.
-        half: compute matrix products in bfloat16.
-        kernels: torch or native.
     """
     device, labels = settings.torch_device, labels_of(train)
     mix = Mixup(recipe.mixup, recipe.cutmix, label_smoothing=recipe.smoothing, num_classes=model.classes)
@@ -208,11 +193,9 @@ def labelled_training(
     kernels: str,
     encode: Callable[[Iterator[Batch], int], Iterator[Batch]] | None = None,
 ) -> Trainer:
-    """Return the `Trainer` of a classifier; other arguments as in `begin_classifier`.
+    """Return the `Trainer` of a classifier on `Views`.
 
-    Args:
-        loss: loss of a batch of `Views`.
-        encode: function from batches and their number per step to batches of whole steps, the same in all processes.
+    ``encode`` is a function from batches and their number per step to batches of steps, the same in all processes.
     """
     images, _ = images_per_step(recipe, len(train), settings.accumulate)
     parts, views = recipe.parts(images), Views(model.size, recipe, card.mean, train)
@@ -275,20 +258,9 @@ def plan_for(
     known: Mapping[str, Sized] = RECIPES,
     begin: Callable[..., Trainer] = begin_classifier,
 ) -> Plan[Source, ResolvedRecipe]:
-    """Return the plan for an encoder and training images.
+    """Return the plan for an encoder and training images, by a recipe of ``known`` with ``changes``.
 
-    Args:
-        name: name of a recipe of ``known``.
-        changes: values of the recipe; ``blr`` may have a list, of which the best is chosen for each candidate.
-        vit: encoder, of whose size the recipe is.
-        parts: the images.
-        settings: settings of the evaluation.
-        precision: requested precision of matrix products; weights are float32.
-        known: recipes by name.
-        begin: function like `begin_classifier`.
-
-    Raises:
-        PatchloomError: unknown recipe, invalid values, options without effect, or too few images or classes.
+    Of several ``blr`` in these, the best is chosen for each candidate.
     """
     train, validation = parts.train, parts.validation
     if settings.batch_size != "auto":
@@ -350,19 +322,12 @@ def train_and_test(
 ) -> Evaluation:
     """Train every candidate, test each on the test images, which are not read earlier, and report on all.
 
-    Args:
-        protocol: name of the protocol.
-        title: start of the headline.
-        done: sentences on what was trained.
-        candidates: the encoder, and its controls.
-        plan: how they are trained.
-        precision: requested precision of matrix products.
+    ``done`` are sentences on what was trained.
     """
-    fitted = train_candidates(candidates, plan)
-    rows, found = test_classifiers(protocol, fitted, plan, precision)
+    rows, found = test_classifiers(protocol, train_candidates(candidates, plan), plan, precision)
     said = [done, recipe_sentences(plan), *note_recordings(plan)]
-    headline = f"{title} ({plan.name}): "
-    report = training_report(protocol, headline, said, rows, plan.parts, plan.settings, found[-1])
+    title = f"{title} ({plan.name}): "
+    report = training_report(protocol, title, said, rows, plan.parts, plan.settings, found[-1])
     return report.with_differences(True)
 
 
@@ -393,9 +358,8 @@ def training_report(
     """Return a report that quotes every row, with the best constant answer as a control."""
     n, noun = len(found.labels), parts.test.noun
     chance = constant_answer(protocol, found.labels, parts.test, found.groups)
-    controls = [as_control(row) for row in (*rows[1:], chance)]
     first = rows[0].text() if rows[0].encoder != SCRATCH else f"{SCRATCH} {rows[0].text()}"
-    against = f"{', '.join(controls[:-1])} and {controls[-1]}" if len(controls) > 1 else controls[0]
+    against = listing([as_control(row) for row in (*rows[1:], chance)], "and")
     return Evaluation.of_test(
         parts.test,
         settings.seed,

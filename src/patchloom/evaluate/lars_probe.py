@@ -31,12 +31,8 @@ from patchloom.withhold.encoder_input import all_patches
 class LinearClassifier(Classifier):
     """Linear layer on the features of a frozen encoder, with a batch norm without scale and shift.
 
-    Args:
-        encoder: encoder, not copied; its weights get no gradients.
-        classes: number of classes.
-        pooling: the class token or the mean of the patch tokens, after the encoder's last norm, or the instance
-            representation.
-        instance: instance head for that pooling, not copied.
+    Features are the class token or the mean of the patch tokens, after the encoder's last norm, or the instance
+    representation. Encoder and instance head are not copied.
     """
 
     def __init__(self, encoder: Encoder, classes: int, pooling: Pool, instance: InstanceHead | None = None) -> None:
@@ -95,7 +91,7 @@ def begin_probe(
     half: bool = False,
     kernels: str = "torch",
 ) -> Trainer:
-    """Return the training of a linear classifier; arguments as in `patchloom.evaluate.classification.begin_classifier`.
+    """Return the training of a linear classifier, as `patchloom.evaluate.classification.begin_classifier` does.
 
     A step has thousands of images: they arrive in parts, and only their features are held in memory. Each of several
     processes encodes its images of every part; then all have the features of the whole step, which the batch norm

@@ -8,11 +8,10 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, Literal, Protocol, TypeVar, get_type_hints, overload
+from typing import Any, Generic, Literal, Protocol, TypeVar, get_type_hints
 
 import numpy as np
 import torch
-from torch import nn
 
 from patchloom.audio.compatibility import with_encoder_sound
 from patchloom.data.duplicates import copies_sentence
@@ -27,9 +26,6 @@ from patchloom.errors import PatchloomError, check_type
 from patchloom.evaluate.features import has_labels, only_labelled
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.checkpoints.programs import Network
-from patchloom.nets.heads import InstanceHead, Use
-from patchloom.nets.swin import Encoder
-from patchloom.runs.encoder import load_encoder, load_extra_module
 from patchloom.runs.held_out import describe_seen, seen_in_pretraining
 from patchloom.system.distributed import first_decides, launch_once, launched_processes, processes_here, world
 from patchloom.system.hardware import Cores, choose_workers, cores, usable_device
@@ -108,21 +104,6 @@ class EvalSettings:
         """End a dry run: encoder and data have been opened, and ``sentences`` say what would be done."""
         if self.dry_run:
             raise DryRun(test, sentences)
-
-    def encoder(self, run: str | Path, tuned: bool = False) -> tuple[Encoder, EncoderCard]:
-        """Load the encoder to evaluate, and its card; all authors fine-tune (``tuned``) the student."""
-        return load_encoder(run, self.model, self._network(tuned))
-
-    @overload
-    def extra_module(self, run: str | Path, use: Literal["pooling"], tuned: bool = False) -> InstanceHead | None: ...
-    @overload
-    def extra_module(self, run: str | Path, use: Use, tuned: bool = False) -> nn.Module | None: ...
-    def extra_module(self, run: str | Path, use: Use, tuned: bool = False) -> nn.Module | None:
-        """Load the extra module of `encoder` for ``use``; None if there is none."""
-        return load_extra_module(run, use, self._network(tuned))
-
-    def _network(self, tuned: bool) -> Network | None:
-        return self.network or ("student" if tuned else None)
 
     @property
     def torch_device(self) -> torch.device:

@@ -5,14 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.features import FeatureOptions, ImageFeatures
 from patchloom.evaluate.frozen import INSTEAD, circumstances, constant_answer, extractors, plan_frozen
 from patchloom.evaluate.logistic import CHOICE_VALIDATION_SHARE, hold_out_for_choice
-from patchloom.evaluate.protocols.knn import TEMPERATURE, knn_right
+from patchloom.evaluate.protocols.knn import TEMPERATURE, knn_accuracies, knn_right
 from patchloom.evaluate.settings import EvalSettings, parts_of
 from patchloom.evaluate.subjects import open_subjects
 from patchloom.look.charts import draw_layers
@@ -60,7 +58,7 @@ def layers(
         test = one.features_of(parts.test)
         pooling, found = "pixels" if raw else "mean", []
         for values, queries, about in zip(train.tokens.values(), test.tokens.values(), row_settings, strict=True):
-            right = _vote(values, train.labels, queries, test.labels, k, settings)
+            right = knn_right(values, train.labels, queries, test.labels, (k,), device=settings.torch_device)[k]
             about = {"k": k, "temperature": TEMPERATURE, **about, **options.plain()}
             found.append(Result.of_images(one.name, "layers", {"pooling": pooling, **about}, right, test.groups))
         groups.append(found)
@@ -89,29 +87,16 @@ def layers(
     ).with_differences(False, *pairs)
 
 
-def _vote(gallery: Tensor, labels: Tensor, queries: Tensor, truth: Tensor, k: int, settings: EvalSettings) -> Tensor:
-    """Return whether each query [m] is classified correctly."""
-    return knn_right(gallery, labels, queries, truth, (k,), device=settings.torch_device)[k]
-
-
 def _held_out(train: ImageFeatures, k: int, settings: EvalSettings) -> list[dict[str, Any]]:
     """Return each layer's name and kNN accuracy on held-out training images, with the others as the gallery."""
     if len(train.labels) < 2:
         raise PatchloomError("the best layer is chosen on held-out training images: add a second training image")
     rest, held = hold_out_for_choice(train.labels, settings.seed, train.groups)
-    labels = train.labels
-    return [
-        {
-            "layer": layer,
-            "held_out_accuracy": _share(_vote(values[rest], labels[rest], values[held], labels[held], k, settings)),
-            "held_out": len(held),
-        }
-        for layer, values in train.tokens.items()
-    ]
-
-
-def _share(right: Tensor) -> float:
-    return right.double().mean().item()
+    labels, device, rows = train.labels, settings.torch_device, list[dict[str, Any]]()
+    for layer, values in train.tokens.items():
+        found = knn_accuracies(values[rest], labels[rest], values[held], labels[held], (k,), device=device)
+        rows.append({"layer": layer, "held_out_accuracy": found[k], "held_out": len(held)})
+    return rows
 
 
 def _best(rows: list[Result]) -> Result:

@@ -172,13 +172,7 @@ def _open_finetuned(path: str | Path) -> tuple[Subject, str]:
 
 
 class PositionProbe(nn.Module):
-    """Frozen encoder, a vector or place that replaces masked positions, and a linear layer on the features.
-
-    Args:
-        vit: encoder, which is frozen and set to eval mode.
-        placeholder: whether the vector is learned; initialised with zeros.
-        standardize: whether to scale features to mean 0 and deviation 1.
-    """
+    """Frozen encoder, a vector or place that replaces masked positions, and a linear layer on the features."""
 
     def __init__(self, vit: Encoder, placeholder: PositionPlaceholder, standardize: bool = False) -> None:
         super().__init__()
@@ -218,16 +212,7 @@ class PositionProbe(nn.Module):
 def begin_position_probe(
     probe: PositionProbe, card: EncoderCard, train: Source, *, ratio: float, steps: int, settings: EvalSettings
 ) -> Trainer:
-    """Return the training of a probe on centre crops.
-
-    Args:
-        probe: probe, trained in place.
-        card: provides mean and std to normalise images.
-        train: training images.
-        ratio: fraction of the position embeddings to mask.
-        steps: number of steps.
-        settings: seed, device and workers.
-    """
+    """Return the training of a probe on centre crops, with a fraction ``ratio`` of the position embeddings masked."""
     size, channels = input_size(probe.vit), input_channels(probe.vit)
     centre = train.modality.centre(size, name=train.name)
     course = Course(
