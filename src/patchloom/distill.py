@@ -344,8 +344,8 @@ def begin_distillation(
     teacher.to(device)
 
     def batches(first: int, stop: int, workers: int) -> Iterator[Batch]:
-        reading = settings.seed, first, stop, workers, len(mean)
-        return training_batches(source, augment, course.batch, *reading, device=device)
+        seed, channels = settings.seed, len(mean)
+        return training_batches(source, augment, course.batch, seed, first, stop, workers, channels, device=device)
 
     def loss(forward: Forward, batch: Batch) -> Tensor:
         images = batch.views[0]

@@ -143,9 +143,9 @@ def test_heads_pixels_and_groups_decide_too() -> None:
         source = open_data("digits").train.subset(range(40))
         source.groups = None if film is None else np.arange(40) // film
         card, settings = EncoderCard(None, (0.5,), (0.2,), "none", "tiny"), EvalSettings(device="cpu")
-        training = begin_classifier(
-            Classifier(encoder, 10, "mean"), card, settled(epochs=1), source, None, settings=settings
-        )
+        recipe = settled(epochs=1, validation=0.25)
+        rest, held = Parts(source, source, "").trained_on(recipe, settings)
+        training = begin_classifier(Classifier(encoder, 10, "mean"), card, recipe, rest, held, settings=settings)
         return json.dumps(training.about, sort_keys=True)
 
     assert key() == key()

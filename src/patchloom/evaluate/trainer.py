@@ -263,7 +263,6 @@ class Trainer:
             values; None: memory is not foreseen.
 
     Attributes:
-        forward: the model of all processes, in the precision of the training.
         average: moving average of the weights, if it is tested.
         step: number of finished steps.
         best: best weights on validation images.

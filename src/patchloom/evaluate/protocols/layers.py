@@ -68,18 +68,29 @@ def layers(
     ours, *starts, twins, (pixels,) = groups
     n_test = len(test.labels)
     guessed = constant_answer("layers", test.labels, parts.test, test.groups)
-    named = ours[-1], _best(ours), twins[-1], _best(twins), pixels
-    quoted = (*named, *(its[-1] for its in starts))
-    pairs = (*range(len(named), len(quoted)), 2)  # in the last layer: start, untrained
-    around = circumstances(subjects, parts, train, test, cached, options)
+    last, best, twin, twins_best = ours[-1], _best(ours), twins[-1], _best(twins)
+    quoted = (last, best, twin, twins_best, pixels, *(its[-1] for its in starts))
+    pairs = (*range(5, len(quoted)), 2)  # in the last layer: start, untrained
+    method = (
+        f"Layers: mean of the patch tokens before the blocks, after each of {len(ours) - 2} blocks and after the final "
+        f"norm, in one pass; in each layer the {k} most similar of {len(train.labels):,} training {train.noun} vote "
+        f"for each of {n_test:,} test {test.noun} (kNN by cosine similarity, votes weighted by exp(similarity / "
+        f"{TEMPERATURE})). The best layer was chosen by the same vote on a stratified "
+        f"{100 * CHOICE_VALIDATION_SHARE:.0f} % of the training {train.noun}, with votes of the rest, without the test "
+        f"{test.noun}. {circumstances(subjects, parts, train, test, cached, options)}"
+    )
+    if starts:
+        method += " Start: the weights that the run began with, with their own normalisation."
     return Evaluation.of_test(
         parts.test,
         settings.seed,
         n_test,
         results=[*ours, *sum(starts, []), *twins, pixels, guessed],
-        method=f"{_sentences(len(ours) - 2, k, train, test)} {around}"
-        + (" Start: the weights that the run began with, with their own normalisation." if starts else ""),
-        headline=_headline(*named, n_test, test.noun),
+        method=method,
+        headline=f"Layers (kNN, k={k}, mean): last layer {last.text()} against {twin.number()} untrained; best layer "
+        f"by held-out training {test.noun}, {best.settings['layer']}, {best.text()} against {twins_best.number()} "
+        f"untrained ({twins_best.settings['layer']}); {pixels.encoder} {pixels.number()}; on {n_test:,} test "
+        f"{test.noun}.",
         quoted=quoted,
         across="layer",
         down=True,
@@ -102,25 +113,6 @@ def _held_out(train: ImageFeatures, k: int, settings: EvalSettings) -> list[dict
 def _best(rows: list[Result]) -> Result:
     """Return the layer with the best accuracy on held-out training images; ties go to the first."""
     return max(rows, key=lambda row: row.settings["held_out_accuracy"])
-
-
-def _sentences(blocks: int, k: int, train: ImageFeatures, test: ImageFeatures) -> str:
-    return (
-        f"Layers: mean of the patch tokens before the blocks, after each of {blocks} blocks and after the final norm, "
-        f"in one pass; in each layer the {k} most similar of {len(train.labels):,} training "
-        f"{train.noun} vote for each of {len(test.labels):,} test {test.noun} (kNN by cosine similarity, votes "
-        f"weighted by exp(similarity / {TEMPERATURE})). The best layer was chosen by the same vote on a stratified "
-        f"{100 * CHOICE_VALIDATION_SHARE:.0f} % of the training {train.noun}, with votes of the rest, "
-        f"without the test {test.noun}."
-    )
-
-
-def _headline(last: Result, best: Result, twin: Result, twins_best: Result, raw: Result, n_test: int, noun: str) -> str:
-    return (
-        f"Layers (kNN, k={last.settings['k']}, mean): last layer {last.text()} against {twin.number()} untrained; best "
-        f"layer by held-out training {noun}, {best.settings['layer']}, {best.text()} against {twins_best.number()} "
-        f"untrained ({twins_best.settings['layer']}); {raw.encoder} {raw.number()}; on {n_test:,} test {noun}."
-    )
 
 
 def _drawings(

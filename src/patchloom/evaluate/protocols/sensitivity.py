@@ -124,7 +124,16 @@ def position_sensitivity(
     found, *others = quoted
     n, n_test = len(parts.train), len(cells[ours.name][0].values["top-1"])
     against = ", ".join(as_control(row) for row in others)
-    done = _sentences(ratio, placeholder, standardize, steps, grid, n, n_test, parts.test.noun)
+    stand_in, trained = "zeros", "a linear layer"
+    if placeholder == "learned":
+        stand_in, trained = "a learned vector", "that vector and a linear layer"
+    features = "standardised features" if standardize else "features"
+    done = (
+        f"Position sensitivity: {100 * ratio:g} % of the position embeddings were replaced by {stand_in}. The "
+        f"places of these patches, among {grid[0] * grid[1]}, were predicted from their {features} by {trained}, "
+        f"trained on centre crops of {n:,} {parts.test.noun} in {steps:,} steps of {_BATCH} (Adam, rate {_RATE:g} with "
+        f"cosine decay to 0) and tested on {n_test:,} others. The encoders stayed frozen, and nothing was chosen."
+    )
     return Evaluation.of_test(
         parts.test,
         settings.seed,
@@ -136,29 +145,6 @@ def position_sensitivity(
         headline=f"Position sensitivity: {found.text()} against {against} on {n_test:,} test {parts.test.noun}.",
         quoted=quoted,
         across="measure",
-    )
-
-
-def _sentences(
-    ratio: float,
-    placeholder: PositionPlaceholder,
-    standardize: bool,
-    steps: int,
-    grid: tuple[int, int],
-    n: int,
-    n_test: int,
-    noun: str,
-) -> str:
-    stand_in, trained = "zeros", "a linear layer"
-    if placeholder == "learned":
-        stand_in, trained = "a learned vector", "that vector and a linear layer"
-    features = "standardised features" if standardize else "features"
-    return (
-        f"Position sensitivity: {100 * ratio:g} % of the position embeddings were replaced by {stand_in}. The "
-        f"places of these patches, among {grid[0] * grid[1]}, were predicted from their {features} by {trained}, "
-        f"trained on centre crops of {n:,} {noun} in {steps:,} steps of {_BATCH} (Adam, rate {_RATE:g} with cosine "
-        f"decay to 0) and tested on {n_test:,} others. The encoders stayed frozen, and "
-        "nothing was chosen."
     )
 
 
@@ -233,8 +219,8 @@ def begin_position_probe(
     }
 
     def batches(first: int, stop: int, workers: int) -> Iterator[Batch]:
-        reading = settings.seed, first, stop, workers, channels
-        return training_batches(train, centre, _BATCH, *reading, device=settings.torch_device)
+        seed, device = settings.seed, settings.torch_device
+        return training_batches(train, centre, _BATCH, seed, first, stop, workers, channels, device=device)
 
     def loss(forward: Forward, batch: Batch) -> Tensor:
         # the trainer seeds this generator by seed and step, so a resumed training masks the same positions
