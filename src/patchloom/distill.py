@@ -31,7 +31,7 @@ from patchloom.data.stats import normalize
 from patchloom.display import Displayable, TextTable, Verbatim, duration, print_line, track_progress
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.course import Course
-from patchloom.evaluate.features import ImageFeatures, groups_of, labels_of, only_labelled
+from patchloom.evaluate.features import ImageFeatures, only_labelled, with_labels
 from patchloom.evaluate.frozen import FeatureExtractor, encoder_extractor, frozen_report
 from patchloom.evaluate.protocols.knn import knn_wording
 from patchloom.evaluate.protocols.linear import knn_and_linear, linear_wording
@@ -290,9 +290,7 @@ def _features(net: nn.Module, about: StudentCard, settings: EvalSettings, source
         found.append(pooled_features(net, normalize(batch.views[0], about.mean, about.std)).cpu())
         places.append(batch.indices)
         unreadable += batch.unreadable
-    indices = torch.cat(places)
-    groups = groups_of(source, indices)
-    return ImageFeatures({"pooled": torch.cat(found)}, labels_of(source, indices), indices, unreadable, groups=groups)
+    return with_labels({"pooled": torch.cat(found)}, source, places, unreadable)
 
 
 def _save(backbone: nn.Module, card: StudentCard, folder: Path) -> None:

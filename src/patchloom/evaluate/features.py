@@ -301,7 +301,7 @@ def one_pass(
 
     half = runs_in_bfloat16(device, precision)
     each_batch(vit, card, source, pools, keep, device, batch_size, workers, half, what, test_crop=test_crop)
-    return _features({name: torch.cat(parts) for name, parts in found.items()}, source, indices, unreadable)
+    return with_labels({name: torch.cat(parts) for name, parts in found.items()}, source, indices, unreadable)
 
 
 def pixel_features(
@@ -325,7 +325,7 @@ def pixel_features(
         pixels.append(normalize(batch.views[0], mean, std).flatten(1))
         indices.append(batch.indices)
         unreadable += batch.unreadable
-    return _features({"pixels": torch.cat(pixels)}, source, indices, unreadable)
+    return with_labels({"pixels": torch.cat(pixels)}, source, indices, unreadable)
 
 
 def pixels_size(size: tuple[int, int]) -> tuple[int, int]:
@@ -340,11 +340,13 @@ def raw_size(modality: Modality, size: tuple[int, int]) -> tuple[int, int]:
     return pixels_size(size) if modality.resizable else size
 
 
-def _features(tokens: dict[str, Tensor], source: Source, indices: list[Tensor], unreadable: list[str]) -> ImageFeatures:
+def with_labels(
+    tokens: dict[str, Tensor], source: Source, indices: list[Tensor], unreadable: list[str], cached: bool = False
+) -> ImageFeatures:
+    """Return features of the images of a source at ``indices``, in batches, with their labels and groups."""
     places = torch.cat(indices)
     labels = torch.full_like(places, -1) if source.labels is None else labels_of(source, places)
-    groups = groups_of(source, places)
-    return ImageFeatures(tokens, labels, places, unreadable, groups=groups, noun=source.noun)
+    return ImageFeatures(tokens, labels, places, unreadable, cached, groups_of(source, places), source.noun)
 
 
 # Cache of features on disc, so that ten probes of an encoder need one pass over the images.
@@ -424,11 +426,8 @@ def _read(path: Path, source: Source) -> ImageFeatures | None:
     with contextlib.suppress(OSError):  # just removed, or owned by another user
         os.utime(path)
     places = tensors.pop("indices")
-    labels = labels_of(source, places)
     missing = np.setdiff1d(np.arange(len(source)), places.numpy())
-    unreadable = [source.describe(int(i)) for i in missing]
-    groups = groups_of(source, places)
-    return ImageFeatures(tensors, labels, places, unreadable, cached=True, groups=groups, noun=source.noun)
+    return with_labels(tensors, source, [places], [source.describe(int(i)) for i in missing], cached=True)
 
 
 def _write(path: Path, features: ImageFeatures) -> None:
