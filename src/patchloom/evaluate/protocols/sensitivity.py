@@ -104,11 +104,13 @@ def position_sensitivity(
             )
     subjects += opened.controls
     parts = parts_of(data, settings, labels=False, card=ours.card, run=run)
-    story = parts.story
-    if tuned_for and tuned_for != parts.test.fingerprint():
-        story += f" {finetuned} was fine-tuned with another split, perhaps on some of the test {parts.test.noun}."
+    test, noun, story = parts.test, parts.test.noun, parts.story
+    if tuned_for and tuned_for != test.fingerprint():
+        story += f" {finetuned} was fine-tuned with another split, perhaps on some of the test {noun}."
     names = listing([subject.name for subject in subjects], "and")
-    settings.end_if_dry(parts.test, f"position-sensitivity would train {steps:,} steps on each of {names}.", story)
+    settings.end_if_dry(test, f"position-sensitivity would train {steps:,} steps on each of {names}.", story)
+
+    # ---- a probe of each encoder
     cells: dict[str, list[Cell]] = {}
     unreadable: dict[str, None] = {}
     pace = Pace(steps * len(subjects))
@@ -117,8 +119,14 @@ def position_sensitivity(
             probe = PositionProbe(vit, placeholder, standardize)
             trainer = begin_position_probe(probe, card, parts.train, ratio=ratio, steps=steps, settings=settings)
             probe = trainer.fit(name, pace).model
-        cells[name], lost = _test(name, probe, card, parts.test, ratio, settings)
+        lost, size, channels, device = list[str](), input_size(vit), input_channels(vit), settings.torch_device
+        read = plain_batches(test, size, **settings.reading(test), channels=channels, device=device)
+        shown = track_progress(read, settings.batches(test), f"{name}: test {noun}")
+        images = normalized(shown, card, lost)
+        cells[name] = measure_positions(probe, {"ratio": (ratio,)}, grid, images, settings.seed)
         unreadable |= dict.fromkeys([*sorted(trainer.unreadable), *lost])
+
+    # ---- the report
     rows = position_rows("position-sensitivity", cells, grid)
     quoted = tuple(row for row in rows if row.measure == "top-1")
     found, *others = quoted
@@ -131,18 +139,16 @@ def position_sensitivity(
     done = (
         f"Position sensitivity: {100 * ratio:g} % of the position embeddings were replaced by {stand_in}. The "
         f"places of these patches, among {grid[0] * grid[1]}, were predicted from their {features} by {trained}, "
-        f"trained on centre crops of {n:,} {parts.test.noun} in {steps:,} steps of {_BATCH} (Adam, rate {_RATE:g} with "
+        f"trained on centre crops of {n:,} {noun} in {steps:,} steps of {_BATCH} (Adam, rate {_RATE:g} with "
         f"cosine decay to 0) and tested on {n_test:,} others. The encoders stayed frozen, and nothing was chosen."
     )
     return Evaluation.of_test(
-        parts.test,
+        test,
         settings.seed,
         n_test,
         results=rows,
-        method=" ".join(
-            [done, describe_measures(parts.test.noun), story, *note_unreadable(list(unreadable), parts.test.noun)]
-        ),
-        headline=f"Position sensitivity: {found.text()} against {against} on {n_test:,} test {parts.test.noun}.",
+        method=" ".join([done, describe_measures(noun), story, *note_unreadable(list(unreadable), noun)]),
+        headline=f"Position sensitivity: {found.text()} against {against} on {n_test:,} test {noun}.",
         quoted=quoted,
         across="measure",
     )
@@ -238,15 +244,3 @@ def begin_position_probe(
         noun=train.noun,
         workers=partial(settings.workers_for, train),
     )
-
-
-def _test(
-    name: str, probe: PositionProbe, card: EncoderCard, test: Source, ratio: float, settings: EvalSettings
-) -> tuple[list[Cell], list[str]]:
-    """Return results of a trained probe on the test images, and names of unreadable images."""
-    size, channels, device = input_size(probe.vit), input_channels(probe.vit), settings.torch_device
-    unreadable: list[str] = []
-    read = plain_batches(test, size, **settings.reading(test), channels=channels, device=device)
-    shown = track_progress(read, settings.batches(test), f"{name}: test {test.noun}")
-    images = normalized(shown, card, unreadable)
-    return measure_positions(probe, {"ratio": (ratio,)}, grid_size(probe.vit), images, settings.seed), unreadable
