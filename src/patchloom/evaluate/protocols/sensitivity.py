@@ -68,9 +68,7 @@ def position_sensitivity(
     """Mask most position embeddings of a frozen encoder, and predict positions by a linear layer.
 
     Args:
-        run: folder of a run, an encoder's ``.safetensors`` file, or ``timm:NAME``.
-        data: images, as for `patchloom.data.sources.open.open_data`; labels are not needed.
-        settings: common settings of all protocols.
+        run, data, settings: as in `patchloom.evaluate.protocols.evaluate`; labels are not needed.
         finetuned: file of a classifier or encoder fine-tuned from it, to evaluate as well.
         ratio: fraction of the position embeddings to mask.
         placeholder: replacement of masked embeddings: zeros (only a linear layer is trained) or learned.
