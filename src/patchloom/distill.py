@@ -31,7 +31,7 @@ from patchloom.data.stats import normalize
 from patchloom.display import Displayable, TextTable, Verbatim, duration, print_line, track_progress
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.course import Course
-from patchloom.evaluate.features import ImageFeatures, groups_of, labels_of, only_labelled
+from patchloom.evaluate.features import ImageFeatures, only_labelled, with_labels
 from patchloom.evaluate.frozen import FeatureExtractor, encoder_extractor, frozen_report
 from patchloom.evaluate.protocols.knn import knn_wording
 from patchloom.evaluate.protocols.linear import knn_and_linear, linear_wording
@@ -290,9 +290,7 @@ def _features(net: nn.Module, about: StudentCard, settings: EvalSettings, source
         found.append(pooled_features(net, normalize(batch.views[0], about.mean, about.std)).cpu())
         places.append(batch.indices)
         unreadable += batch.unreadable
-    indices = torch.cat(places)
-    groups = groups_of(source, indices)
-    return ImageFeatures({"pooled": torch.cat(found)}, labels_of(source, indices), indices, unreadable, groups=groups)
+    return with_labels({"pooled": torch.cat(found)}, source, places, unreadable)
 
 
 def _save(backbone: nn.Module, card: StudentCard, folder: Path) -> None:
@@ -328,16 +326,9 @@ def begin_distillation(
     dense: float,
     settings: EvalSettings,
 ) -> Trainer:
-    """Return the training of a student: both see the same view of an image, and their features should be alike.
+    """Return the training of a student on views of ``size``, which the teacher sees as well.
 
-    Args:
-        student: trained in place.
-        teacher: frozen.
-        source: training images.
-        size: height and width of the views.
-        course: length, optimiser and learning rate.
-        dense: weight of the loss on the dense features, beside 1 for the pooled ones.
-        settings: seed, device and workers.
+    ``dense`` is the weight of the loss on the dense features, beside 1 for the pooled ones.
     """
     mean, std = teacher.mean.flatten().tolist(), teacher.std.flatten().tolist()
     identity = {
@@ -351,8 +342,8 @@ def begin_distillation(
     teacher.to(device)
 
     def batches(first: int, stop: int, workers: int) -> Iterator[Batch]:
-        reading = settings.seed, first, stop, workers, len(mean)
-        return training_batches(source, augment, course.batch, *reading, device=device)
+        seed, channels = settings.seed, len(mean)
+        return training_batches(source, augment, course.batch, seed, first, stop, workers, channels, device=device)
 
     def loss(forward: Forward, batch: Batch) -> Tensor:
         images = batch.views[0]

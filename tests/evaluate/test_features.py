@@ -129,7 +129,7 @@ def _made(source: Source, value: float = 1.0) -> ImageFeatures:
 
 def _passes(about: str, source: Source, times: int = 2) -> list[bool]:
     """For each of some calls, whether it needed a pass."""
-    return [not load_or_extract((about,), source, _made).cached for _ in range(times)]
+    return [not load_or_extract(_made, (about,), source).cached for _ in range(times)]
 
 
 def test_probes_of_one_encoder_cost_one_pass(tiny_encoder: Path, record_reads: Callable, empty_cache: Path) -> None:
@@ -229,12 +229,12 @@ def test_other_images_are_another_key(tmp_path: Path) -> None:
 
 def test_labels_are_the_datas_own(tiny_encoder: Path) -> None:
     some = TRAIN.subset(range(10))
-    assert load_or_extract(("x",), some, _made).labels.tolist() == TRAIN.labels[:10].tolist()
+    assert load_or_extract(_made, ("x",), some).labels.tolist() == TRAIN.labels[:10].tolist()
     some.labels = some.labels[::-1].copy()
-    found = load_or_extract(("x",), some, _made)
+    found = load_or_extract(_made, ("x",), some)
     assert found.cached and found.labels.tolist() == TRAIN.labels[:10][::-1].tolist()
     some.labels = np.where(np.arange(10) < 5, some.labels, -1)  # only those that have one are measured
-    assert [len(load_or_extract(("x",), some, _made).labels), _passes("x", some)[0]] == [5, False]
+    assert [len(load_or_extract(_made, ("x",), some).labels), _passes("x", some)[0]] == [5, False]
 
 
 def test_torchvision_sets_are_told_apart_by_their_pixels(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from patchloom.data.sources.open import open_data
 from patchloom.display import time_left
 from patchloom.errors import PatchloomError, Stopped
 from patchloom.evaluate import recipes, trainer
-from patchloom.evaluate.classification import begin_classifier, score_of
+from patchloom.evaluate.classification import ClassPredictions, begin_classifier
 from patchloom.evaluate.classifier import Classifier
 from patchloom.evaluate.course import Course
 from patchloom.evaluate.protocols import evaluate
@@ -90,7 +90,7 @@ def test_it_is_validated_up_to_thirty_times() -> None:
 
 def test_a_score_is_accuracy_and_then_loss() -> None:
     logits = torch.tensor([[4.0, 0.0], [0.0, 1.0], [1.0, 0.0]])
-    found = score_of(logits, torch.tensor([0, 1, 1]))
+    found = ClassPredictions(logits, torch.tensor([0, 1, 1]), []).score()
     assert found.value == 2 / 3
     expected = nn.functional.cross_entropy(logits.double(), torch.tensor([0, 1, 1])).item()
     assert found.tie == -expected
@@ -143,9 +143,9 @@ def test_heads_pixels_and_groups_decide_too() -> None:
         source = open_data("digits").train.subset(range(40))
         source.groups = None if film is None else np.arange(40) // film
         card, settings = EncoderCard(None, (0.5,), (0.2,), "none", "tiny"), EvalSettings(device="cpu")
-        training = begin_classifier(
-            Classifier(encoder, 10, "mean"), card, settled(epochs=1), source, None, settings=settings
-        )
+        recipe = settled(epochs=1, validation=0.25)
+        rest, held = Parts(source, source, "").trained_on(recipe, settings)
+        training = begin_classifier(Classifier(encoder, 10, "mean"), card, recipe, rest, held, settings=settings)
         return json.dumps(training.about, sort_keys=True)
 
     assert key() == key()

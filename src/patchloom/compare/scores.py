@@ -274,13 +274,8 @@ def _score(
         found |= score_encoder(extractor, frozen, on.parts, its, one.seed)
     for way in ways:
         if way.protocol == "finetune":
-            found[way.name] = (_finetuned(subject._replace(name=one.name), way.recipe, on.parts, its),)
+            plan = plan_for(way.recipe, {}, subject.vit, on.parts, its, "auto")
+            fitted = train_candidates([candidate(subject._replace(name=one.name), "auto", on.parts)], plan)
+            rows, _ = test_classifiers("finetune", fitted, plan, "auto")
+            found[way.name] = (rows[0],)
     return found
-
-
-def _finetuned(subject: Subject, recipe: str, parts: Parts[Source], settings: EvalSettings) -> Result:
-    """Fine-tune an encoder with a linear head, and return its accuracy with the outcome of each test image."""
-    plan = plan_for(recipe, {}, subject.vit, parts, settings, "auto")
-    fitted = train_candidates([candidate(subject, "auto", parts)], plan)
-    rows, _ = test_classifiers("finetune", fitted, plan, "auto")
-    return rows[0]

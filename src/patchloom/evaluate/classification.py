@@ -20,7 +20,7 @@ from patchloom.data.loader import Augment, Batch, plain_batches, training_batche
 from patchloom.data.source import Source
 from patchloom.data.stats import normalize
 from patchloom.display import track_progress
-from patchloom.errors import PatchloomError
+from patchloom.errors import PatchloomError, listing
 from patchloom.evaluate.classifier import Classifier, class_names
 from patchloom.evaluate.features import (
     Precision,
@@ -45,7 +45,7 @@ from patchloom.evaluate.recipes import (
 )
 from patchloom.evaluate.select import Candidate, Fitted, Plan, recipe_sentences, train_candidates
 from patchloom.evaluate.settings import EvalSettings, Parts
-from patchloom.evaluate.trainer import Forward, Score, Trainer
+from patchloom.evaluate.trainer import Forward, Loss, Score, Trainer
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.encode import attention_heads
 from patchloom.nets.performance import choose_kernels
@@ -58,15 +58,9 @@ SCRATCH = "from scratch"
 
 
 class Views:
-    """Random crops of an image with RandAugment, or the excerpts that a source cuts instead.
+    """Random crops of size (h, w) of an image with RandAugment, or the excerpts that a source cuts instead.
 
-    Their number is the recipe's ``repeats``. Calls depend only on ``rng``.
-
-    Args:
-        size: size (h, w) of the crops.
-        recipe: recipe with the augmentation.
-        mean: mean of the channels, used by RandAugment to fill gaps.
-        source: source of the images.
+    Their number is the recipe's ``repeats``. Calls depend only on ``rng``. RandAugment fills gaps with ``mean``.
     """
 
     def __init__(self, size: tuple[int, int], recipe: Recipe, mean: tuple[float, ...], source: Source) -> None:
@@ -110,6 +104,10 @@ class ClassPredictions:
         """Top-1 accuracy in [0, 1]."""
         return self.right.double().mean().item()
 
+    def score(self) -> Score:
+        """Score by accuracy and, for ties, by the loss."""
+        return Score(self.accuracy(), -torch.nn.functional.cross_entropy(self.logits.double(), self.labels).item())
+
 
 @torch.inference_mode()
 def predict_classes(
@@ -148,12 +146,6 @@ def predict_classes(
     return ClassPredictions(logits, labels_of(source, indices), unreadable, groups_of(source, indices))
 
 
-def score_of(logits: Tensor, labels: Tensor) -> Score:
-    """Score logits [n c] of images with ``labels`` [n]: by accuracy and, for ties, by the loss."""
-    accuracy = (logits.argmax(1) == labels).double().mean().item()
-    return Score(accuracy, -torch.nn.functional.cross_entropy(logits.double(), labels).item())
-
-
 def begin_classifier(
     model: Classifier,
     card: EncoderCard,
@@ -165,41 +157,15 @@ def begin_classifier(
     half: bool = False,
     kernels: str = "torch",
 ) -> Trainer:
-    """Return the training of a classifier on images with labels 0 ... c-1.
+    """Return the training of a classifier on images with labels 0 ... c-1; ``held`` images choose the tested weights.
 
     Several processes give the same result as one within rounding, except for random draws of each process: mixup and
     cutmix pair images within a process and have factors per process, as erasing has places.
-
-    Args:
-        model: classifier, trained in place.
-        card: provides mean and std to normalise images.
-        recipe: values of the recipe.
-        train, held: training images, and those by which the tested weights are chosen.
-        settings: seed, device and workers.
-        half: compute matrix products in bfloat16.
-        kernels: torch or native.
     """
-    device, labels, count = settings.torch_device, labels_of(train), model.classes
-    images, _ = images_per_step(recipe, len(train), settings.accumulate)
-    views = Views(model.size, recipe, card.mean, train)
-    mix = Mixup(recipe.mixup, recipe.cutmix, label_smoothing=recipe.smoothing, num_classes=count)
+    device, labels = settings.torch_device, labels_of(train)
+    mix = Mixup(recipe.mixup, recipe.cutmix, label_smoothing=recipe.smoothing, num_classes=model.classes)
     erase = RandomErasing(recipe.erasing, mode="pixel", device=device)
     criterion: Any = SoftTargetCrossEntropy() if recipe.mixes else LabelSmoothingCrossEntropy(recipe.smoothing)
-
-    def batches(first: int, stop: int, workers: int) -> Iterator[Batch]:
-        return training_batches(
-            train,
-            views,
-            images // world(),
-            settings.seed,
-            first,
-            stop,
-            workers,
-            channels=model.channels,
-            rank=rank(),
-            world=world(),
-            device=device,
-        )
 
     def loss(forward: Forward, batch: Batch) -> Tensor:
         pixels = torch.cat(batch.views)
@@ -211,44 +177,75 @@ def begin_classifier(
             pixels, targets = mix(pixels, targets)
         return criterion(forward(pixels).float(), targets)
 
+    return labelled_training(model, card, recipe, train, held, loss, settings=settings, half=half, kernels=kernels)
+
+
+def labelled_training(
+    model: Classifier,
+    card: EncoderCard,
+    recipe: ResolvedRecipe,
+    train: Source,
+    held: Source | None,
+    loss: Loss,
+    *,
+    settings: EvalSettings,
+    half: bool,
+    kernels: str,
+    encode: Callable[[Iterator[Batch], int], Iterator[Batch]] | None = None,
+) -> Trainer:
+    """Return the `Trainer` of a classifier on `Views`.
+
+    ``encode`` is a function from batches and their number per step to batches of steps, the same in all processes.
+    """
+    images, _ = images_per_step(recipe, len(train), settings.accumulate)
+    parts, views = recipe.parts(images), Views(model.size, recipe, card.mean, train)
+    precision: Precision = "bfloat16" if half else "float32"
+
+    def batches(first: int, stop: int, workers: int) -> Iterator[Batch]:
+        read = training_batches(
+            train,
+            views,
+            images // parts // world(),
+            settings.seed,
+            first * parts,
+            stop * parts,
+            workers,
+            channels=model.channels,
+            rank=rank(),
+            world=world(),
+            device=settings.torch_device,
+        )
+        return read if encode is None else encode(read, parts)
+
+    def validate(tested: Classifier) -> Score:
+        assert held is not None  # called with validation images only
+        return predict_classes(tested, held, card, settings, precision, test_crop=recipe.test_crop).score()
+
     return Trainer(
         model,
         loss,
         batches,
         recipe.course(len(train), settings.accumulate),
-        None if held is None else partial(validate, held, card, recipe, settings, half),
+        validate,
         settings=settings,
-        identity=identity_of(model, card, recipe, train, held),
+        identity={
+            "recipe": recipe.plain(),
+            "numbers": [card.mean, card.std],
+            # the weights show neither heads nor image size
+            "sizes": [attention_heads(model.encoder), model.size],
+            "images": [
+                None if part is None else [part.fingerprint(), labels_of(part).tolist()] for part in (train, held)
+            ],
+            "sound": train.modality.plain(),
+            "noise": digest_tensors({str(number): wave for number, wave in enumerate(train.noise)}),
+        },
         validation_images=0 if held is None else len(held),
         noun=train.noun,
         half=half,
         kernels=kernels,
         workers=partial(settings.workers_for, train, trained=True),
+        alike=encode is not None,
     )
-
-
-def validate(
-    held: Source, card: EncoderCard, recipe: ResolvedRecipe, settings: EvalSettings, half: bool, model: Classifier
-) -> Score:
-    """Score a classifier on validation images."""
-    precision: Precision = "bfloat16" if half else "float32"
-    found = predict_classes(model, held, card, settings, precision, test_crop=recipe.test_crop)
-    return score_of(found.logits, found.labels)
-
-
-def identity_of(
-    model: Classifier, card: EncoderCard, recipe: ResolvedRecipe, train: Source, held: Source | None
-) -> dict[str, Any]:
-    """Return JSON values that identify data and recipe of a training."""
-    return {
-        "recipe": recipe.plain(),
-        "numbers": [card.mean, card.std],
-        # the weights show neither heads nor image size
-        "sizes": [attention_heads(model.encoder), model.size],
-        "images": [None if part is None else [part.fingerprint(), labels_of(part).tolist()] for part in (train, held)],
-        "sound": train.modality.plain(),
-        "noise": digest_tensors({str(number): wave for number, wave in enumerate(train.noise)}),
-    }
 
 
 def plan_for(
@@ -261,20 +258,9 @@ def plan_for(
     known: Mapping[str, Sized] = RECIPES,
     begin: Callable[..., Trainer] = begin_classifier,
 ) -> Plan[Source, ResolvedRecipe]:
-    """Return the plan for an encoder and training images.
+    """Return the plan for an encoder and training images, by a recipe of ``known`` with ``changes``.
 
-    Args:
-        name: name of a recipe of ``known``.
-        changes: values of the recipe; ``blr`` may have a list, of which the best is chosen for each candidate.
-        vit: encoder, of whose size the recipe is.
-        parts: the images.
-        settings: settings of the evaluation.
-        precision: requested precision of matrix products; weights are float32.
-        known: recipes by name.
-        begin: function like `begin_classifier`.
-
-    Raises:
-        PatchloomError: unknown recipe, invalid values, options without effect, or too few images or classes.
+    Of several ``blr`` in these, the best is chosen for each candidate.
     """
     train, validation = parts.train, parts.validation
     if settings.batch_size != "auto":
@@ -336,19 +322,12 @@ def train_and_test(
 ) -> Evaluation:
     """Train every candidate, test each on the test images, which are not read earlier, and report on all.
 
-    Args:
-        protocol: name of the protocol.
-        title: start of the headline.
-        done: sentences on what was trained.
-        candidates: the encoder, and its controls.
-        plan: how they are trained.
-        precision: requested precision of matrix products.
+    ``done`` are sentences on what was trained.
     """
-    fitted = train_candidates(candidates, plan)
-    rows, found = test_classifiers(protocol, fitted, plan, precision)
+    rows, found = test_classifiers(protocol, train_candidates(candidates, plan), plan, precision)
     said = [done, recipe_sentences(plan), *note_recordings(plan)]
-    headline = f"{title} ({plan.name}): "
-    report = training_report(protocol, headline, said, rows, plan.parts, plan.settings, found[-1])
+    title = f"{title} ({plan.name}): "
+    report = training_report(protocol, title, said, rows, plan.parts, plan.settings, found[-1])
     return report.with_differences(True)
 
 
@@ -379,9 +358,8 @@ def training_report(
     """Return a report that quotes every row, with the best constant answer as a control."""
     n, noun = len(found.labels), parts.test.noun
     chance = constant_answer(protocol, found.labels, parts.test, found.groups)
-    controls = [as_control(row) for row in (*rows[1:], chance)]
     first = rows[0].text() if rows[0].encoder != SCRATCH else f"{SCRATCH} {rows[0].text()}"
-    against = f"{', '.join(controls[:-1])} and {controls[-1]}" if len(controls) > 1 else controls[0]
+    against = listing([as_control(row) for row in (*rows[1:], chance)], "and")
     return Evaluation.of_test(
         parts.test,
         settings.seed,

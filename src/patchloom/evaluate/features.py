@@ -66,13 +66,8 @@ def each_batch(
 
     Args:
         vit: encoder; moved to ``device``, its mode (train or eval) is kept.
-        card: provides mean and std to normalise images.
-        source: images.
         pools: function from normalised images [b c h w] to features [b ...] by name.
         keep: called with the features of a batch, float32 on the CPU, and the batch.
-        device: device of the encoder.
-        batch_size: images per batch.
-        workers: data-loading processes.
         half: compute products in bfloat16.
         what: status message for slow passes; "" prints none.
         first, stop: range of batch numbers, ``stop`` excluded, as for `plain_batches`.
@@ -306,7 +301,7 @@ def one_pass(
 
     half = runs_in_bfloat16(device, precision)
     each_batch(vit, card, source, pools, keep, device, batch_size, workers, half, what, test_crop=test_crop)
-    return _features({name: torch.cat(parts) for name, parts in found.items()}, source, indices, unreadable)
+    return with_labels({name: torch.cat(parts) for name, parts in found.items()}, source, indices, unreadable)
 
 
 def pixel_features(
@@ -330,7 +325,7 @@ def pixel_features(
         pixels.append(normalize(batch.views[0], mean, std).flatten(1))
         indices.append(batch.indices)
         unreadable += batch.unreadable
-    return _features({"pixels": torch.cat(pixels)}, source, indices, unreadable)
+    return with_labels({"pixels": torch.cat(pixels)}, source, indices, unreadable)
 
 
 def pixels_size(size: tuple[int, int]) -> tuple[int, int]:
@@ -345,11 +340,13 @@ def raw_size(modality: Modality, size: tuple[int, int]) -> tuple[int, int]:
     return pixels_size(size) if modality.resizable else size
 
 
-def _features(tokens: dict[str, Tensor], source: Source, indices: list[Tensor], unreadable: list[str]) -> ImageFeatures:
+def with_labels(
+    tokens: dict[str, Tensor], source: Source, indices: list[Tensor], unreadable: list[str], cached: bool = False
+) -> ImageFeatures:
+    """Return features of the images of a source at ``indices``, in batches, with their labels and groups."""
     places = torch.cat(indices)
     labels = torch.full_like(places, -1) if source.labels is None else labels_of(source, places)
-    groups = groups_of(source, places)
-    return ImageFeatures(tokens, labels, places, unreadable, groups=groups, noun=source.noun)
+    return ImageFeatures(tokens, labels, places, unreadable, cached, groups_of(source, places), source.noun)
 
 
 # Cache of features on disc, so that ten probes of an encoder need one pass over the images.
@@ -396,7 +393,7 @@ def digest_tensors(tensors: Mapping[str, Tensor]) -> str:
 
 
 def load_or_extract(
-    about: Sequence[str], source: Source, make: Callable[[Source], ImageFeatures], *, keep: bool = True
+    make: Callable[[Source], ImageFeatures], about: Sequence[str], source: Source, *, keep: bool = True
 ) -> ImageFeatures:
     """Return ``make(source)`` or its cached result for the same images.
 
@@ -429,11 +426,8 @@ def _read(path: Path, source: Source) -> ImageFeatures | None:
     with contextlib.suppress(OSError):  # just removed, or owned by another user
         os.utime(path)
     places = tensors.pop("indices")
-    labels = labels_of(source, places)
     missing = np.setdiff1d(np.arange(len(source)), places.numpy())
-    unreadable = [source.describe(int(i)) for i in missing]
-    groups = groups_of(source, places)
-    return ImageFeatures(tensors, labels, places, unreadable, cached=True, groups=groups, noun=source.noun)
+    return with_labels(tensors, source, [places], [source.describe(int(i)) for i in missing], cached=True)
 
 
 def _write(path: Path, features: ImageFeatures) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -80,37 +81,39 @@ def extractors(
     A blend is made when its turn comes, so that only one is in memory.
     """
     ours, start, fresh = subjects
-    own = encoder_extractor(ours, settings, layers=layers, options=options)
-    yield own._replace(share=1.0) if shares else own
+    make = partial(encoder_extractor, settings=settings, layers=layers, options=options)
+    yield make(ours, share=1.0 if shares else None)
     if start is not None:
-        own = encoder_extractor(start, settings, layers=layers, options=options)
-        yield own._replace(share=0.0) if shares else own
-    yield encoder_extractor(fresh, settings, layers=layers, options=options)
+        yield make(start, share=0.0 if shares else None)
+    yield make(fresh)
     yield raw_extractor(ours, settings, options)
     for share in sorted({*shares} - {0, 1}):
         assert start is not None  # with shares
         vit, card = blend((start.vit, start.card), (ours.vit, ours.card), share)
-        mixed = Subject(f"{BLEND} {share:g}", vit, card)
-        yield encoder_extractor(mixed, settings, layers=layers, options=options)._replace(share=share)
+        yield make(Subject(f"{BLEND} {share:g}", vit, card), share=share)
 
 
 def encoder_extractor(
-    subject: Subject, settings: EvalSettings, *, layers: bool = False, options: FeatureOptions = USUAL_FEATURES
+    subject: Subject,
+    settings: EvalSettings,
+    *,
+    layers: bool = False,
+    options: FeatureOptions = USUAL_FEATURES,
+    share: float | None = None,
 ) -> FeatureExtractor:
     """Return the extractor of an encoder, with the cache; ``layers`` gives features of all layers, without a head."""
     card, device, head = subject.card, settings.torch_device, None if layers else subject.head
     vit = subject.vit if options.last_norm else without_last_norm(subject.vit)
-    kind = "layers" if layers else "pooled"
-    about = (kind, *about_encoder(vit, card, device, head), *_key(options)) if settings.cache else ()
+    about = tuple[str, ...]()
+    if settings.cache:
+        about = ("layers" if layers else "pooled", *about_encoder(vit, card, device, head), *_key(options))
 
     def extract_features(source: Source) -> ImageFeatures:
         how = _reading(source, subject.name, settings, options)
         return extract(vit, card, source, device=device, head=head, layers=layers, **how)
 
-    def cached_features_of(source: Source) -> ImageFeatures:
-        return load_or_extract(about, source, extract_features, keep=settings.cache)
-
-    return FeatureExtractor(subject.name, cached_features_of, subject)
+    features_of = partial(load_or_extract, extract_features, about, keep=settings.cache)
+    return FeatureExtractor(subject.name, features_of, subject, share)
 
 
 def raw_extractor(
@@ -126,10 +129,7 @@ def raw_extractor(
         how = _reading(source, name, settings, options)
         return pixel_features(source, size, card.mean, card.std, whole=not card.modality.resizable, **how)
 
-    def cached_features_of(source: Source) -> ImageFeatures:
-        return load_or_extract(about, source, extract_features, keep=settings.cache)
-
-    return FeatureExtractor(name, cached_features_of)
+    return FeatureExtractor(name, partial(load_or_extract, extract_features, about, keep=settings.cache))
 
 
 def _key(options: FeatureOptions) -> list[str]:
@@ -216,9 +216,7 @@ def frozen_report(
     """Return the report of a probe, with the row of the best constant answer.
 
     Args:
-        wording: texts of the probe.
         rows: results of the encoder, then of its controls; one of each is marked as quoted.
-        parts, settings: images and settings.
         train, test: features of both parts, of any of the subjects.
         around: `circumstances`.
         against: the controls in the headline; by default, the quoted number of each.

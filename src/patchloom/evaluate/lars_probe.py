@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
-from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -12,32 +11,28 @@ import torch
 from timm.loss import LabelSmoothingCrossEntropy
 from torch import Tensor, nn
 
-from patchloom.data.loader import Batch, training_batches
+from patchloom.data.loader import Batch
 from patchloom.data.source import Source
 from patchloom.data.stats import normalize
-from patchloom.evaluate.classification import Views, identity_of, validate
+from patchloom.evaluate.classification import labelled_training
 from patchloom.evaluate.classifier import Classifier, Pool
 from patchloom.evaluate.features import labels_of
-from patchloom.evaluate.recipes import ResolvedProbeRecipe, images_per_step
+from patchloom.evaluate.recipes import ResolvedProbeRecipe
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.evaluate.trainer import Forward, Trainer
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.encode import encode, patch_count, pooled_norm, prefix_count, width
 from patchloom.nets.heads import InstanceHead, represent
 from patchloom.nets.swin import Encoder
-from patchloom.system.distributed import gathered, rank, smallest, world
+from patchloom.system.distributed import gathered, smallest, world
 from patchloom.withhold.encoder_input import all_patches
 
 
 class LinearClassifier(Classifier):
     """Linear layer on the features of a frozen encoder, with a batch norm without scale and shift.
 
-    Args:
-        encoder: encoder, not copied; its weights get no gradients.
-        classes: number of classes.
-        pooling: the class token or the mean of the patch tokens, after the encoder's last norm, or the instance
-            representation.
-        instance: instance head for that pooling, not copied.
+    Features are the class token or the mean of the patch tokens, after the encoder's last norm, or the instance
+    representation. Encoder and instance head are not copied.
     """
 
     def __init__(self, encoder: Encoder, classes: int, pooling: Pool, instance: InstanceHead | None = None) -> None:
@@ -96,61 +91,31 @@ def begin_probe(
     half: bool = False,
     kernels: str = "torch",
 ) -> Trainer:
-    """Return the training of a linear classifier; arguments as in `patchloom.evaluate.classification.begin_classifier`.
+    """Return the training of a linear classifier, as `patchloom.evaluate.classification.begin_classifier` does.
 
     A step has thousands of images: they arrive in parts, and only their features are held in memory. Each of several
     processes encodes its images of every part; then all have the features of the whole step, which the batch norm
     needs, and make the same update.
     """
     device, labels = settings.torch_device, labels_of(train)
-    images, _ = images_per_step(recipe, len(train), settings.accumulate)
-    parts, views = recipe.parts(images), Views(model.size, recipe, card.mean, train)
     criterion = LabelSmoothingCrossEntropy(recipe.smoothing)
 
-    def batches(first: int, stop: int, workers: int) -> Iterator[Batch]:
+    def encode_steps(read: Any, parts: int) -> Iterator[Batch]:
         """Yield batches with features [b d] instead of views."""
-        read: Any = training_batches(
-            train,
-            views,
-            images // parts // world(),
-            settings.seed,
-            first * parts,
-            stop * parts,
-            workers,
-            channels=model.channels,
-            rank=rank(),
-            world=world(),
-            device=device,
-        )
         with closing(read):
-            for _ in range(first, stop):
-                yield encoded([*islice(read, parts)])
-
-    def encoded(read: list[Batch]) -> Batch:
-        with torch.autocast(device.type, torch.bfloat16, enabled=half):
-            features = [model.features(normalize(part.views[0], card.mean, card.std)) for part in read]
-        unreadable = [name for part in read for name in part.unreadable]
-        batch = Batch((torch.cat(features),), torch.cat([part.indices for part in read]), unreadable)
-        batch = batch.first(smallest(len(batch.indices)))
-        whole = gathered(batch.indices.to(device)).cpu() if world() > 1 else batch.indices
-        return batch._replace(views=(gathered(batch.views[0]),), indices=whole)
+            while step := [*islice(read, parts)]:
+                with torch.autocast(device.type, torch.bfloat16, enabled=half):
+                    features = [model.features(normalize(part.views[0], card.mean, card.std)) for part in step]
+                unreadable = [name for part in step for name in part.unreadable]
+                batch = Batch((torch.cat(features),), torch.cat([part.indices for part in step]), unreadable)
+                batch = batch.first(smallest(len(batch.indices)))
+                whole = gathered(batch.indices.to(device)).cpu() if world() > 1 else batch.indices
+                yield batch._replace(views=(gathered(batch.views[0]),), indices=whole)
 
     def loss(forward: Forward, batch: Batch) -> Tensor:
         targets = labels[batch.indices].to(device, non_blocking=True)
         return criterion(model.classify(batch.views[0]).float(), targets)
 
-    return Trainer(
-        model,
-        loss,
-        batches,
-        recipe.course(len(train), settings.accumulate),
-        None if held is None else partial(validate, held, card, recipe, settings, half),
-        settings=settings,
-        identity=identity_of(model, card, recipe, train, held),
-        validation_images=0 if held is None else len(held),
-        noun=train.noun,
-        half=half,
-        kernels=kernels,
-        workers=partial(settings.workers_for, train, trained=True),
-        alike=True,
+    return labelled_training(
+        model, card, recipe, train, held, loss, settings=settings, half=half, kernels=kernels, encode=encode_steps
     )

@@ -36,23 +36,18 @@ class ResolvedRecipe(Protocol):
     @property
     def validation(self) -> float:
         """Fraction of the training images that is held out to choose the tested weights; 0: none."""
-        ...
 
     def course(self, n: int, accumulate: int = 1) -> Course:
         """Return the course of a training on ``n`` images."""
-        ...
 
     def held_out(self, n: int) -> int:
         """Return the number of ``n`` training images that are held out to choose the tested weights."""
-        ...
 
     def timed(self, n: int) -> tuple[Any, int]:
         """Return a recipe whose steps on ``n`` images are timed, and how many of them take as long as one of this."""
-        ...
 
     def plain(self) -> dict[str, Any]:
         """Return values for JSON, without those that have no effect."""
-        ...
 
 
 R = TypeVar("R", bound=ResolvedRecipe)
@@ -158,8 +153,9 @@ def train_candidates(candidates: Sequence[Candidate], plan: Plan[D, R]) -> list[
             recipe = plan.recipes[int(np.argmax(scores))]
             chosen = {"held_out_accuracy": max(scores), "held_out": len(held)}
         trained = _trained(candidate, recipe, plan.parts, plan, candidate.name, pace)
-        how = {"precision": "bfloat16" if plan.half else "float32", **candidate.settings, **chosen, **trained.chosen}
-        settings = {"recipe": plan.name, **plan.values(recipe), **how}
+        precision = "bfloat16" if plan.half else "float32"
+        settings = {"recipe": plan.name, **plan.values(recipe), "precision": precision, **candidate.settings}
+        settings |= {**chosen, **trained.chosen}
         if candidate.save is not None and is_first():
             candidate.save(trained.model, settings)
         found.append(Fitted(candidate, trained.model.cpu(), settings))
@@ -224,19 +220,14 @@ def recipe_sentences(plan: Plan[D, R]) -> str:
             f"training {noun}; the final training used all of them."
         )
     if recipe.validation:
-        held = recipe.held_out(n) if parts.validation is None else len(parts.validation)
-        of = (
-            f"{held:,} of them, held out from training"
-            if parts.validation is None
-            else f"the data's own {held:,} validation {noun}"
-        )
-        ended = ""
+        if parts.validation is None:
+            chosen = f"{recipe.held_out(n):,} of them, held out from training"
+        else:
+            chosen = f"the data's own {len(parts.validation):,} validation {noun}"
         if course.patience < 1:
-            ended = (
-                f"; early stopping after the warm-up and {course.patience:.0%} of the {course.unit}s without "
-                "improvement"
-            )
-        said.append(f"The tested {course.unit} was chosen on {of}{ended}.")
+            patience = f"{course.patience:.0%} of the {course.unit}s"
+            chosen += f"; early stopping after the warm-up and {patience} without improvement"
+        said.append(f"The tested {course.unit} was chosen on {chosen}.")
     return " ".join([*said, f"Tested once, on {len(parts.test):,} others."])
 
 

@@ -8,11 +8,10 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, Literal, Protocol, TypeVar, get_type_hints, overload
+from typing import Any, Generic, Literal, Protocol, TypeVar, get_type_hints
 
 import numpy as np
 import torch
-from torch import nn
 
 from patchloom.audio.compatibility import with_encoder_sound
 from patchloom.data.duplicates import copies_sentence
@@ -27,9 +26,6 @@ from patchloom.errors import PatchloomError, check_type
 from patchloom.evaluate.features import has_labels, only_labelled
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.checkpoints.programs import Network
-from patchloom.nets.heads import InstanceHead, Use
-from patchloom.nets.swin import Encoder
-from patchloom.runs.encoder import load_encoder, load_extra_module
 from patchloom.runs.held_out import describe_seen, seen_in_pretraining
 from patchloom.system.distributed import first_decides, launch_once, launched_processes, processes_here, world
 from patchloom.system.hardware import Cores, choose_workers, cores, usable_device
@@ -37,9 +33,8 @@ from patchloom.system.hardware import Cores, choose_workers, cores, usable_devic
 OWN_TEST = "the data's test split"
 TEST_SHARE = 0.2  # of data without test images
 _AT_ONCE = 256  # images per batch of a frozen encoder
-_FEW_BATCHES = (
-    8  # on a CPU: below this number, starting processes costs more than it saves (seconds if they are spawned)
-)
+# on a CPU: below this number, starting processes costs more than it saves (seconds if they are spawned)
+_FEW_BATCHES = 8
 
 _printed: ContextVar[set[str] | None] = ContextVar("told", default=None)  # printed notes on the data
 
@@ -99,38 +94,16 @@ class EvalSettings:
         """Validate the values."""
         for name, hint in get_type_hints(EvalSettings).items():
             check_type(name, getattr(self, name), hint)
-        for name, least in {
-            "batch_size": 1,
-            "accumulate": 1,
-            "devices": 1,
-            "workers": 0,
-            "seed": 0,
-            "seeds": 1,
-            "max_train": 2,
-        }.items():
+        least = {"batch_size": 1, "accumulate": 1, "devices": 1, "workers": 0, "seed": 0, "seeds": 1, "max_train": 2}
+        for name, lowest in least.items():
             value = getattr(self, name)
-            if value not in (None, "auto") and value < least:
-                raise PatchloomError(f"--{name} must be {least} or more, not {value}")
+            if value not in (None, "auto") and value < lowest:
+                raise PatchloomError(f"--{name} must be {lowest} or more, not {value}")
 
     def end_if_dry(self, test: Source, *sentences: str) -> None:
         """End a dry run: encoder and data have been opened, and ``sentences`` say what would be done."""
         if self.dry_run:
             raise DryRun(test, sentences)
-
-    def encoder(self, run: str | Path, tuned: bool = False) -> tuple[Encoder, EncoderCard]:
-        """Load the encoder to evaluate, and its card; all authors fine-tune (``tuned``) the student."""
-        return load_encoder(run, self.model, self._network(tuned))
-
-    @overload
-    def extra_module(self, run: str | Path, use: Literal["pooling"], tuned: bool = False) -> InstanceHead | None: ...
-    @overload
-    def extra_module(self, run: str | Path, use: Use, tuned: bool = False) -> nn.Module | None: ...
-    def extra_module(self, run: str | Path, use: Use, tuned: bool = False) -> nn.Module | None:
-        """Load the extra module of `encoder` for ``use``; None if there is none."""
-        return load_extra_module(run, use, self._network(tuned))
-
-    def _network(self, tuned: bool) -> Network | None:
-        return self.network or ("student" if tuned else None)
 
     @property
     def torch_device(self) -> torch.device:
@@ -140,11 +113,9 @@ class EvalSettings:
     @property
     def readers(self) -> tuple[int, str]:
         """Return the maximal number of data-loading processes and the reason for it."""
-        return (
-            choose_workers(self.torch_device.type, Cores(cores(), processes_here()))
-            if self.workers == "auto"
-            else (self.workers, "as requested")
-        )
+        if self.workers != "auto":
+            return self.workers, "as requested"
+        return choose_workers(self.torch_device.type, Cores(cores(), processes_here()))
 
     def workers_for(self, source: Source, batches: int, trained: bool = False) -> int:
         """Return the number of processes that may read ``batches`` batches of ``source`` for one pass or for training.
@@ -177,7 +148,6 @@ class Part(Protocol):
 
     def subset(self, indices: Sequence[int] | np.ndarray) -> Any:
         """Return only these images, in this order."""
-        ...
 
 
 D = TypeVar("D", bound=Part)
@@ -340,17 +310,11 @@ def divide(
 ) -> Parts[D]:
     """Return the parts of opened data; without test images, a stratified fifth is split off.
 
-    Args:
-        train, validation, test: the parts that the data brings.
-        settings: settings with seed, groups and the maximal number of training images.
-        note: sentences that precede the story.
-        run: run whose pre-training may have seen the test images.
-        labels: whether the test images need labels; it names them.
+    The story begins with ``note``, and tells whether the pre-training of ``run`` may have seen the test images.
     """
     noun, own = images_of(train).noun, test
     if own is not None:
-        brings = f"its own {'validation and ' * (validation is not None)}test {noun}"
-        story = f"The data brings {brings}."
+        story = f"The data brings its own {'validation and ' * (validation is not None)}test {noun}."
         story += "" if images_of(own).groups is None else " Intervals are over its groups."
         story += "" if run is None else seen_in_pretraining(run, images_of(own))
     else:
@@ -385,15 +349,11 @@ def limit_training_images(parts: Parts[D], settings: EvalSettings, looked: bool 
         used = f"{stratified}{settings.max_train:,} of {n:,} training {noun}{own} were used (seed {settings.seed})"
         story += f" For a quick look, only {used}."
         validation = None
-    story += note_copies(images_of(train), images_of(parts.test), looked)
+    if (contents := images_of(train).contents()) is None:
+        story += f" Exact copies among the {noun} were not looked for."
+    elif not looked:
+        story += copies_sentence(images_of(parts.test), contents)
     return replace(parts, train=train, story=story, validation=validation)
-
-
-def note_copies(train: Source, test: Source, looked: bool) -> str:
-    """Return a sentence on test images that are exact copies of training images, after a space, or ""."""
-    if (contents := train.contents()) is None:
-        return f" Exact copies among the {train.noun} were not looked for."
-    return "" if looked else copies_sentence(test, contents)
 
 
 def stratified_subset(part: D, count: int, seed: int) -> D:

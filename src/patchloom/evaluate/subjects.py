@@ -10,7 +10,7 @@ from patchloom.nets.checkpoints.format import EncoderCard, untrained_twin
 from patchloom.nets.heads import InstanceHead, Stem, check_pooling, tokens_of
 from patchloom.nets.swin import Encoder
 from patchloom.results.claims import START, UNTRAINED
-from patchloom.runs.encoder import load_start
+from patchloom.runs.encoder import load_encoder, load_extra_module, load_start
 
 
 class Subject(NamedTuple):
@@ -53,17 +53,13 @@ class Subjects(NamedTuple):
 def open_subjects(
     run: str | Path, settings: EvalSettings, *, tuned: bool = False, fresh: str = UNTRAINED, head: bool = False
 ) -> Subjects:
-    """Load the encoder of a run, and make its controls.
+    """Load the encoder of a run, with its instance head if wanted and there, and make its controls.
 
-    Args:
-        run: run, file of an encoder or timm:NAME.
-        settings: settings with the seed of new weights.
-        tuned: whether the encoder is fine-tuned, for which all authors take the student.
-        fresh: name of the encoder with new weights.
-        head: whether to load the instance head beside the encoder, if there is one.
+    All authors fine-tune (``tuned``) the student. ``fresh`` is the name of the encoder with new weights.
     """
-    vit, card = settings.encoder(run, tuned)
-    own = settings.extra_module(run, "pooling", tuned) if head else None
+    network = settings.network or ("student" if tuned else None)
+    vit, card = load_encoder(run, settings.model, network)
+    own = load_extra_module(run, "pooling", network) if head else None
     return with_controls(Subject(card.name, vit, card, own), load_start(run), settings.seed, fresh)
 
 
@@ -71,9 +67,6 @@ def open_probed(run: str | Path, settings: EvalSettings, pooling: str) -> Subjec
     """Load the encoder of a run for a probe on frozen features, and make its controls.
 
     The start has no instance head, so ``instance`` leaves it out.
-
-    Raises:
-        PatchloomError: the encoder lacks the pooling; "all" fits any.
     """
     subjects = open_subjects(run, settings, head=True)
     if pooling != "all":

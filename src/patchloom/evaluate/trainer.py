@@ -23,7 +23,7 @@ from contextlib import ExitStack, closing, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -62,15 +62,6 @@ from patchloom.system.load import LoadWatch
 from patchloom.system.signals import Stop
 from patchloom.version import __version__
 
-
-class Trainable(Protocol):
-    """Module that a `Trainer` trains."""
-
-    def groups(self, weight_decay: float, layer_decay: float) -> list[dict[str, Any]]:
-        """Return parameter groups for an optimiser; ``lr_scale`` is a group's factor of the learning rate."""
-        ...
-
-
 # Choice of the weights to test by validation images, which are held out from the training images.
 
 
@@ -82,12 +73,7 @@ class Score(NamedTuple):
 
 
 class BestWeights:
-    """Best weights so far.
-
-    Args:
-        images: number of validation images; 0: there are none, and the last weights are tested.
-        course: the training.
-    """
+    """Best weights so far by a number of validation images; without any, the last weights are tested."""
 
     def __init__(self, images: int, course: Course):
         self.images, self.course = images, course
@@ -162,11 +148,7 @@ def keep_until_done() -> Iterator[None]:
 
 
 class TrainingCheckpoints:
-    """Checkpoints of one training.
-
-    Args:
-        about: JSON values that identify the training; None keeps nothing.
-    """
+    """Checkpoints of the training that JSON values identify; None keeps nothing."""
 
     def __init__(self, about: Any):
         opened = _OPENED.get()
@@ -185,7 +167,7 @@ class TrainingCheckpoints:
         self._kept = False
 
     def read(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """Return the last saved tensors and JSON values; None without a valid checkpoint."""
+        """Return the last tensors and JSON values; None without a valid checkpoint."""
         if self._checkpoints is None or not self._checkpoints.there():
             return None
         self._checkpoints.clean()
@@ -206,10 +188,7 @@ class TrainingCheckpoints:
         return self._checkpoints is not None and (self._kept or self.due)
 
     def save(self, tensors: dict[str, Tensor], about: dict[str, Any]) -> bool:
-        """Save the state of the training; return whether it was saved. A full disc is no error.
-
-        With several processes, the first one of each machine writes.
-        """
+        """Save the state by the first process of each machine; return whether it was saved. A full disc is no error."""
         if self._checkpoints is None:
             return False
         begun = time.perf_counter()
@@ -238,25 +217,18 @@ class Trained:
 
 
 class _Progress(StatusMessage):
-    """Status line of a training, with the time left for all trainings together.
-
-    Attributes:
-        text: progress of this training.
-        validation: seconds of its last validation.
-        every: steps between two validations.
-    """
+    """Status line of a training, with the time left for all trainings together."""
 
     def __init__(self, name: str, pace: Pace, every: int):
         super().__init__(name, pace=pace)
-        self.text, self.validation, self.every = "the first step", 0.0, every
+        self.text, self.every = "the first step", every
+        self.validation = 0.0  # seconds of the last one
 
     def left(self) -> float | None:
-        """Return the seconds of the steps and validations to come; None if unknown."""
         steps = self.pace.left()
         return None if steps is None else steps + self.validation * ((self.pace.total - self.pace.done) // self.every)
 
     def position(self) -> str:
-        """Return the progress of this training."""
         return self.text
 
 
@@ -270,12 +242,13 @@ class Trainer:
     """Training of a model with labels: `fit` trains it to the end, or from where the same training was interrupted.
 
     Args:
-        model: model, trained in place on the settings' device.
+        model: model, trained in place on the settings' device. Its method ``groups`` returns parameter groups for an
+            optimiser by weight and layer decay; ``lr_scale`` is a group's factor of the learning rate.
         loss: function from the model's forward pass and a batch to the loss.
         batches: function from the first step, the step after the last one and the number of data-loading processes to
             the batches of these steps, in this process.
         course: length, optimiser and learning rate.
-        validate: function from the tested model to its `Score` on the validation images; None: there are none.
+        validate: function from the tested model to its `Score` on the validation images, if there are any.
         settings: seed, device and accumulation.
         identity: JSON values that identify data and recipe; None keeps no checkpoints.
         validation_images: number of validation images.
@@ -290,7 +263,6 @@ class Trainer:
             values; None: memory is not foreseen.
 
     Attributes:
-        forward: the model of all processes, in the precision of the training.
         average: moving average of the weights, if it is tested.
         step: number of finished steps.
         best: best weights on validation images.
@@ -299,7 +271,7 @@ class Trainer:
 
     def __init__(
         self,
-        model: Any,  # `Trainable`
+        model: Any,
         loss: Loss,
         batches: Batches,
         course: Course,
@@ -351,7 +323,7 @@ class Trainer:
             momentum=course.momentum,
         )
         self.average = ModelEmaV3(self.model, course.ema, use_warmup=True) if course.ema else None
-        self.best = BestWeights(validation_images if validate is not None else 0, course)
+        self.best = BestWeights(validation_images, course)
         self.step, self.unreadable = 0, set[str]()
 
     @property
@@ -391,9 +363,11 @@ class Trainer:
                 random_seed((self.settings.seed * 1_000_003 + self.step * world() + rank()) % 2**32)
                 losses.append(self.update(batch))
                 pace.advance()
-                if self.best.due(self.step):
+                if self.validate is not None and self.best.due(self.step):
                     validation = time.perf_counter()
-                    self.best.compare(self.step, self._validated(), self.tested)
+                    broadcast_buffers(self.tested.buffers())
+                    self.best.compare(self.step, self.validate(self.tested), self.tested)
+                    self.model.train()
                     progress.validation = time.perf_counter() - validation
                     pace.resume()
                 ended = self.step == course.steps or self.best.hopeless(self.step)
@@ -443,13 +417,6 @@ class Trainer:
         if self.average:
             self.average.update(self.model, self.step)
         return sum(losses[1:], losses[0])
-
-    def _validated(self) -> Score:
-        assert self.validate is not None  # with validation images
-        broadcast_buffers(self.tested.buffers())
-        score = self.validate(self.tested)
-        self.model.train()
-        return score
 
     def _mean(self, losses: list[Tensor]) -> float:
         loss = (total(torch.stack(losses).mean()) / world()).item()

@@ -10,6 +10,7 @@ from torch import nn
 
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.settings import EvalSettings
+from patchloom.evaluate.subjects import open_subjects
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.load import (
     Weights,
@@ -274,14 +275,13 @@ def test_the_network_of_a_file_is_the_one_that_its_program_evaluates(extrema, tm
     path, state = written(tmp_path / "both.pth", {"state_dict": extrema[1]}), extrema[1]
     usual, student = EvalSettings(), EvalSettings(network="student")
     for settings, tuned, home in ((usual, False, "momentum"), (usual, True, "base"), (student, False, "base")):
-        vit, _ = settings.encoder(path, tuned)
-        assert torch.equal(vit.state_dict()["norm.bias"], state[f"module.{home}_encoder.norm.bias"])
-        head = settings.extra_module(path, "pooling", tuned)
-        assert torch.equal(head.token, state[f"module.{home}_encoder.cls_token"])
+        ours = open_subjects(path, settings, tuned=tuned, head=True).ours
+        assert torch.equal(ours.vit.state_dict()["norm.bias"], state[f"module.{home}_encoder.norm.bias"])
+        assert torch.equal(ours.head.token, state[f"module.{home}_encoder.cls_token"])
     plain = written(tmp_path / "plain.pth", tiny().state_dict())
     assert has_teacher(path) and not has_teacher(plain)
     with pytest.raises(PatchloomError, match="has no teacher beside a student: leave out --network"):
-        EvalSettings(network="teacher").encoder(plain)
+        open_subjects(plain, EvalSettings(network="teacher"))
 
 
 def fitting_task(oracle: Oracle):

@@ -37,88 +37,50 @@ PROTOCOLS = (
     "segment",
     "detect",
 )
-_TRAIN = (
-    "finetune",
-    "linear",
-    "blocks",
-    "few-shot",
-    "keywords",
-    "segment",
-    "detect",
-)  # protocols with training steps, which processes can share
-
-
+# protocols with training steps, which processes can share
+_TRAIN = ("finetune", "linear", "blocks", "few-shot", "keywords", "segment", "detect")
 _OWN_NETWORK = ("positions", "ensemble")  # a task's decoder, and fine-tuned classifiers
 
 
 def protocol_of(name: str) -> tuple[Callable[..., Evaluation], dict[str, Any]]:
-    """Return the function of a protocol, and arguments from its name: ``blocks:2`` means blocks with count=2."""
+    """Return the function of a protocol, and arguments from its name: ``blocks:2`` means blocks with count=2.
+
+    It is imported on demand; `patchloom.options.protocols` reads these imports without running them.
+    """
     plain, _, number = name.partition(":")
     if plain not in PROTOCOLS or (number and (plain != "blocks" or not number.isdigit())):
         raise PatchloomError(f"there is no protocol {name}{suggestion(plain, PROTOCOLS)} Choose {listing(PROTOCOLS)}.")
-    return _import_protocol(plain), {"count": int(number)} if number else {}
-
-
-def _import_protocol(name: str) -> Callable[..., Evaluation]:
-    """Import the function of a protocol on demand; `patchloom.options.protocols` reads these imports, too."""
-    match name:
+    function: Callable[..., Evaluation]
+    match plain:
         case "knn":
-            from patchloom.evaluate.protocols.knn import knn
-
-            return knn
+            from patchloom.evaluate.protocols.knn import knn as function
         case "linear":
-            from patchloom.evaluate.protocols.linear import linear
-
-            return linear
+            from patchloom.evaluate.protocols.linear import linear as function
         case "positions":
-            from patchloom.evaluate.protocols.positions import positions
-
-            return positions
+            from patchloom.evaluate.protocols.positions import positions as function
         case "position-sensitivity":
-            from patchloom.evaluate.protocols.sensitivity import position_sensitivity
-
-            return position_sensitivity
+            from patchloom.evaluate.protocols.sensitivity import position_sensitivity as function
         case "order":
-            from patchloom.evaluate.protocols.order import order
-
-            return order
+            from patchloom.evaluate.protocols.order import order as function
         case "label-free":
-            from patchloom.evaluate.protocols.label_free import label_free
-
-            return label_free
+            from patchloom.evaluate.protocols.label_free import label_free as function
         case "layers":
-            from patchloom.evaluate.protocols.layers import layers
-
-            return layers
+            from patchloom.evaluate.protocols.layers import layers as function
         case "finetune":
-            from patchloom.evaluate.protocols.finetune import finetune
-
-            return finetune
+            from patchloom.evaluate.protocols.finetune import finetune as function
         case "blocks":
-            from patchloom.evaluate.protocols.blocks import blocks
-
-            return blocks
+            from patchloom.evaluate.protocols.blocks import blocks as function
         case "few-shot":
-            from patchloom.evaluate.protocols.fewshot import fewshot
-
-            return fewshot
+            from patchloom.evaluate.protocols.fewshot import fewshot as function
         case "keywords":
-            from patchloom.evaluate.protocols.keywords import keywords
-
-            return keywords
+            from patchloom.evaluate.protocols.keywords import keywords as function
         case "ensemble":
-            from patchloom.evaluate.protocols.ensemble import ensemble
-
-            return ensemble
+            from patchloom.evaluate.protocols.ensemble import ensemble as function
         case "segment":
-            from patchloom.dense.segment import segment
-
-            return segment
+            from patchloom.dense.segment import segment as function
         case "detect":
-            from patchloom.dense.detect import detect
-
-            return detect
-    raise AssertionError(name)
+            from patchloom.dense.detect import detect as function
+    return function, {"count": int(number)} if number else {}
 
 
 def _with_readers(report: Evaluation, settings: EvalSettings) -> Evaluation:

@@ -26,6 +26,7 @@ from patchloom.evaluate.trainer import temporary_seed
 from patchloom.nets.heads import Stem
 from patchloom.results.claims import UNTRAINED
 from patchloom.results.evaluation import Evaluation
+from patchloom.runs.encoder import load_extra_module
 from patchloom.system.files import LIST_FILE, read_text
 
 Method = Literal["finetune", "linear"]
@@ -219,12 +220,8 @@ def _of_each(source: Source, count: int, seed: int) -> Source:
 
 
 def load_stem(run: str | Path, subject: Subject, settings: EvalSettings) -> Stem:
-    """Load the first layer of a run's projection; the run's card names it and the module of its input.
-
-    Raises:
-        PatchloomError: the module is missing or damaged.
-    """
-    stem = settings.extra_module(run, "stem", tuned=True)
+    """Load the first layer of a run's projection; the run's card names it and the module of its input."""
+    stem = load_extra_module(run, "stem", settings.network or "student")
     if not isinstance(stem, Stem):
         raise PatchloomError(
             f"the task {subject.card.task} saved no projection with the encoder of {run}: use --head_on features"

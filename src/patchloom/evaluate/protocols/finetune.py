@@ -115,12 +115,7 @@ def candidate(
 ) -> Candidate:
     """Return a candidate: a classifier on a copy of an encoder, on its stem if it has one.
 
-    Args:
-        subject: encoder or control.
-        positions: position embeddings of the classifier.
-        parts: images with the classes.
-        pooling: input of the head; None: that of the recipe.
-        settings: settings of the results, besides the positions.
+    ``pooling`` None is that of the recipe; ``settings`` are those of the results, besides the positions.
     """
     variant, classes = variant_of(positions, subject.vit), len(class_names(parts.train))
 
@@ -158,13 +153,7 @@ def save_candidate(
 def classifier_path(
     run: str | Path, data: DataLike, label: str, settings: EvalSettings, out: str | None, what: str = ""
 ) -> Path | None:
-    """Return the path of the saved classifier, by the recipe or another label; None if it is not saved.
-
-    Its name begins with ``what``.
-
-    Raises:
-        PatchloomError: a single file for several seeds.
-    """
+    """Return the path of the saved classifier, whose name begins with ``what``; None if it is not saved."""
     if out is not None:
         if settings.seeds > 1:
             raise PatchloomError(f"--out names one file, but --seeds {settings.seeds} writes several: remove --out")

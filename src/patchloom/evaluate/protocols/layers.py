@@ -5,14 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.features import FeatureOptions, ImageFeatures
 from patchloom.evaluate.frozen import INSTEAD, circumstances, constant_answer, extractors, plan_frozen
 from patchloom.evaluate.logistic import CHOICE_VALIDATION_SHARE, hold_out_for_choice
-from patchloom.evaluate.protocols.knn import TEMPERATURE, knn_right
+from patchloom.evaluate.protocols.knn import TEMPERATURE, knn_accuracies, knn_right
 from patchloom.evaluate.settings import EvalSettings, parts_of
 from patchloom.evaluate.subjects import open_subjects
 from patchloom.look.charts import draw_layers
@@ -60,7 +58,7 @@ def layers(
         test = one.features_of(parts.test)
         pooling, found = "pixels" if raw else "mean", []
         for values, queries, about in zip(train.tokens.values(), test.tokens.values(), row_settings, strict=True):
-            right = _vote(values, train.labels, queries, test.labels, k, settings)
+            right = knn_right(values, train.labels, queries, test.labels, (k,), device=settings.torch_device)[k]
             about = {"k": k, "temperature": TEMPERATURE, **about, **options.plain()}
             found.append(Result.of_images(one.name, "layers", {"pooling": pooling, **about}, right, test.groups))
         groups.append(found)
@@ -70,18 +68,29 @@ def layers(
     ours, *starts, twins, (pixels,) = groups
     n_test = len(test.labels)
     guessed = constant_answer("layers", test.labels, parts.test, test.groups)
-    named = ours[-1], _best(ours), twins[-1], _best(twins), pixels
-    quoted = (*named, *(its[-1] for its in starts))
-    pairs = (*range(len(named), len(quoted)), 2)  # in the last layer: start, untrained
-    around = circumstances(subjects, parts, train, test, cached, options)
+    last, best, twin, twins_best = ours[-1], _best(ours), twins[-1], _best(twins)
+    quoted = (last, best, twin, twins_best, pixels, *(its[-1] for its in starts))
+    pairs = (*range(5, len(quoted)), 2)  # in the last layer: start, untrained
+    method = (
+        f"Layers: mean of the patch tokens before the blocks, after each of {len(ours) - 2} blocks and after the final "
+        f"norm, in one pass; in each layer the {k} most similar of {len(train.labels):,} training {train.noun} vote "
+        f"for each of {n_test:,} test {test.noun} (kNN by cosine similarity, votes weighted by exp(similarity / "
+        f"{TEMPERATURE})). The best layer was chosen by the same vote on a stratified "
+        f"{100 * CHOICE_VALIDATION_SHARE:.0f} % of the training {train.noun}, with votes of the rest, without the test "
+        f"{test.noun}. {circumstances(subjects, parts, train, test, cached, options)}"
+    )
+    if starts:
+        method += " Start: the weights that the run began with, with their own normalisation."
     return Evaluation.of_test(
         parts.test,
         settings.seed,
         n_test,
         results=[*ours, *sum(starts, []), *twins, pixels, guessed],
-        method=f"{_sentences(len(ours) - 2, k, train, test)} {around}"
-        + (" Start: the weights that the run began with, with their own normalisation." if starts else ""),
-        headline=_headline(*named, n_test, test.noun),
+        method=method,
+        headline=f"Layers (kNN, k={k}, mean): last layer {last.text()} against {twin.number()} untrained; best layer "
+        f"by held-out training {test.noun}, {best.settings['layer']}, {best.text()} against {twins_best.number()} "
+        f"untrained ({twins_best.settings['layer']}); {pixels.encoder} {pixels.number()}; on {n_test:,} test "
+        f"{test.noun}.",
         quoted=quoted,
         across="layer",
         down=True,
@@ -89,53 +98,21 @@ def layers(
     ).with_differences(False, *pairs)
 
 
-def _vote(gallery: Tensor, labels: Tensor, queries: Tensor, truth: Tensor, k: int, settings: EvalSettings) -> Tensor:
-    """Return whether each query [m] is classified correctly."""
-    return knn_right(gallery, labels, queries, truth, (k,), device=settings.torch_device)[k]
-
-
 def _held_out(train: ImageFeatures, k: int, settings: EvalSettings) -> list[dict[str, Any]]:
     """Return each layer's name and kNN accuracy on held-out training images, with the others as the gallery."""
     if len(train.labels) < 2:
         raise PatchloomError("the best layer is chosen on held-out training images: add a second training image")
     rest, held = hold_out_for_choice(train.labels, settings.seed, train.groups)
-    labels = train.labels
-    return [
-        {
-            "layer": layer,
-            "held_out_accuracy": _share(_vote(values[rest], labels[rest], values[held], labels[held], k, settings)),
-            "held_out": len(held),
-        }
-        for layer, values in train.tokens.items()
-    ]
-
-
-def _share(right: Tensor) -> float:
-    return right.double().mean().item()
+    labels, device, rows = train.labels, settings.torch_device, list[dict[str, Any]]()
+    for layer, values in train.tokens.items():
+        found = knn_accuracies(values[rest], labels[rest], values[held], labels[held], (k,), device=device)
+        rows.append({"layer": layer, "held_out_accuracy": found[k], "held_out": len(held)})
+    return rows
 
 
 def _best(rows: list[Result]) -> Result:
     """Return the layer with the best accuracy on held-out training images; ties go to the first."""
     return max(rows, key=lambda row: row.settings["held_out_accuracy"])
-
-
-def _sentences(blocks: int, k: int, train: ImageFeatures, test: ImageFeatures) -> str:
-    return (
-        f"Layers: mean of the patch tokens before the blocks, after each of {blocks} blocks and after the final norm, "
-        f"in one pass; in each layer the {k} most similar of {len(train.labels):,} training "
-        f"{train.noun} vote for each of {len(test.labels):,} test {test.noun} (kNN by cosine similarity, votes "
-        f"weighted by exp(similarity / {TEMPERATURE})). The best layer was chosen by the same vote on a stratified "
-        f"{100 * CHOICE_VALIDATION_SHARE:.0f} % of the training {train.noun}, with votes of the rest, "
-        f"without the test {test.noun}."
-    )
-
-
-def _headline(last: Result, best: Result, twin: Result, twins_best: Result, raw: Result, n_test: int, noun: str) -> str:
-    return (
-        f"Layers (kNN, k={last.settings['k']}, mean): last layer {last.text()} against {twin.number()} untrained; best "
-        f"layer by held-out training {noun}, {best.settings['layer']}, {best.text()} against {twins_best.number()} "
-        f"untrained ({twins_best.settings['layer']}); {raw.encoder} {raw.number()}; on {n_test:,} test {noun}."
-    )
 
 
 def _drawings(

@@ -146,8 +146,8 @@ def linear(
 def _differences(plan: Plan[Source, ResolvedRecipe], paper: Recipe, stands_in: bool) -> str:
     """Describe the training and its differences from the paper."""
     recipe, n = plan.recipe, len(plan.parts.train)
-    batch, own, now = plan.course().batch, paper.plain(), recipe.plain()
-    now["blr"] = _or([one.blr for one in plan.recipes])
+    batch, own, now, rates = plan.course().batch, paper.plain(), recipe.plain(), [one.blr for one in plan.recipes]
+    now["blr"] = rates[0] if len(rates) == 1 else " or ".join(f"{rate:g}" for rate in rates)
     said = (
         f"The linear probe of {_PAPERS[plan.name]}: a batch norm without scale and shift, then a linear layer, trained "
         f"by {now['optimizer']} on random {'excerpts' if recipe.recordings else 'crops'} seen by the frozen encoder."
@@ -178,10 +178,6 @@ def _differences(plan: Plan[Source, ResolvedRecipe], paper: Recipe, stands_in: b
     return said
 
 
-def _or(rates: Sequence[float]) -> float | str:
-    return rates[0] if len(rates) == 1 else " or ".join(f"{rate:g}" for rate in rates)
-
-
 # Logistic regression.
 
 
@@ -200,14 +196,8 @@ def logistic_probe(
 ) -> Evaluation:
     """Evaluate an encoder and its controls by a logistic regression on their features.
 
-    Args:
-        protocol, title: name in the rows, and start of the headline.
-        subjects, parts, settings: encoder, images and settings.
-        pooling: pooling of the features, or all.
-        options: options of the features.
-        shares: shares of the encoder in blends with its start.
-        more: settings of the rows.
-        trained: whether another draw of labels would give the encoder other results.
+    ``shares`` are those of the encoder in blends with its start, ``more`` are settings of the rows, and ``trained``
+    means that another draw of labels would give other results.
     """
     options.check(parts.test)
     plan_frozen(protocol, subjects, parts, settings)
@@ -234,13 +224,9 @@ def fit_probes(
     name: str, train: ImageFeatures, poolings: Sequence[str], settings: EvalSettings
 ) -> dict[str, tuple[Probe, Choice]]:
     """Fit a logistic regression to the features of the subject ``name`` for each pooling."""
-    found = {}
-    for pooling in track_progress(poolings, len(poolings), f"{name}: linear"):
-        values, labels = train.pooled(pooling), train.labels
-        found[pooling] = linear_probe(
-            values, labels, seed=settings.seed, device=settings.torch_device, groups=train.groups
-        )
-    return found
+    probe = partial(linear_probe, seed=settings.seed, device=settings.torch_device, groups=train.groups)
+    shown = track_progress(poolings, len(poolings), f"{name}: linear")
+    return {pooling: probe(train.pooled(pooling), train.labels) for pooling in shown}
 
 
 def linear_results(

@@ -103,13 +103,9 @@ def order(
 
 
 class ShuffledPatches(Source):
-    """Centre-cropped images of a source, or pictures of its recordings, with patches in random order.
+    """Centre crops of a source's images, or pictures of its recordings, with patches in random order.
 
-    Args:
-        source: images or recordings; reading gives images.
-        size: size (h, w) of the crop or the pictures in pixels.
-        p: rows and columns of pixels per patch.
-        seed: seed of the orders; an image's order depends only on the seed and its index.
+    An image's order depends only on the seed and its index.
     """
 
     def __init__(self, source: Source, size: Sides, p: Sides, seed: int) -> None:

@@ -68,9 +68,7 @@ def position_sensitivity(
     """Mask most position embeddings of a frozen encoder, and predict positions by a linear layer.
 
     Args:
-        run: folder of a run, an encoder's ``.safetensors`` file, or ``timm:NAME``.
-        data: images, as for `patchloom.data.sources.open.open_data`; labels are not needed.
-        settings: common settings of all protocols.
+        run, data, settings: as in `patchloom.evaluate.protocols.evaluate`; labels are not needed.
         finetuned: file of a classifier or encoder fine-tuned from it, to evaluate as well.
         ratio: fraction of the position embeddings to mask.
         placeholder: replacement of masked embeddings: zeros (only a linear layer is trained) or learned.
@@ -104,11 +102,13 @@ def position_sensitivity(
             )
     subjects += opened.controls
     parts = parts_of(data, settings, labels=False, card=ours.card, run=run)
-    story = parts.story
-    if tuned_for and tuned_for != parts.test.fingerprint():
-        story += f" {finetuned} was fine-tuned with another split, perhaps on some of the test {parts.test.noun}."
+    test, noun, story = parts.test, parts.test.noun, parts.story
+    if tuned_for and tuned_for != test.fingerprint():
+        story += f" {finetuned} was fine-tuned with another split, perhaps on some of the test {noun}."
     names = listing([subject.name for subject in subjects], "and")
-    settings.end_if_dry(parts.test, f"position-sensitivity would train {steps:,} steps on each of {names}.", story)
+    settings.end_if_dry(test, f"position-sensitivity would train {steps:,} steps on each of {names}.", story)
+
+    # ---- a probe of each encoder
     cells: dict[str, list[Cell]] = {}
     unreadable: dict[str, None] = {}
     pace = Pace(steps * len(subjects))
@@ -117,48 +117,38 @@ def position_sensitivity(
             probe = PositionProbe(vit, placeholder, standardize)
             trainer = begin_position_probe(probe, card, parts.train, ratio=ratio, steps=steps, settings=settings)
             probe = trainer.fit(name, pace).model
-        cells[name], lost = _test(name, probe, card, parts.test, ratio, settings)
+        lost, size, channels, device = list[str](), input_size(vit), input_channels(vit), settings.torch_device
+        read = plain_batches(test, size, **settings.reading(test), channels=channels, device=device)
+        shown = track_progress(read, settings.batches(test), f"{name}: test {noun}")
+        images = normalized(shown, card, lost)
+        cells[name] = measure_positions(probe, {"ratio": (ratio,)}, grid, images, settings.seed)
         unreadable |= dict.fromkeys([*sorted(trainer.unreadable), *lost])
+
+    # ---- the report
     rows = position_rows("position-sensitivity", cells, grid)
     quoted = tuple(row for row in rows if row.measure == "top-1")
     found, *others = quoted
     n, n_test = len(parts.train), len(cells[ours.name][0].values["top-1"])
     against = ", ".join(as_control(row) for row in others)
-    done = _sentences(ratio, placeholder, standardize, steps, grid, n, n_test, parts.test.noun)
-    return Evaluation.of_test(
-        parts.test,
-        settings.seed,
-        n_test,
-        results=rows,
-        method=" ".join(
-            [done, describe_measures(parts.test.noun), story, *note_unreadable(list(unreadable), parts.test.noun)]
-        ),
-        headline=f"Position sensitivity: {found.text()} against {against} on {n_test:,} test {parts.test.noun}.",
-        quoted=quoted,
-        across="measure",
-    )
-
-
-def _sentences(
-    ratio: float,
-    placeholder: PositionPlaceholder,
-    standardize: bool,
-    steps: int,
-    grid: tuple[int, int],
-    n: int,
-    n_test: int,
-    noun: str,
-) -> str:
     stand_in, trained = "zeros", "a linear layer"
     if placeholder == "learned":
         stand_in, trained = "a learned vector", "that vector and a linear layer"
     features = "standardised features" if standardize else "features"
-    return (
+    done = (
         f"Position sensitivity: {100 * ratio:g} % of the position embeddings were replaced by {stand_in}. The "
         f"places of these patches, among {grid[0] * grid[1]}, were predicted from their {features} by {trained}, "
-        f"trained on centre crops of {n:,} {noun} in {steps:,} steps of {_BATCH} (Adam, rate {_RATE:g} with cosine "
-        f"decay to 0) and tested on {n_test:,} others. The encoders stayed frozen, and "
-        "nothing was chosen."
+        f"trained on centre crops of {n:,} {noun} in {steps:,} steps of {_BATCH} (Adam, rate {_RATE:g} with "
+        f"cosine decay to 0) and tested on {n_test:,} others. The encoders stayed frozen, and nothing was chosen."
+    )
+    return Evaluation.of_test(
+        test,
+        settings.seed,
+        n_test,
+        results=rows,
+        method=" ".join([done, describe_measures(noun), story, *note_unreadable(list(unreadable), noun)]),
+        headline=f"Position sensitivity: {found.text()} against {against} on {n_test:,} test {noun}.",
+        quoted=quoted,
+        across="measure",
     )
 
 
@@ -172,13 +162,7 @@ def _open_finetuned(path: str | Path) -> tuple[Subject, str]:
 
 
 class PositionProbe(nn.Module):
-    """Frozen encoder, a vector or place that replaces masked positions, and a linear layer on the features.
-
-    Args:
-        vit: encoder, which is frozen and set to eval mode.
-        placeholder: whether the vector is learned; initialised with zeros.
-        standardize: whether to scale features to mean 0 and deviation 1.
-    """
+    """Frozen encoder, a vector or place that replaces masked positions, and a linear layer on the features."""
 
     def __init__(self, vit: Encoder, placeholder: PositionPlaceholder, standardize: bool = False) -> None:
         super().__init__()
@@ -218,16 +202,7 @@ class PositionProbe(nn.Module):
 def begin_position_probe(
     probe: PositionProbe, card: EncoderCard, train: Source, *, ratio: float, steps: int, settings: EvalSettings
 ) -> Trainer:
-    """Return the training of a probe on centre crops.
-
-    Args:
-        probe: probe, trained in place.
-        card: provides mean and std to normalise images.
-        train: training images.
-        ratio: fraction of the position embeddings to mask.
-        steps: number of steps.
-        settings: seed, device and workers.
-    """
+    """Return the training of a probe on centre crops, with a fraction ``ratio`` of the position embeddings masked."""
     size, channels = input_size(probe.vit), input_channels(probe.vit)
     centre = train.modality.centre(size, name=train.name)
     course = Course(
@@ -248,8 +223,8 @@ def begin_position_probe(
     }
 
     def batches(first: int, stop: int, workers: int) -> Iterator[Batch]:
-        reading = settings.seed, first, stop, workers, channels
-        return training_batches(train, centre, _BATCH, *reading, device=settings.torch_device)
+        seed, device = settings.seed, settings.torch_device
+        return training_batches(train, centre, _BATCH, seed, first, stop, workers, channels, device=device)
 
     def loss(forward: Forward, batch: Batch) -> Tensor:
         # the trainer seeds this generator by seed and step, so a resumed training masks the same positions
@@ -267,15 +242,3 @@ def begin_position_probe(
         noun=train.noun,
         workers=partial(settings.workers_for, train),
     )
-
-
-def _test(
-    name: str, probe: PositionProbe, card: EncoderCard, test: Source, ratio: float, settings: EvalSettings
-) -> tuple[list[Cell], list[str]]:
-    """Return results of a trained probe on the test images, and names of unreadable images."""
-    size, channels, device = input_size(probe.vit), input_channels(probe.vit), settings.torch_device
-    unreadable: list[str] = []
-    read = plain_batches(test, size, **settings.reading(test), channels=channels, device=device)
-    shown = track_progress(read, settings.batches(test), f"{name}: test {test.noun}")
-    images = normalized(shown, card, unreadable)
-    return measure_positions(probe, {"ratio": (ratio,)}, grid_size(probe.vit), images, settings.seed), unreadable
