@@ -359,21 +359,13 @@ def is_role(word: str) -> bool:
 
 
 def annotation_key(path: str) -> str:
-    """Return the key that an image shares with its annotation.
-
-    The key is the path without its suffix and without folders such as ``images`` and ``annotations``.
-    """
+    """Return the key that an image shares with its annotation: its path without suffix and `is_role` folders."""
     *folders, name = path.split("/")
     return "/".join([*(one for one in folders if not is_role(one)), os.path.splitext(name)[0]])
 
 
 class ImageMatcher:
-    """Finds the image of an annotation file, and remembers which were asked for.
-
-    Args:
-        root: to which the paths are relative, for messages.
-        images: their paths.
-    """
+    """Finds the image of an annotation file, and remembers which were asked for; paths are relative to ``root``."""
 
     def __init__(self, root: Path, images: Sequence[str]) -> None:
         self.root, self.images = root, images

@@ -12,7 +12,6 @@ from patchloom.dense.annotations.base import (
     ImageMatcher,
     by_folder,
     count_images_are,
-    files_in,
     name_files,
     note_on_lost,
     note_on_unnamed,
@@ -27,11 +26,6 @@ from patchloom.system.files import read_bytes
 
 _DEVKIT = "Annotations", "JPEGImages"  # folders of VOC's own sets
 _LISTS = ("train", "val", "test")  # files that say which image belongs to which part
-
-
-def xml_files(root: Path, listed: Listing) -> list[str]:
-    """Return the XML files of a folder, sorted."""
-    return files_in(root, listed.folders, (".xml",))
 
 
 def find_voc(name: str, root: Path, listed: Listing, files: Sequence[str]) -> Annotations:
