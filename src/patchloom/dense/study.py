@@ -22,7 +22,7 @@ from patchloom.data.source import Data, Source
 from patchloom.data.splits import with_groups
 from patchloom.dense.annotations.base import Annotated, AnnotatedData, T
 from patchloom.dense.checkpoint import DenseCard, DenseTask, is_dense, save_dense
-from patchloom.dense.memory import foresee_memory, no_more_than_a_step
+from patchloom.dense.memory import foresee_memory
 from patchloom.dense.recipes import (
     VALIDATIONS,
     R,
@@ -142,7 +142,7 @@ def set_up(
     fresh: str,
     label: str = "",
     unused: Sequence[str] = (),
-    bytes_of_test: Callable[[Trainer, Study[T, R]], int] = no_more_than_a_step,
+    bytes_of_test: Callable[[Trainer, Plan[Annotated[T], R]], int] | None = None,
 ) -> Study[T, R]:
     """Load the encoder, open the images, and resolve the recipe ``asked`` for; ``fresh`` is as in `open_subjects`."""
     subjects = open_subjects(run, settings, tuned=True, fresh=fresh)
@@ -325,7 +325,7 @@ def begin_training(
     return trainer
 
 
-FOLDERS: dict[DenseTask, str] = {"segment": "segmented", "detect": "detected"}
+_FOLDERS: dict[DenseTask, str] = {"segment": "segmented", "detect": "detected"}
 
 
 def check_outputs(run: str | Path, settings: EvalSettings, from_scratch: bool, save: bool, out: str | None) -> None:
@@ -358,7 +358,7 @@ def save_model(
     ids: tuple[int, ...],
 ) -> None:
     """Save a trained segmenter or detector, for `patchloom.predict`, in the file ``out`` or in the run."""
-    path = study.place(FOLDERS[kind], ".safetensors") if out is None else Path(out)
+    path = study.place(_FOLDERS[kind], ".safetensors") if out is None else Path(out)
     assert path is not None, "check_outputs comes first"
     card = DenseCard(
         kind=kind,
@@ -408,7 +408,7 @@ def dense_report(
 ) -> Evaluation:
     """Return a report whose lines are measures, and whose columns are the encoder, its controls and a constant answer.
 
-    ``rows`` are those of each column; ``measure`` is the name of the first line.
+    There are ``rows`` for each column, and ``measure`` names the first one.
     """
     test = plan.parts.test
     n = len(test) - len(unreadable)

@@ -7,6 +7,7 @@ import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from io import BytesIO
 from itertools import chain
@@ -20,9 +21,7 @@ from torch import Tensor
 from patchloom.data.conversions import limit_examples
 from patchloom.data.decode import (
     Unreadable,
-    decode_image,
     open_pillow,
-    read_image,
     read_orientation,
     silence_decoders,
 )
@@ -493,15 +492,16 @@ class Missing(Unreadable):
     """An image is not there."""
 
 
-def header_of(stored: Path | bytes, name: str) -> Header:
-    """Return the header of an image file, given as a path or as its content."""
+def header_of(images: Source, i: int) -> Header:
+    """Return the header of image i, without decoding it if it has a file."""
+    stored = images.stored(i)
     if isinstance(stored, Path) and not os.path.exists(stored):
-        raise Missing(f"{name} is not there")
-    try:
-        return _header_without_decoding(stored)
-    except Exception:  # whatever it is, decoding says it better, or can do it
-        _, h, w = (read_image(stored) if isinstance(stored, Path) else decode_image(stored, name)).shape
-        return Header((h, w))
+        raise Missing(f"{images.describe(i)} is not there")
+    if stored is not None:
+        with suppress(Exception):  # whatever it is, decoding says it better, or can do it
+            return _header_without_decoding(stored)
+    _, h, w = images.read(i).shape
+    return Header((h, w))
 
 
 def _header_without_decoding(stored: Path | bytes) -> Header:

@@ -232,9 +232,7 @@ def _headers(part: AnnotatedFiles) -> tuple[list[Header | None], list[str]]:
             name = part.images.describe(i)
             header = None
             try:
-                stored = part.images.stored(i)
-                assert stored is not None  # the images of all formats are files
-                header = header_of(stored, name)
+                header = header_of(part.images, i)
                 _compare(sheet, header, name)
             except Missing:
                 missing.append(i)

@@ -51,7 +51,6 @@ from patchloom.dense.annotations.base import (
     Annotated,
     AnnotatedData,
     ClassList,
-    Header,
     as_stored,
     header_of,
     hub_parts,
@@ -334,14 +333,6 @@ class StoredMaps:
             return None
         return digest([images, labels, "" if self.colours is None else str(self.colours.tolist())])
 
-    def header(self, i: int) -> Header:
-        """Return the header of image i."""
-        stored = self.images.stored(i)
-        if stored is not None:
-            return header_of(stored, self.images.describe(i))
-        height, width = self.images.read(i).shape[1:]
-        return Header((height, width))
-
     def ids(self, i: int) -> np.ndarray:
         """Return the numbers in the label map of image i, of an integer dtype [h w], as `read_ids` says."""
         stored = self.labels.stored(i)
@@ -399,7 +390,7 @@ def _look(maps: StoredMaps, i: int) -> np.ndarray | PatchloomError:
     """Return the rows of a label map as of `ids_of`, without the image, int64 [m 4]; or the error."""
     try:
         ids = maps.ids(i)
-        header = maps.header(i)
+        header = header_of(maps.images, i)
         turned = header.turned and not maps.is_turned(i)
         size = header.size
         if size != ids.shape:  # a head may tell another size than what decoding makes of the file
@@ -484,7 +475,7 @@ class LabelMaps(Annotated[Tensor]):
         return torch.from_numpy(numbers)
 
     def size(self, i: int) -> tuple[int, int]:
-        return self.maps.header(i).size
+        return header_of(self.images, i).size
 
     def _unknown(self, i: int, number: int, files: int) -> PatchloomError:
         more = f" ({files - 1:,} more hold such numbers)" if files > 1 else ""
