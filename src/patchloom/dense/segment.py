@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -75,19 +75,18 @@ FOREGROUND = "foreground IoU"  # name of the measure
 _NOTHING = 0.01  # foreground IoU below which nothing but the most frequent class was found
 
 
+@dataclass(eq=False)
 class SegmentLoss:
     """Loss of both heads, with counts of the answers in about the last tenth of the steps; no GPU is waited for."""
 
-    def __init__(
-        self,
-        card: EncoderCard,
-        recipe: ResolvedSegmentRecipe,
-        classes: Sequence[str],
-        weights: Tensor | None,
-        device: torch.device,
-    ) -> None:
-        self.card, self.recipe, self.classes, self.weights, self.device = card, recipe, classes, weights, device
-        self.answered = torch.zeros(3, len(classes), device=device)  # what `overlaps` gives
+    card: EncoderCard
+    recipe: ResolvedSegmentRecipe
+    classes: Sequence[str]
+    weights: Tensor | None
+    device: torch.device
+
+    def __post_init__(self) -> None:
+        self.answered = torch.zeros(3, len(self.classes), device=self.device)  # what `overlaps` gives
 
     def __call__(self, forward: Forward, batch: Batch) -> Tensor:
         truth = torch.stack(batch.truths).to(self.device, non_blocking=True).long()

@@ -302,19 +302,12 @@ _FORMAT = "label maps 3"  # to be raised with changes of the code that reads lab
 
 
 class StoredLabels(Protocol):
-    """Label maps as they are stored: `Files`, `LabelColumn` or `GivenLabels`."""
+    """Label maps as they are stored, each a path, the bytes of a file, or an array [h w]; methods as in `Source`."""
 
-    def stored(self, i: int) -> Any:
-        """Return label map i as a path, the bytes of a file, or an array [h w]."""
-
-    def describe(self, i: int) -> str:
-        """Return the name of label map i for messages."""
-
-    def fingerprint(self) -> str:
-        """Return 16 hex digits that change when a label map does."""
-
-    def stamp(self) -> str | None:
-        """Return a stamp as `Source.stamp` does."""
+    def stored(self, i: int) -> Any: ...
+    def describe(self, i: int) -> str: ...
+    def fingerprint(self) -> str: ...
+    def stamp(self) -> str | None: ...
 
 
 @dataclass(frozen=True)
