@@ -315,10 +315,7 @@ def by_folder(root: Path, images: Iterable[str]) -> tuple[dict[str, list[str]], 
         (nowhere if part is None else parts.setdefault(part, [])).append(image)
     if not parts:
         return {TRAIN: nowhere}, []
-    if not nowhere:
-        return parts, []
-    what = f"{count_images_are(len(nowhere))} left out, in no folder such as train or test"
-    return parts, [f"{what} ({name_files(root, nowhere)})"]
+    return parts, note_on_left_out(root, nowhere, ", in no folder such as train or test")
 
 
 def name_files(root: Path, files: Sequence[str]) -> str:
@@ -331,9 +328,10 @@ def count_images(count: int) -> str:
     return "1 image" if count == 1 else f"{count:,} images"
 
 
-def count_images_are(count: int) -> str:
-    """Return text such as "12 images are"."""
-    return f"{count_images(count)} {'is' if count == 1 else 'are'}"
+def note_on_left_out(root: Path, images: Sequence[str], why: str) -> list[str]:
+    """Return a sentence on images of a folder that are left out; none if there are none."""
+    are = "is" if len(images) == 1 else "are"
+    return [f"{count_images(len(images))} {are} left out{why} ({name_files(root, images)})"] if images else []
 
 
 def hub_parts(name: str) -> tuple[dict[str, tuple[str, Dataset, str]], list[str]]:
@@ -408,11 +406,8 @@ class ImageMatcher:
 
 
 def note_on_unnamed(root: Path, images: Sequence[str], count: int) -> list[str]:
-    """Return a sentence on images that no annotation names; none if there are none."""
-    if not images:
-        return []
-    what = f"{count_images_are(len(images))} left out (of {count:,}), as no annotation names them"
-    return [f"{what} ({name_files(root, images)})"]
+    """Return a sentence on those of ``count`` images that no annotation names; none if there are none."""
+    return note_on_left_out(root, images, f" (of {count:,}), as no annotation names them")
 
 
 def note_on_lost(root: Path, lost: Sequence[str], count: int, files: str) -> list[str]:
