@@ -26,7 +26,7 @@ from patchloom.dense.metrics import DetectedObjects, run_lengths
 from patchloom.dense.pictures import class_colours
 from patchloom.dense.predict import Predictions, coco_entries, label_png, name_images
 from patchloom.dense.segmenter import Segmenter
-from patchloom.dense.windows import detect_image, segment_image
+from patchloom.dense.windows import detect_images, segment_image
 from patchloom.evaluate.classifier import Classifier, ClassifierCard, save_classifier
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.format import EncoderCard, save_encoder
@@ -165,7 +165,8 @@ def test_objects_are_cocos(detector, photos, tmp_path):
     assert len(maps_in(tmp_path / "out", "pictures")) == 4
     model, card = load_dense(detector)
     image = read_image(photos / "a.png")
-    expected = detect_image(model, image, card.encoder.mean, card.encoder.std, score=0.3)
+    ((canvas, fit),) = detect_images(model, [image], card.encoder.mean, card.encoder.std, score=0.3)
+    expected = fit.detected(canvas, 0.3)
     (number,) = (i for i, one in found.imgs.items() if one["file_name"] == "a.png")
     assert (found.imgs[number]["height"], found.imgs[number]["width"]) == (40, 50)
     mine = found.loadAnns(found.getAnnIds(imgIds=[number]))

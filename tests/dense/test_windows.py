@@ -9,7 +9,7 @@ from patchloom.dense import augment, windows
 from patchloom.dense.detector import Detections
 from patchloom.dense.metrics import from_run_lengths
 from patchloom.dense.segmenter import SegmentLogits
-from patchloom.dense.windows import detect_image, detect_images, segment_image, segment_images, starts
+from patchloom.dense.windows import detect_images, segment_image, segment_images, starts
 
 MEAN, STD = (0.5,), (0.25,)
 SIZE = (12, 18)
@@ -133,12 +133,14 @@ class OneBox(nn.Module):
 def test_boxes_come_back_to_the_images_own_pixels():
     image = torch.zeros(1, 40, 80, dtype=torch.uint8)
     image[:, 8:24, 40:60] = 255
-    found = detect_image(OneBox(), image, MEAN, STD)
+    ((canvas, fit),) = detect_images(OneBox(), [image], MEAN, STD)
+    found = fit.detected(canvas, 0.05)
     assert found.labels.tolist() == [1, 2] and found.scores.tolist() == pytest.approx([0.9, 0.4])
     assert found.boxes[0].tolist() == pytest.approx([40, 8, 60, 24])
     masks = from_run_lengths(found.masks, (40, 80))
     assert masks[0, 10:22, 42:58].all() and masks[0].sum() <= 18 * 22
-    assert len(detect_image(OneBox(), image, MEAN, STD, score=0.0)) == 3
+    ((canvas, fit),) = detect_images(OneBox(), [image], MEAN, STD, score=0.0)
+    assert len(fit.detected(canvas, 0.0)) == 3
 
 
 def test_several_images_at_once_are_detected_as_alone():
@@ -147,7 +149,7 @@ def test_several_images_at_once_are_detected_as_alone():
         images.append(torch.zeros(1, *size, dtype=torch.uint8))
         images[-1][:, 4 : 8 + 2 * i, 3:9] = 200 + i
     found = [fit.detected(one, 0.05) for one, fit in detect_images(model, images, MEAN, STD)]
-    alone = [detect_image(model, image, MEAN, STD) for image in images]
+    alone = [fit.detected(one, 0.05) for image in images for one, fit in detect_images(model, [image], MEAN, STD)]
     assert len({tuple(one.boxes[0].tolist()) for one in found}) == 3
     for one, other in zip(found, alone, strict=True):
         assert torch.equal(one.boxes, other.boxes) and torch.equal(one.scores, other.scores)

@@ -31,13 +31,7 @@ _AT_ONCE = 8  # pictures on a GPU; a CPU is as fast with one
 
 
 class ReadPicture(NamedTuple):
-    """Picture of any size.
-
-    Attributes:
-        number: its number in a source.
-        image: [c h w]; None if it cannot be read.
-        truth: its annotation, if that is read as well.
-    """
+    """Picture [c h w] of any size, or None if it cannot be read, with its number in a source and perhaps annotation."""
 
     number: int
     image: Tensor | None
@@ -46,14 +40,7 @@ class ReadPicture(NamedTuple):
 
 @dataclass
 class Pictures(Dataset[ReadPicture | PatchloomError]):
-    """Data set of pictures.
-
-    Args:
-        read: reads an image by its number, with a number of channels: `Source.read_as`.
-        channels: number of channels.
-        numbers: numbers of the pictures.
-        truth: reads an annotation by its number; None: there is none.
-    """
+    """Data set of pictures by their numbers; ``read`` is `Source.read_as`, and ``truth`` reads an annotation."""
 
     read: Callable[[int, int], Tensor]
     channels: int
@@ -84,14 +71,9 @@ def answered(
     workers: int,
     what: str = "",
 ) -> Iterator[tuple[ReadPicture, Any]]:
-    """Yield the readable ones of ``pictures``, each with its answer on the CPU.
+    """Yield the readable ones of ``pictures``, each with its answer on the CPU; ``what`` is the line of progress.
 
-    Args:
-        pictures: the pictures.
-        answer: answers several images of one dtype, without waiting for a GPU.
-        device: device on which answers are computed.
-        workers: number of processes that read.
-        what: text of the line of progress; none without it.
+    ``answer`` is given several images of one dtype, and does not wait for a GPU.
     """
     numbers = pictures.numbers
     read = track_progress(prepared(pictures, numbers, workers, device, repeated=True), len(numbers), what)
@@ -126,15 +108,8 @@ def predict_images(
 ) -> list[A | None]:
     """Apply a model to every image; None for unreadable ones. Processes take turns, and all must call it.
 
-    Args:
-        model: model, which is moved to the device and set to eval mode.
-        images: annotated images.
-        settings: settings with device and workers.
-        answer: function of images [c h w], the device, and whether to compute in bfloat16, see `answered`.
-        finish: function of a picture and its answer on the CPU.
-        truth: whether the annotation is read with a picture.
-        precision: precision of matrix products.
-        what: text of the line of progress; none without it.
+    ``answer`` is that of `answered`, given the device and whether to compute in bfloat16, too; ``finish`` is applied to
+    its result on the CPU. ``truth`` reads the annotation with the picture.
     """
     device = settings.torch_device
     model.to(device).eval()

@@ -34,14 +34,14 @@ from patchloom.dense.study import (
     dense_report,
     save_model,
     set_up,
-    test_each,
+    unreadable_names,
 )
 from patchloom.dense.windows import Fit, detect_images
 from patchloom.errors import PatchloomError, check_options
 from patchloom.evaluate.classification import SCRATCH
 from patchloom.evaluate.classifier import PositionChoice
 from patchloom.evaluate.features import Precision
-from patchloom.evaluate.select import Fitted, train_candidates
+from patchloom.evaluate.select import train_candidates
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.evaluate.trainer import Forward, Trainer
 from patchloom.nets.checkpoints.format import EncoderCard
@@ -81,11 +81,11 @@ def begin_detector(
         recipe,
         train,
         held,
-        loss=loss,
-        augment=BoxAugment(model.size, recipe.scale, recipe.flip, recipe.color, recipe.sides),
-        score=functools.partial(detect_score, recipe=recipe, settings=settings, half=half),
+        loss,
+        BoxAugment(model.size, recipe.scale, recipe.flip, recipe.color, recipe.sides),
+        functools.partial(detect_score, recipe=recipe, settings=settings, half=half),
+        settings,
         measure="AP",
-        settings=settings,
         half=half,
         kernels=kernels,
         outline=Detector.outline,
@@ -119,7 +119,7 @@ def detect_objects(
     precision: Precision = "auto",
     name: str = "",
 ) -> list[DetectedObjects | None]:
-    """Detect objects in each image; None for unreadable ones. Processes take turns, and all must call it."""
+    """Detect objects in each image; None for unreadable ones. All processes must call it."""
 
     def looked(some: list[Tensor], device: torch.device, half: bool) -> list[tuple[Detections, Fit]]:
         return detect_images(model, some, card.mean, card.std, device, half, score)
@@ -196,6 +196,8 @@ def detect(
         settings,
         recipe,
         dense_recipe(recipe, DETECT, changes, settings.batch_size),
+        begin_detector,
+        detect_score,
         positions=positions,
         precision=precision,
         fresh=SCRATCH,
@@ -224,32 +226,31 @@ def detect(
     def build(encoder: Encoder) -> Detector:
         return Detector(encoder, len(classes), **options)
 
-    score = functools.partial(detect_score, recipe=values, settings=settings, half=study.half)
-    plan = study.plan(begin_detector, score)
     candidates, done = study.candidates(build, {"masks": with_masks}, control=control, from_scratch=from_scratch)
     if save or out is not None:
         ids = category_ids(train)
         saved = functools.partial(save_model, study, "detect", out, side=None, arguments=options, ids=ids)
         candidates[0] = replace(candidates[0], save=saved)
-    fitted = train_candidates(candidates, plan)
+    fitted = train_candidates(candidates, study)
 
     # every choice has been made: now the test images are read
-    def answer(one: Fitted) -> list[DetectedObjects | None]:
+    rows, found = [], []
+    for one in fitted:
         name, card = one.candidate.name, one.candidate.card
-        return detect_objects(one.model, test, card, settings, values.score, precision=precision, name=name)
-
-    def rows(one: Fitted, answers: list[DetectedObjects | None]) -> list[Result]:
-        return _scored(one.candidate.name, one.settings, test, answers)
-
-    tested = test_each(fitted, test, answer, rows)
+        answers = detect_objects(one.model, test, card, settings, values.score, precision=precision, name=name)
+        unreadable = unreadable_names(test, answers)
+        found.append(answers)
+        rows.append(_rows(name, one.settings, test, answers))
+        one.model.cpu()
     return dense_report(
-        plan,
-        tested,
+        study,
+        rows,
+        unreadable,
         title=f"Detection ({recipe})",
         measure="AP of boxes",
         done=_DONE.format(kind="Mask R-CNN" if with_masks else "Faster R-CNN") + done,
         measured=_MEASURED,
-        drawings=_drawings(tested.answers[0], study),
+        drawings=_drawings(found[0], study),
     )
 
 
@@ -263,7 +264,7 @@ def _has_masks(images: Annotated[Objects]) -> bool:
     return all(images.outlined(i).has_masks for i in range(min(len(images), 100)))
 
 
-def _scored(
+def _rows(
     name: str, settings: dict[str, Any], test: Annotated[Objects], found: Sequence[DetectedObjects | None]
 ) -> list[Result]:
     """Return rows for boxes and masks: AP with its interval first."""
@@ -278,14 +279,13 @@ def _scored(
         if len(test.classes) > 1:
             named |= {f"AP {name}": value for name, value in score.by_class(test.classes).items()}
         for measure, value in named.items():
-            pseudo, ends = None, (value, value)
+            low, high, outcomes = value, value, None
             if measure == "AP":
                 pseudo = pseudo_precision(score.matches, images.images.groups)
-                low, high = interval(torch.tensor(value, dtype=torch.float64), pseudo)
-                ends = low.item(), high.item()
-            outcomes = None if pseudo is None else Outcomes(pseudo.cpu().numpy(), pseudo=True)
-            called = f"{measure}{of}"
-            rows.append(Result(called, value, *ends, len(kept), name, "detect", settings, outcomes=outcomes))
+                low, high = (end.item() for end in interval(torch.tensor(value, dtype=torch.float64), pseudo))
+                outcomes = Outcomes(pseudo.cpu().numpy(), pseudo=True)
+            called, n = f"{measure}{of}", len(kept)
+            rows.append(Result(called, value, low, high, n, name, "detect", settings, outcomes=outcomes))
     return rows
 
 
@@ -303,8 +303,7 @@ def _drawings(
     ]
     rows = []
     for i in best_and_worst(scores):
-        image = test.images.read_as(i, len(study.subjects.ours.card.mean))
-        answer = found[i]
+        image, answer = test.images.read_as(i, len(study.subjects.ours.card.mean)), found[i]
         assert answer is not None
         title = f"{Path(test.images.describe(i)).name}: {scores[i]:.1%} AP"
         objects = answer.objects((image.shape[1], image.shape[2]))

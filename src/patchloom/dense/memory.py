@@ -24,23 +24,15 @@ _FEWEST = 4  # patches of a side that is proposed
 _FILLED = 0.95  # the share of what is free that a proposal fills
 
 
-def no_more_than_a_step(trainer: Trainer) -> int:
-    """Return 0: a test takes no more memory than a step."""
-    return 0
-
-
 def foresee_memory(
     candidates: Sequence[Candidate],
     plan: Plan[Annotated[T], R],
     *,
-    bytes_of_test: Callable[[Trainer], int] = no_more_than_a_step,
+    bytes_of_test: Callable[[Trainer, Any], int] | None,
 ) -> None:
     """Print how much memory training and tests will have in use; refuse a step or a test that does not fit.
 
-    Args:
-        candidates: the encoder and its controls.
-        plan: how they are trained.
-        bytes_of_test: function from a training to the peak bytes of a test; 0 if they do not exceed those of a step.
+    ``bytes_of_test`` returns the peak bytes of a test, given a training and the plan; None if a step takes more.
     """
     kind = plan.settings.torch_device.type
     if kind not in ("cpu", "cuda"):  # others do not tell what is free
@@ -60,7 +52,7 @@ def foresee_memory(
         counted = trainer.bytes_of_step(images)
         if counted is None:
             return
-        tests = kept + _SLACK * bytes_of_test(trainer)
+        tests = 0.0 if bytes_of_test is None else kept + _SLACK * bytes_of_test(trainer, plan)
     free, there = smallest(int(free_memory(kind) * _GIB)) / sharing, memory(kind)[1] * _GIB / sharing
     need, base = kept + _SLACK * counted, resident() if kind == "cpu" else 0.0
     most = max(need, tests)

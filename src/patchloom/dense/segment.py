@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,7 +46,7 @@ from patchloom.dense.study import (
     median_size,
     save_model,
     set_up,
-    test_each,
+    unreadable_names,
     window_count,
 )
 from patchloom.dense.windows import AT_ONCE, BAND, segment_image, segment_images
@@ -55,7 +55,7 @@ from patchloom.estimate import fake_numbers
 from patchloom.evaluate.classification import SCRATCH
 from patchloom.evaluate.classifier import PositionChoice
 from patchloom.evaluate.features import Precision
-from patchloom.evaluate.select import Fitted, train_candidates
+from patchloom.evaluate.select import Plan, train_candidates
 from patchloom.evaluate.settings import EvalSettings, print_notes
 from patchloom.evaluate.trainer import Forward, Trainer
 from patchloom.nets.checkpoints.format import EncoderCard
@@ -75,29 +75,18 @@ FOREGROUND = "foreground IoU"  # name of the measure
 _NOTHING = 0.01  # foreground IoU below which nothing but the most frequent class was found
 
 
+@dataclass(eq=False)
 class SegmentLoss:
-    """Loss of each pixel that counts, and of a second head's answer.
+    """Loss of both heads, with counts of the answers in about the last tenth of the steps; no GPU is waited for."""
 
-    It counts what is answered in about the last tenth of the steps, without waiting for a GPU.
+    card: EncoderCard
+    recipe: ResolvedSegmentRecipe
+    classes: Sequence[str]
+    weights: Tensor | None
+    device: torch.device
 
-    Args:
-        card: card of the encoder, with mean and std to normalise images.
-        recipe: values of the recipe.
-        classes: names of the classes.
-        weights: weights of the classes; None: all are equal.
-        device: device of the training.
-    """
-
-    def __init__(
-        self,
-        card: EncoderCard,
-        recipe: ResolvedSegmentRecipe,
-        classes: Sequence[str],
-        weights: Tensor | None,
-        device: torch.device,
-    ) -> None:
-        self.card, self.recipe, self.classes, self.weights, self.device = card, recipe, classes, weights, device
-        self.answered = torch.zeros(3, len(classes), device=device)  # what `overlaps` gives
+    def __post_init__(self) -> None:
+        self.answered = torch.zeros(3, len(self.classes), device=self.device)  # what `overlaps` gives
 
     def __call__(self, forward: Forward, batch: Batch) -> Tensor:
         truth = torch.stack(batch.truths).to(self.device, non_blocking=True).long()
@@ -148,13 +137,11 @@ def begin_segmenter(
         recipe,
         train,
         held,
-        loss=loss,
-        augment=PixelAugment(
-            model.size, recipe.resized, recipe.scale, recipe.flip, recipe.color, crops.classes, crops.aimed
-        ),
-        score=functools.partial(segment_score, recipe=recipe, settings=settings, half=half),
+        loss,
+        PixelAugment(model.size, recipe.resized, recipe.scale, recipe.flip, recipe.color, crops.classes, crops.aimed),
+        functools.partial(segment_score, recipe=recipe, settings=settings, half=half),
+        settings,
         measure="mIoU",
-        settings=settings,
         half=half,
         kernels=kernels if isinstance(model, Segmenter) else "torch",
         remark=loss.remark,
@@ -178,12 +165,12 @@ def segment_score(
     return 0.0 if math.isnan(iou) else iou
 
 
-def bytes_of_segmenting(trainer: Trainer, image: tuple[int, int], recipe: ResolvedSegmentRecipe) -> int:
-    """Return the peak bytes of a test on an image (h, w), counted with fake tensors, which replace the weights.
+def bytes_of_segmenting(trainer: Trainer, plan: Plan[Annotated[Tensor], ResolvedSegmentRecipe]) -> int:
+    """Return the peak bytes of a test on a usual image, counted with fake tensors, which replace the weights.
 
     They are those of the windows at once, of all their logits, and of the image's, a band after the other.
     """
-    model, kind = trainer.model, trainer.device.type
+    model, kind, recipe, image = trainer.model, trainer.device.type, plan.recipe, median_size(plan.parts.train)
     count = window_count(image, recipe.resized, recipe.size)
     use_kernels(model.eval(), "torch")  # native kernels need numbers
     with fake_numbers(model, kind) as live, torch.no_grad(), torch.autocast(kind, torch.bfloat16, enabled=trainer.half):
@@ -194,13 +181,9 @@ def bytes_of_segmenting(trainer: Trainer, image: tuple[int, int], recipe: Resolv
 
 
 def pixel_loss(logits: Tensor, truth: Tensor, weights: Tensor | None = None, dice: bool = False) -> Tensor:
-    """Mean cross-entropy of the pixels that count, and perhaps the Dice loss; 0 if no pixel counts.
+    """Return the mean cross-entropy of the pixels that count, and perhaps the Dice loss; 0 if no pixel counts.
 
-    Args:
-        logits: [b k h' w'], resized to the truth bilinearly.
-        truth: [b h w], with `IGNORED`.
-        weights: [k] weights of the classes, each at least 1; the mean is weighted, too.
-        dice: whether to add `dice_loss`.
+    Logits [b k h' w'] are resized to the truth [b h w] bilinearly. The mean is weighted by the classes' weights [k].
     """
     whole = F.interpolate(logits.float(), truth.shape[-2:], mode="bilinear", align_corners=False)
     each = F.cross_entropy(whole, truth, weights, ignore_index=IGNORED, reduction="sum")
@@ -211,12 +194,7 @@ def pixel_loss(logits: Tensor, truth: Tensor, weights: Tensor | None = None, dic
 
 
 def batch_overlaps(logits: Tensor, truth: Tensor) -> Tensor:
-    """Return what `overlaps` gives, float [3 k], at the places of the logits, without waiting for a GPU.
-
-    Args:
-        logits: [b k h' w'].
-        truth: [b h w], with `IGNORED`.
-    """
+    """Return what `overlaps` gives, float [3 k], at the places of logits [b k h' w']; the truth is [b h w]."""
     labels = F.interpolate(truth[:, None].float(), logits.shape[-2:], mode="nearest")[:, 0].long().flatten()
     answers, counted = logits.argmax(1).flatten(), (labels >= 0).float()
     none, labels = counted.new_zeros(logits.shape[1]), labels.clamp_min(0)
@@ -235,10 +213,7 @@ def predict_overlaps(
     precision: Precision = "auto",
     name: str = "",
 ) -> list[Tensor | None]:
-    """Return what `overlaps` gives of every image, [3 k]; None for unreadable ones.
-
-    Several processes take turns, and all must call it. ``name`` is that of the model on the line of progress.
-    """
+    """Return what `overlaps` gives of every image, [3 k]; None for unreadable ones. All processes must call it."""
 
     def segmented(some: list[Tensor], device: torch.device, half: bool) -> list[Tensor]:
         return segment_images(model, some, card.mean, card.std, side, device, half)
@@ -258,7 +233,7 @@ def joined(found: Sequence[Tensor | None], classes: int) -> Tensor:
 
 _OF_ENCODER = ("layer_decay", "drop_path", "head_width", "auxiliary")  # and of UPerNet: not of a linear layer
 _DONE = {
-    "upernet": ("Segmentation: UPerNet on four evenly spaced blocks, trained together with the encoder."),
+    "upernet": "Segmentation: UPerNet on four evenly spaced blocks, trained together with the encoder.",
     "linear": "Segmentation: a batch norm and a linear layer on the last tokens of the frozen encoder.",
 }
 _BESIDE = "Untrained is the same on fresh weights, raw pixels on the pixels of each patch."
@@ -330,17 +305,21 @@ def segment(
         settings,
         recipe,
         asked,
+        begin_segmenter,
+        segment_score,
         positions=positions,
         precision=precision,
         fresh=UNTRAINED if linear else SCRATCH,
         label="linear" if linear else recipe,
+        unused=_OF_ENCODER if linear else (),
+        bytes_of_test=bytes_of_segmenting,
     )
-    parts, classes = study.parts, study.classes
+    parts, test, classes = study.parts, study.parts.test, study.classes
     if any(getattr(asked, name) == "auto" for name in FOR_RARE):
         train, _ = parts.trained_on(study.recipe, settings)
         values, rarity = for_rare_classes(asked, study.recipe, class_pixels(train), classes)
         print_notes([rarity] if rarity else [])
-        study = replace(study, recipe=values)
+        study = replace(study, recipes=(values,))
     values = study.recipe
     options: dict[str, Any] = {"head": head, "head_width": values.head_width, "auxiliary": values.auxiliary > 0}
 
@@ -351,12 +330,6 @@ def segment(
         vit, size = study.subjects.ours.vit, (recipe.size, recipe.size)
         return PixelSegmenter(len(classes), size, input_channels(vit), patch_side(vit))
 
-    plan = study.plan(
-        begin_segmenter,
-        functools.partial(segment_score, recipe=values, settings=settings, half=study.half),
-        bytes_of_test=functools.partial(bytes_of_segmenting, image=median_size(parts.train), recipe=values),
-        unused=_OF_ENCODER if linear else (),
-    )
     candidates, done = study.candidates(build, {"head": head}, control=control, from_scratch=from_scratch, both=linear)
     done = f"{_DONE[head]}{done}"
     if linear and control:
@@ -364,42 +337,35 @@ def segment(
         done += f" {_BESIDE}"
     if save or out is not None:
         saved = functools.partial(
-            save_model,
-            study,
-            "segment",
-            out,
-            side=values.resized,
-            arguments=options,
-            ids=class_ids(parts.train),
+            save_model, study, "segment", out, side=values.resized, arguments=options, ids=class_ids(parts.train)
         )
         candidates[0] = replace(candidates[0], save=saved)
-    fitted = train_candidates(candidates, plan)
+    fitted = train_candidates(candidates, study)
 
     # every choice has been made: now the test images are read
-    def answer(one: Fitted) -> list[Tensor | None]:
+    rows, found = [], []
+    for one in fitted:
         name, card = one.candidate.name, one.candidate.card
-        return predict_overlaps(one.model, parts.test, card, settings, values.resized, precision=precision, name=name)
-
-    def rows(one: Fitted, answers: list[Tensor | None]) -> list[Result]:
-        return _rows(one.candidate.name, one.settings, joined(answers, len(classes)), classes, parts.test.images.groups)
-
-    tested = test_each(fitted, parts.test, answer, rows)
-    each = joined(tested.answers[0], len(classes))
+        answers = predict_overlaps(one.model, test, card, settings, values.resized, precision=precision, name=name)
+        unreadable = unreadable_names(test, answers)
+        found.append(joined(answers, len(classes)))
+        rows.append(_rows(name, one.settings, found[-1], classes, test.images.groups))
+        one.model.cpu()
     most, second = (
-        _rows(CONSTANT, {"answer": classes[best]}, constant, classes, parts.test.images.groups)
-        for best, constant in (constant_overlaps(each, place) for place in (0, 1))
+        _rows(CONSTANT, {"answer": classes[best]}, constant, classes, test.images.groups)
+        for best, constant in (constant_overlaps(found[0], place) for place in (0, 1))
     )
     constant = [row for row in most if row.measure != FOREGROUND]
     constant += [row for row in second if row.measure == FOREGROUND]
     return dense_report(
-        plan,
-        tested,
+        study,
+        [*rows, constant],
+        unreadable,
         title="Linear segmentation of the frozen encoder" if linear else f"Segmentation ({recipe}, UPerNet)",
         measure="mIoU",
         done=done,
         measured=_MEASURED,
-        drawings=_drawings(fitted[0].model, each, study),
-        constant=constant,
+        drawings=_drawings(fitted[0].model, found[0], study),
         telling=FOREGROUND,
     )
 
@@ -421,12 +387,7 @@ def _check_linear(recipe: str, from_scratch: bool, positions: str, changes: Mapp
 def _rows(
     name: str, settings: dict[str, Any], each: Tensor, classes: Sequence[str], groups: np.ndarray | None
 ) -> list[Result]:
-    """Return rows of mIoU, pixel accuracy, foreground IoU and the IoU of each class that occurs, with intervals.
-
-    Args:
-        each: [n 3 k], `overlaps` of each test image.
-        groups: [n] groups of the test images; None: no groups.
-    """
+    """Return rows of mIoU, pixel accuracy, foreground IoU and the IoU of each class, from `overlaps` [n 3 k]."""
     total, rows = each.sum(0), []
     measures = {"mIoU": mean_iou, "aAcc": pixel_accuracy, FOREGROUND: foreground_iou}
     for measure, statistic in measures.items():

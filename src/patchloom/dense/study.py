@@ -11,10 +11,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
-from torch import Tensor, nn
+from torch import nn
 
 from patchloom.data.decode import Unreadable
 from patchloom.data.loader import AnnotatedAugment, Batch, training_batches
@@ -22,7 +22,7 @@ from patchloom.data.source import Data, Source
 from patchloom.data.splits import with_groups
 from patchloom.dense.annotations.base import Annotated, AnnotatedData, T
 from patchloom.dense.checkpoint import DenseCard, DenseTask, is_dense, save_dense
-from patchloom.dense.memory import foresee_memory, no_more_than_a_step
+from patchloom.dense.memory import foresee_memory
 from patchloom.dense.recipes import (
     VALIDATIONS,
     R,
@@ -38,7 +38,7 @@ from patchloom.errors import PatchloomError, listing
 from patchloom.evaluate.classification import about_control
 from patchloom.evaluate.classifier import PositionChoice, variant_of
 from patchloom.evaluate.features import Precision, trains_in_bfloat16
-from patchloom.evaluate.select import Candidate, Fitted, Plan, recipe_sentences
+from patchloom.evaluate.select import Candidate, Plan, recipe_sentences
 from patchloom.evaluate.settings import (
     EvalSettings,
     Parts,
@@ -57,6 +57,7 @@ from patchloom.nets.encode import input_size, patch_side, width
 from patchloom.nets.finetune import Variant, at_size
 from patchloom.nets.performance import choose_kernels
 from patchloom.nets.swin import Encoder
+from patchloom.results.claims import CONSTANT
 from patchloom.results.evaluation import Drawing, Evaluation, as_control, note_unreadable
 from patchloom.results.result import Result
 from patchloom.sizes import in_pixels
@@ -70,33 +71,21 @@ _SAMPLED = 64  # images whose size is looked at
 _TIMED_IMAGES = 4
 
 
-@dataclass(frozen=True)
-class Study(Generic[T, R]):
-    """Encoder, images and recipe of a segmentation or detection.
+@dataclass(frozen=True, kw_only=True)
+class Study(Plan[Annotated[T], R]):
+    """Plan of a segmentation or detection, with its encoder.
 
     Attributes:
         run: encoder as typed by the user.
         subjects: the encoder and its controls.
         variant: position embeddings of the encoder.
-        name: name of the recipe.
         label: name of this training in file names: the recipe, or what distinguishes it from others of the same data.
-        recipe: values of the recipe.
-        parts: the images.
-        settings: settings of the evaluation.
-        half: whether matrix products of the training are in bfloat16.
-        kernels: kernels of the training, torch or native.
     """
 
     run: str | Path
     subjects: Subjects
     variant: Variant
-    name: str
     label: str
-    recipe: R
-    parts: Parts[Annotated[T]]
-    settings: EvalSettings
-    half: bool
-    kernels: str
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -117,16 +106,9 @@ class Study(Generic[T, R]):
         from_scratch: bool,
         both: bool = False,
     ) -> tuple[list[Candidate], str]:
-        """Return the encoder and its controls, and a sentence on them, after a space, or "".
+        """Return the encoder and its control, and a sentence on that, after a space, or "".
 
-        The control is the start of an adapted encoder, or else the fresh one.
-
-        Args:
-            build: function from a copy of an encoder to the model.
-            settings: additional settings of the results.
-            control: whether there are controls.
-            from_scratch: whether there is only the fresh encoder.
-            both: whether the fresh encoder is a control beside the start, too.
+        The control is the start of an adapted encoder, or else the fresh one; ``both`` takes both.
         """
         ours, start, fresh = self.subjects
         subjects, said = [fresh if from_scratch else ours], ""
@@ -140,35 +122,6 @@ class Study(Generic[T, R]):
 
         return [candidate(one) for one in subjects], said
 
-    def plan(
-        self,
-        begin: Callable[..., Trainer],
-        score: Callable[[Any, EncoderCard, Annotated[T]], float],
-        *,
-        bytes_of_test: Callable[[Trainer], int] = no_more_than_a_step,
-        unused: Sequence[str] = (),
-    ) -> Plan[Annotated[T], R]:
-        """Return the plan for all candidates.
-
-        Args:
-            begin: `begin_segmenter` or `begin_detector`.
-            score: as in `Plan`.
-            bytes_of_test: as in `foresee_memory`.
-            unused: values of the recipe without effect here.
-        """
-        return Plan(
-            self.name,
-            (self.recipe,),
-            self.parts,
-            self.settings,
-            partial(begin, settings=self.settings, half=self.half, kernels=self.kernels),
-            score,
-            self.half,
-            unused,
-            _TIMED_IMAGES,
-            partial(foresee_memory, bytes_of_test=bytes_of_test),
-        )
-
     def place(self, folder: str, suffix: str, what: str = "") -> Path | None:
         """Return the path of a file of the evaluation in the run; None if the encoder is not a local folder or file."""
         data = self.parts.train.images.name
@@ -181,11 +134,15 @@ def set_up(
     settings: EvalSettings,
     name: str,
     asked: Requested[R],
+    begin: Callable[..., Trainer],
+    score: Callable[..., float],
     *,
     positions: PositionChoice,
     precision: Precision,
     fresh: str,
     label: str = "",
+    unused: Sequence[str] = (),
+    bytes_of_test: Callable[[Trainer, Plan[Annotated[T], R]], int] | None = None,
 ) -> Study[T, R]:
     """Load the encoder, open the images, and resolve the recipe ``asked`` for; ``fresh`` is as in `open_subjects`."""
     subjects = open_subjects(run, settings, tuned=True, fresh=fresh)
@@ -212,7 +169,22 @@ def set_up(
     variant = variant_of(positions, vit)
     resized = at_size(vit, card, (recipe.size, recipe.size), variant)  # what is fastest depends on the size
     kernels, _ = choose_kernels(resized, device.type, half and not recipe.drop_path, recipe.batch)
-    return Study(run, subjects, variant, name, label or name, recipe, parts, settings, half, kernels)
+    return Study(
+        name,
+        (recipe,),
+        parts,
+        settings,
+        partial(begin, settings=settings, half=half, kernels=kernels),
+        partial(score, recipe=recipe, settings=settings, half=half),
+        half,
+        unused,
+        _TIMED_IMAGES,
+        partial(foresee_memory, bytes_of_test=bytes_of_test),
+        run=run,
+        subjects=subjects,
+        variant=variant,
+        label=label or name,
+    )
 
 
 def annotated_parts(
@@ -314,27 +286,15 @@ def begin_training(
     recipe: ResolvedDenseRecipe,
     train: Annotated[T],
     held: Annotated[T] | None,
-    *,
     loss: Loss,
     augment: AnnotatedAugment,
     score: Callable[[Any, EncoderCard, Annotated[T]], float],
-    measure: str,
     settings: EvalSettings,
-    half: bool,
-    kernels: str,
-    remark: Callable[[int], str] = lambda step: "",
-    outline: Callable[[Any, Tensor], Tensor],
+    **options: Any,
 ) -> Trainer:
-    """Return the training of a segmenter or detector; of equal scores, the weights that were trained longest win.
+    """Return the training of a segmenter or detector; ``options`` are other ones of `Trainer`.
 
-    Args:
-        model: model with a method ``groups``, trained in place.
-        card: card of the encoder, with mean and std to normalise images.
-        recipe: values of the recipe.
-        train, held: training images, and those by which the tested weights are chosen.
-        augment: augmentation of an image and its annotation.
-        score: function from a model, its encoder's card and images to its score.
-        loss, measure, settings, half, kernels, remark, outline: as in `Trainer`.
+    Of equal scores on the images ``held`` out, the weights that were trained longest win.
     """
     images, device = train.images, settings.torch_device
 
@@ -346,7 +306,7 @@ def begin_training(
         assert held is not None
         return Score(score(tested, card, held), float(trainer.step))
 
-    trainer: Trainer = Trainer(
+    trainer = Trainer(
         model,
         loss,
         batches,
@@ -359,17 +319,13 @@ def begin_training(
             "images": [None if part is None else part.fingerprint() for part in (train, held)],
         },
         validation_images=0 if held is None else len(held),
-        measure=measure,
-        half=half,
-        kernels=kernels,
         workers=partial(settings.workers_for, images, trained=True),
-        remark=remark,
-        outline=outline,
+        **options,
     )
     return trainer
 
 
-FOLDERS: dict[DenseTask, str] = {"segment": "segmented", "detect": "detected"}
+_FOLDERS: dict[DenseTask, str] = {"segment": "segmented", "detect": "detected"}
 
 
 def check_outputs(run: str | Path, settings: EvalSettings, from_scratch: bool, save: bool, out: str | None) -> None:
@@ -401,17 +357,8 @@ def save_model(
     arguments: dict[str, Any],
     ids: tuple[int, ...],
 ) -> None:
-    """Save a trained segmenter or detector, for `patchloom.predict`.
-
-    Args:
-        study: encoder, images and recipe.
-        kind: segment or detect.
-        out: file; None: one in the run.
-        model: trained model.
-        settings: settings of its results.
-        side, arguments, ids: as in `DenseCard`.
-    """
-    path = study.place(FOLDERS[kind], ".safetensors") if out is None else Path(out)
+    """Save a trained segmenter or detector, for `patchloom.predict`, in the file ``out`` or in the run."""
+    path = study.place(_FOLDERS[kind], ".safetensors") if out is None else Path(out)
     assert path is not None, "check_outputs comes first"
     card = DenseCard(
         kind=kind,
@@ -434,84 +381,40 @@ def save_model(
 # Test and report.
 
 
-A = TypeVar("A")
 _SHOWN = 2  # of the best images, and of the worst
 
 
-@dataclass(frozen=True)
-class Tested(Generic[A]):
-    """Answers of each candidate to the test images.
-
-    Attributes:
-        answers: answers of each candidate; None for an unreadable image.
-        rows: results of each candidate.
-        unreadable: names of the unreadable images.
-    """
-
-    answers: list[list[A | None]]
-    rows: list[list[Result]]
-    unreadable: list[str]
-
-
-def test_each(
-    fitted: Sequence[Fitted],
-    test: Annotated[T],
-    answer: Callable[[Fitted], list[A | None]],
-    rows: Callable[[Fitted, list[A | None]], list[Result]],
-) -> Tested[A]:
-    """Test every candidate; only here are the test images read.
-
-    Args:
-        fitted: trained candidates.
-        test: test images.
-        answer: function from a candidate to its answers to the test images.
-        rows: function from a candidate and its answers to its results.
-    """
-    tested = Tested[A]([], [], [])
-    for one in fitted:
-        answers = answer(one)
-        unreadable = [test.images.describe(i) for i, its in enumerate(answers) if its is None]
-        if len(unreadable) == len(test):
-            raise PatchloomError(
-                f"none of the {len(test):,} test images could be read, beginning with {unreadable[0]}: mend them"
-            )
-        tested.answers.append(answers)
-        tested.rows.append(rows(one, answers))
-        tested.unreadable[:] = unreadable
-        one.model.cpu()
-    return tested
+def unreadable_names(test: Annotated[T], answers: Sequence[Any]) -> list[str]:
+    """Return the names of the test images whose answer is None, being unreadable; refuse if all are."""
+    unreadable = [test.images.describe(i) for i, answer in enumerate(answers) if answer is None]
+    if len(unreadable) == len(test):
+        raise PatchloomError(
+            f"none of the {len(test):,} test images could be read, beginning with {unreadable[0]}: mend them"
+        )
+    return unreadable
 
 
 def dense_report(
     plan: Plan[Annotated[T], R],
-    tested: Tested[Any],
+    rows: list[list[Result]],
+    unreadable: Sequence[str],
     *,
     title: str,
     measure: str,
     done: str,
     measured: str,
     drawings: tuple[Drawing, ...],
-    constant: Sequence[Result] = (),
     telling: str = "",
 ) -> Evaluation:
     """Return a report whose lines are measures, and whose columns are the encoder, its controls and a constant answer.
 
-    Args:
-        plan: how the candidates were trained.
-        tested: their results.
-        title: start of the headline.
-        measure: name of the first measure, for the headline.
-        done: sentences on what was trained.
-        measured: sentences on what was measured.
-        drawings: pictures.
-        constant: results of the best constant answer.
-        telling: as in `Evaluation`.
+    There are ``rows`` for each column, and ``measure`` names the first one.
     """
-    test, rows = plan.parts.test, [*tested.rows, *([constant] if constant else [])]
-    n = len(test) - len(tested.unreadable)
+    test = plan.parts.test
+    n = len(test) - len(unreadable)
     controls = listing([as_control(its[0]) for its in rows[1:]], "and")
     against = f" against {controls}" if controls else ""
-    lost: list[str] = note_unreadable(tested.unreadable, "test images")
+    lost = note_unreadable(unreadable, "test images")
     return Evaluation(
         data=test.images.name,
         fingerprint=test.fingerprint(),
@@ -520,7 +423,7 @@ def dense_report(
         results=[row for its in rows for row in its],
         method=" ".join([done, recipe_sentences(plan), plan.parts.story, measured, *lost]),
         headline=f"{title}: {rows[0][0].text()} {measure}{against} on {n:,} test images.",
-        quoted=tuple(its[0] for its in tested.rows),
+        quoted=tuple(its[0] for its in rows if its[0].encoder != CONSTANT),
         across="measure",
         down=True,
         drawings=drawings,

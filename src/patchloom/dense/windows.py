@@ -176,27 +176,8 @@ def _resized(rows: Tensor, width: int) -> Tensor:
     return rows if rows.shape[2] == width else F.interpolate(rows[None], (rows.shape[1], width), mode="bilinear")[0]
 
 
-def detect_image(
-    model: Detector,
-    image: Tensor,
-    mean: Sequence[float],
-    std: Sequence[float],
-    device: torch.device | str = "cpu",
-    half: bool = False,
-    score: float = 0.05,
-) -> DetectedObjects:
-    """The objects of at least a ``score`` in an image, in its own pixels; arguments as in `detect_images`."""
-    ((found, fit),) = detect_images(model, [image], mean, std, device, half, score)
-    return fit.detected(found, score)
-
-
 class Fit(NamedTuple):
-    """Scale and size by which an image was brought to the canvas of a detector.
-
-    Attributes:
-        factor: as `fit_for_test` returned it.
-        own: size (h, w) of the image.
-    """
+    """Factor by which `fit_for_test` brought an image to the canvas of a detector, and the image's own size (h, w)."""
 
     factor: float
     own: tuple[int, int]
@@ -225,18 +206,10 @@ def detect_images(
     half: bool = False,
     score: float = 0.05,
 ) -> list[tuple[Detections, Fit]]:
-    """Detect objects in images; with each answer, on the device, comes what gives the objects of the image.
+    """Detect objects of at least a ``score`` in images [c h w], which are resized by `fit_for_test`.
 
-    An image is resized so that it just fits into what the model is given, or to the model's sides, as `fit_for_test`
-    has it.
-
-    Args:
-        model: on the device, in eval mode.
-        images: [c h w] of any sizes, all uint8 or all float in [0, 1], of the model's channels.
-        mean, std: with which images are normalised.
-        device: where the model is.
-        half: whether products are taken in bfloat16.
-        score: the lowest.
+    The answers stay on the device, and the `Fit` of each brings them to the pixels of its image. Other arguments are
+    those of `segment_images`.
     """
     device = torch.device(device)
     canvases, factors, fitted = zip(*(fit_for_test(one, model.size, model.sides) for one in images), strict=True)

@@ -1,6 +1,7 @@
 import struct
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -84,7 +85,7 @@ def test_colours_that_were_saved_as_a_palette_in_another_order(tmp_path):
 
 
 def size(stored):
-    return header_of(stored, "missing.jpg").size
+    return header_of(SimpleNamespace(stored=lambda _: stored, describe=lambda _: "missing.jpg"), 0).size
 
 
 def test_orientation_counts_for_maps_and_sizes(tmp_path):

@@ -7,6 +7,7 @@ import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from io import BytesIO
 from itertools import chain
@@ -20,9 +21,7 @@ from torch import Tensor
 from patchloom.data.conversions import limit_examples
 from patchloom.data.decode import (
     Unreadable,
-    decode_image,
     open_pillow,
-    read_image,
     read_orientation,
     silence_decoders,
 )
@@ -316,10 +315,7 @@ def by_folder(root: Path, images: Iterable[str]) -> tuple[dict[str, list[str]], 
         (nowhere if part is None else parts.setdefault(part, [])).append(image)
     if not parts:
         return {TRAIN: nowhere}, []
-    if not nowhere:
-        return parts, []
-    what = f"{count_images_are(len(nowhere))} left out, in no folder such as train or test"
-    return parts, [f"{what} ({name_files(root, nowhere)})"]
+    return parts, note_on_left_out(root, nowhere, ", in no folder such as train or test")
 
 
 def name_files(root: Path, files: Sequence[str]) -> str:
@@ -332,9 +328,10 @@ def count_images(count: int) -> str:
     return "1 image" if count == 1 else f"{count:,} images"
 
 
-def count_images_are(count: int) -> str:
-    """Return text such as "12 images are"."""
-    return f"{count_images(count)} {'is' if count == 1 else 'are'}"
+def note_on_left_out(root: Path, images: Sequence[str], why: str) -> list[str]:
+    """Return a sentence on images of a folder that are left out; none if there are none."""
+    are = "is" if len(images) == 1 else "are"
+    return [f"{count_images(len(images))} {are} left out{why} ({name_files(root, images)})"] if images else []
 
 
 def hub_parts(name: str) -> tuple[dict[str, tuple[str, Dataset, str]], list[str]]:
@@ -359,21 +356,13 @@ def is_role(word: str) -> bool:
 
 
 def annotation_key(path: str) -> str:
-    """Return the key that an image shares with its annotation.
-
-    The key is the path without its suffix and without folders such as ``images`` and ``annotations``.
-    """
+    """Return the key that an image shares with its annotation: its path without suffix and `is_role` folders."""
     *folders, name = path.split("/")
     return "/".join([*(one for one in folders if not is_role(one)), os.path.splitext(name)[0]])
 
 
 class ImageMatcher:
-    """Finds the image of an annotation file, and remembers which were asked for.
-
-    Args:
-        root: to which the paths are relative, for messages.
-        images: their paths.
-    """
+    """Finds the image of an annotation file, and remembers which were asked for; paths are relative to ``root``."""
 
     def __init__(self, root: Path, images: Sequence[str]) -> None:
         self.root, self.images = root, images
@@ -417,11 +406,8 @@ class ImageMatcher:
 
 
 def note_on_unnamed(root: Path, images: Sequence[str], count: int) -> list[str]:
-    """Return a sentence on images that no annotation names; none if there are none."""
-    if not images:
-        return []
-    what = f"{count_images_are(len(images))} left out (of {count:,}), as no annotation names them"
-    return [f"{what} ({name_files(root, images)})"]
+    """Return a sentence on those of ``count`` images that no annotation names; none if there are none."""
+    return note_on_left_out(root, images, f" (of {count:,}), as no annotation names them")
 
 
 def note_on_lost(root: Path, lost: Sequence[str], count: int, files: str) -> list[str]:
@@ -501,15 +487,16 @@ class Missing(Unreadable):
     """An image is not there."""
 
 
-def header_of(stored: Path | bytes, name: str) -> Header:
-    """Return the header of an image file, given as a path or as its content."""
+def header_of(images: Source, i: int) -> Header:
+    """Return the header of image i, without decoding it if it has a file."""
+    stored = images.stored(i)
     if isinstance(stored, Path) and not os.path.exists(stored):
-        raise Missing(f"{name} is not there")
-    try:
-        return _header_without_decoding(stored)
-    except Exception:  # whatever it is, decoding says it better, or can do it
-        _, h, w = (read_image(stored) if isinstance(stored, Path) else decode_image(stored, name)).shape
-        return Header((h, w))
+        raise Missing(f"{images.describe(i)} is not there")
+    if stored is not None:
+        with suppress(Exception):  # whatever it is, decoding says it better, or can do it
+            return _header_without_decoding(stored)
+    _, h, w = images.read(i).shape
+    return Header((h, w))
 
 
 def _header_without_decoding(stored: Path | bytes) -> Header:

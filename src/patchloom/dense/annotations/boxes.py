@@ -22,14 +22,9 @@ _FARTHEST = 2**20  # pixels, of corners and of the sides of a polygon together: 
 
 
 def compress_outline(outline: Any, height: int, width: int) -> str:
-    """Return COCO's compressed run lengths of an object's mask.
+    """Return COCO's compressed run lengths of an object's mask; raise ValueError if the outline cannot be drawn.
 
-    Args:
-        outline: COCO's segmentation: polygons in pixels, or run lengths, compressed or not.
-        height, width: of the image in pixels.
-
-    Raises:
-        ValueError: if the outline is malformed, or takes too much memory.
+    ``outline`` is COCO's segmentation: polygons in pixels, or run lengths, compressed or not.
     """
     codec, size = coco_tool("mask"), [height, width]
     if isinstance(outline, dict):
@@ -160,15 +155,13 @@ class BoxedImages(Annotated[Objects]):
     """Images with boxes and optional outlines, stored in a few arrays.
 
     Args:
-        images: the images.
-        classes: names of the classes.
+        images, classes, ids: as in `Annotated`.
         sizes: int64 [n 2], h and w of each upright image.
         counts: int64 [n], number of objects of each image.
         boxes: float32 [m 4], boxes of all images in order.
         labels: int64 [m].
         crowd: bool [m].
         outlines: outline of each object from `compress_outline`, decoded on access; None if there are none.
-        ids: as in `Annotations`.
     """
 
     def __init__(

@@ -27,6 +27,7 @@ from patchloom.dense.annotations.base import (
     Objects,
     as_stored,
     count_images,
+    files_in,
     header_of,
     hub_parts,
     is_role,
@@ -43,7 +44,7 @@ from patchloom.dense.annotations.boxes import (
 )
 from patchloom.dense.annotations.coco import find_coco, json_files, read_json
 from patchloom.dense.annotations.synthetic import DrawnObjects
-from patchloom.dense.annotations.voc import find_voc, xml_files
+from patchloom.dense.annotations.voc import find_voc
 from patchloom.dense.annotations.yolo import find_yaml, find_yolo, text_files, yaml_files
 from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError, listing
@@ -231,9 +232,7 @@ def _headers(part: AnnotatedFiles) -> tuple[list[Header | None], list[str]]:
             name = part.images.describe(i)
             header = None
             try:
-                stored = part.images.stored(i)
-                assert stored is not None  # the images of all formats are files
-                header = header_of(stored, name)
+                header = header_of(part.images, i)
                 _compare(sheet, header, name)
             except Missing:
                 missing.append(i)
@@ -273,13 +272,7 @@ def _compare(sheet: ImageAnnotation, header: Header, image: str) -> None:
 def _within(
     boxes: np.ndarray, sides: np.ndarray, sheets: Sequence[ImageAnnotation]
 ) -> tuple[np.ndarray, np.ndarray, list[str]]:
-    """Return boxes clipped to their images, which of them are fine (bool [m]), and notes.
-
-    Args:
-        boxes: float64 [m 4].
-        sides: [m 4], w h w h of the image of each.
-        sheets: that of each.
-    """
+    """Return boxes clipped to their images, which of them are fine (bool [m]), and notes; ``sides`` are w h w h."""
     if not np.isfinite(boxes).all():
         bad = int(np.flatnonzero(~np.isfinite(boxes).all(1))[0])
         raise PatchloomError(f"{sheets[bad].file} has a box with a number that is not finite: mend it or take it out")
@@ -354,7 +347,7 @@ def _in_folder(name: str) -> Annotations:
     listed = list_files(path)
     read = {file: read_json(path / file) for file in json_files(path, listed)}
     coco = {file: content for file, content in read.items() if content is not None}
-    voc, yamls = xml_files(path, listed), yaml_files(path)
+    voc, yamls = files_in(path, listed.folders, (".xml",)), yaml_files(path)
     text = [] if yamls else text_files(path, listed)
     there = {"COCO JSON": [*coco], "Pascal VOC XML": voc, "YOLO text": yamls or text}
     there = {kind: files for kind, files in there.items() if files}

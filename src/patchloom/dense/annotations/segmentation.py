@@ -51,7 +51,6 @@ from patchloom.dense.annotations.base import (
     Annotated,
     AnnotatedData,
     ClassList,
-    Header,
     as_stored,
     header_of,
     hub_parts,
@@ -88,16 +87,13 @@ def read_ids(
 
     The indices into a palette are the numbers, unless its colours are all in ``colours``, at other places: then the
     colours count, since programs that make PNGs smaller write colours as a palette in any order. EXIF orientation is
-    applied, as to images.
+    applied, as to images. The result is of an integer dtype [h w].
 
     Args:
         source: the file, or its bytes.
         name: name of the file, for messages.
         colours: uint8 [k 3]; a colour-coded map becomes the indices of its colours in this list.
         threshold: number from which on pixels become 255, and 0 below; then JPEG and grey in three channels are read.
-
-    Returns:
-        Non-negative numbers of an integer dtype [h w].
     """
     try:
         with silence_decoders():
@@ -195,10 +191,9 @@ class Layout:
     """Images with label maps. All paths are relative to the folder, with forward slashes.
 
     Attributes:
-        parts: those of "train", "validation" and "test" that exist, each with the sorted paths of its images and the
-            paths of their label maps.
+        parts: sorted paths of the images of each part that exists, and the paths of their label maps.
         words: name of each part in the folder, such as "val".
-        folders: folders that may have a list of classes: the folder itself (""), and those around label maps.
+        folders: folders that may have a list of classes.
         notes: sentences on skipped files.
     """
 
@@ -307,31 +302,17 @@ _FORMAT = "label maps 3"  # to be raised with changes of the code that reads lab
 
 
 class StoredLabels(Protocol):
-    """Label maps as they are stored: `Files`, `LabelColumn` or `GivenLabels`."""
+    """Label maps as they are stored, each a path, the bytes of a file, or an array [h w]; methods as in `Source`."""
 
-    def stored(self, i: int) -> Any:
-        """Return label map i as a path, the bytes of a file, or an array [h w]."""
-
-    def describe(self, i: int) -> str:
-        """Return the name of label map i for messages."""
-
-    def fingerprint(self) -> str:
-        """Return 16 hex digits that change when a label map does."""
-
-    def stamp(self) -> str | None:
-        """Return a stamp as `Source.stamp` does."""
+    def stored(self, i: int) -> Any: ...
+    def describe(self, i: int) -> str: ...
+    def fingerprint(self) -> str: ...
+    def stamp(self) -> str | None: ...
 
 
 @dataclass(frozen=True)
 class StoredMaps:
-    """Images and the label map of each, in the same order.
-
-    Attributes:
-        images: the images.
-        labels: their label maps, which are never read as images.
-        colours: for `read_ids`.
-        threshold: for `read_ids`.
-    """
+    """Images and the label map of each, in the same order, with ``colours`` and ``threshold`` as for `read_ids`."""
 
     images: Source
     labels: StoredLabels
@@ -344,14 +325,6 @@ class StoredMaps:
         if images is None or labels is None:
             return None
         return digest([images, labels, "" if self.colours is None else str(self.colours.tolist())])
-
-    def header(self, i: int) -> Header:
-        """Return the header of image i."""
-        stored = self.images.stored(i)
-        if stored is not None:
-            return header_of(stored, self.images.describe(i))
-        height, width = self.images.read(i).shape[1:]
-        return Header((height, width))
 
     def ids(self, i: int) -> np.ndarray:
         """Return the numbers in the label map of image i, of an integer dtype [h w], as `read_ids` says."""
@@ -371,13 +344,10 @@ class StoredMaps:
 
 
 def ids_of(maps: StoredMaps, where: str) -> np.ndarray:
-    """Read all label maps: the numbers in each, their pixels, and how many of these lie on slopes.
+    """Read all label maps, before anything is trained; the result is cached until a file changes.
 
-    All problems are found before anything is trained. The result is cached until a file changes.
-
-    Returns:
-        Rows of image, number, pixels, whether the image but not its label map is turned by EXIF, and pixels on slopes
-        (`_on_slopes`), int64 [m 5], sorted.
+    It has rows of image, number, pixels, whether the image but not its label map is turned by EXIF, and pixels on
+    slopes (`_on_slopes`), int64 [m 5], sorted.
     """
     stamp = maps.stamp()
     place = None if stamp is None else cache_root() / "label_maps" / digest([_FORMAT, stamp, str(maps.threshold)])
@@ -413,7 +383,7 @@ def _look(maps: StoredMaps, i: int) -> np.ndarray | PatchloomError:
     """Return the rows of a label map as of `ids_of`, without the image, int64 [m 4]; or the error."""
     try:
         ids = maps.ids(i)
-        header = maps.header(i)
+        header = header_of(maps.images, i)
         turned = header.turned and not maps.is_turned(i)
         size = header.size
         if size != ids.shape:  # a head may tell another size than what decoding makes of the file
@@ -474,14 +444,7 @@ _SMOOTHED, _EDGE, _NEAR, _ENDS, _SLOPES = 31, 4, 1 / 16, 0.5, 0.5
 
 
 class LabelMaps(Annotated[Tensor]):
-    """Images with stored label maps.
-
-    Args:
-        maps: images and label maps.
-        classes: the classes, and their numbers in label maps.
-        ignored: numbers of pixels that do not count.
-        rows: result of `ids_of`.
-    """
+    """Images with stored label maps, of which `ids_of` returned ``rows``; ``ignored`` numbers do not count."""
 
     def __init__(self, maps: StoredMaps, classes: ClassList, ignored: Collection[int], rows: np.ndarray) -> None:
         self.maps, self.images, self.ignored = maps, maps.images, sorted(ignored)
@@ -505,7 +468,7 @@ class LabelMaps(Annotated[Tensor]):
         return torch.from_numpy(numbers)
 
     def size(self, i: int) -> tuple[int, int]:
-        return self.maps.header(i).size
+        return header_of(self.images, i).size
 
     def _unknown(self, i: int, number: int, files: int) -> PatchloomError:
         more = f" ({files - 1:,} more hold such numbers)" if files > 1 else ""
@@ -551,12 +514,7 @@ _PARTS = {"train": "train", "validation": "validation", "val": "validation", "te
 
 @dataclass(frozen=True)
 class GivenLabels:
-    """Label maps given in Python: arrays [h w], tensors, PIL images or paths.
-
-    Attributes:
-        images: the images, for names.
-        maps: label map of each.
-    """
+    """Label maps of images, given in Python: arrays [h w], tensors, PIL images or paths."""
 
     images: Source
     maps: Sequence[Any]

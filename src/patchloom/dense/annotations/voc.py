@@ -11,9 +11,7 @@ from patchloom.dense.annotations.base import (
     TRAIN,
     ImageMatcher,
     by_folder,
-    count_images_are,
-    files_in,
-    name_files,
+    note_on_left_out,
     note_on_lost,
     note_on_unnamed,
     parse_part,
@@ -27,11 +25,6 @@ from patchloom.system.files import read_bytes
 
 _DEVKIT = "Annotations", "JPEGImages"  # folders of VOC's own sets
 _LISTS = ("train", "val", "test")  # files that say which image belongs to which part
-
-
-def xml_files(root: Path, listed: Listing) -> list[str]:
-    """Return the XML files of a folder, sorted."""
-    return files_in(root, listed.folders, (".xml",))
 
 
 def find_voc(name: str, root: Path, listed: Listing, files: Sequence[str]) -> Annotations:
@@ -103,10 +96,8 @@ def _by_list(
                 raise PatchloomError(f"{path} lists {stem}, and {seen[stem]} does, too: take one of the lines out")
             seen[stem] = path
         parts[part] = [by_stem[stem] for stem in stems]
-    if left := [image for stem, image in by_stem.items() if stem not in seen]:
-        said = f"{count_images_are(len(left))} left out, as no list of a part has them"
-        notes.append(f"{said} ({name_files(root, left)})")
-    return parts, notes
+    left = [image for stem, image in by_stem.items() if stem not in seen]
+    return parts, notes + note_on_left_out(root, left, ", as no list of a part has them")
 
 
 def read_voc(path: Path) -> ImageAnnotation:
