@@ -142,7 +142,8 @@ _GROUPS = {
     "adapt train_blocks lora_rank lora_on heads_first anchor",
     "task": "recipe task tasks beside",
     "training": "epochs minutes samples steps batch_size accumulate blr lr least_rate decay weight_decay "
-    "final_weight_decay momentum optimizer betas layer_decay warmup_epochs updates warmup_updates warmup_lr halve_every warmup_steps clip drop_path auxiliary loss "
+    "final_weight_decay momentum optimizer betas layer_decay "
+    "warmup_epochs updates warmup_updates warmup_lr halve_every warmup_steps clip drop_path auxiliary loss "
     "class_weights rare_crops validation patience keep_every log "
     "dropout smoothing mixup cutmix randaugment randaugment_std "
     "erasing repeats fresh_norm train_positions ema seed split_seed seeds",

@@ -25,7 +25,7 @@ from patchloom.nets.finetune import Adapt
 from patchloom.nets.lora import Target
 from patchloom.recipes import recipe_named, recipe_names
 from patchloom.sizes import PatchSize, compact, in_pixels, to_pair
-from patchloom.tasks import AUTO, task_name, usual_task, with_defaults
+from patchloom.tasks import AUTO, task_class, task_name, usual_task, with_defaults
 from patchloom.tasks.custom import Code, is_code, is_loaded, label, only_here, refuse_changed
 
 Auto = Literal["auto"]
@@ -429,6 +429,12 @@ def request(data: DataLike, task: TaskLike, settings: dict[str, Any]) -> Setting
     options = with_defaults(chosen)
     if options.get("features_of") is not None and Path(options["features_of"]).exists():
         options["features_of"] = str(Path(options["features_of"]).absolute())
+    if not task_class(options["name"]).measured:
+        if given.setdefault("held_out", 0) not in (0, "auto"):
+            raise PatchloomError(
+                f"{label(options['name'])} is a bare loss, without a measure on held-out images: leave out --held_out"
+            )
+        given["held_out"] = 0
     asked = Settings(data=absolute_name(data), task=options, model={"name": "auto", **model}, **given)
     hints = get_type_hints(Settings)
     for name in known:

@@ -343,7 +343,8 @@ def announce(
     training, held_out = held.parts(whole)
     counts = f"{len(training):,} {whole.noun} to train on, {len(held_out):,} held out"
     if not len(held_out):
-        counts += ": nothing is measured, and there is no verdict; patchloom evaluate takes other images"
+        why = "" if task.measured else f" {label(s.task['name'])} is a bare loss, so"
+        counts += f":{why} nothing is measured, and there is no verdict; patchloom evaluate takes other images"
     if copies := len(held.copies):
         counts += f", {copies:,} exact copies of those left out"
     say(f"{label(s.task['name'])} on {whole.name}: {counts}")
