@@ -106,7 +106,8 @@ def _spec_of(module: Encoder, about: dict[str, Any]) -> EncoderSpec:
     else:
         blocks = blocks_of(module)
         options = {"embed_dim": module.embed_dim, "depth": len(blocks), "num_heads": heads_by_stage(module)[0]}
-        options["mlp_ratio"] = blocks[0].mlp.fc2.in_features / module.embed_dim  # type: ignore[union-attr]  # timm's
+        mlp: Any = blocks[0].mlp
+        options["mlp_ratio"] = mlp.fc2.in_features / module.embed_dim
         if module.cls_token is None:
             options["class_token"] = False
         if module.reg_token is not None:
