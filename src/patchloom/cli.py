@@ -141,9 +141,11 @@ _GROUPS = {
     "model": "model network last_norm head heads head_width window patch_size positions initialization init from_run "
     "adapt train_blocks lora_rank lora_on heads_first anchor",
     "task": "recipe task tasks beside",
-    "training": "epochs minutes samples steps batch_size accumulate blr lr decay weight_decay momentum optimizer betas "
-    "layer_decay warmup_epochs updates warmup_updates warmup_lr halve_every warmup_steps clip drop_path auxiliary loss "
-    "class_weights rare_crops validation patience log dropout smoothing mixup cutmix randaugment randaugment_std "
+    "training": "epochs minutes samples steps batch_size accumulate blr lr least_rate decay weight_decay "
+    "final_weight_decay momentum optimizer betas layer_decay "
+    "warmup_epochs updates warmup_updates warmup_lr halve_every warmup_steps clip drop_path auxiliary loss "
+    "class_weights rare_crops validation patience keep_every log "
+    "dropout smoothing mixup cutmix randaugment randaugment_std "
     "erasing repeats fresh_norm train_positions ema seed split_seed seeds",
     "machine": "parallel device devices strategy precision teacher_precision attention kernels compile "
     "checkpointing threads workers crop_on",
@@ -151,6 +153,7 @@ _GROUPS = {
 _RARE = {
     *"accumulate weight_decay warmup_epochs clip crop_scale normalization cache crop_on channels positions".split(),
     *"strategy precision teacher_precision attention kernels compile checkpointing threads".split(),
+    *"least_rate final_weight_decay keep_every".split(),
     *"betas layer_decay drop_path smoothing mixup cutmix randaugment randaugment_std erasing repeats ema".split(),
     *"fresh_norm train_positions".split(),
     *"initialization knn_k knn_gallery lora_rank lora_on heads_first".split(),

@@ -7,11 +7,22 @@ import math
 _LOW = 0.1  # share of the peak during a constant warm-up; MP3's value is not in the available text
 
 
-def cosine_rate(step: float, steps: int, warmup: int, peak: float) -> float:
-    """Return the rate at ``step`` in [0, steps): a linear rise to ``peak`` in ``warmup`` steps, then a cosine to 0."""
+def cosine_rate(step: float, steps: int, warmup: int, peak: float, least: float = 0.0) -> float:
+    """Return the rate at ``step`` in [0, steps): a linear rise to ``peak`` in ``warmup`` steps, a cosine to ``least``.
+
+    ``least`` is ``min_lr`` of MAE's program (util/lr_sched.py), whose warm-up begins at 0, too.
+    """
     if step < warmup:
         return peak * (step + 1) / warmup
-    return peak * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
+    return cosine_between(peak, least, (step - warmup) / max(1, steps - warmup))
+
+
+def cosine_between(first: float, last: float, progress: float) -> float:
+    """Return the value of half a cosine from ``first`` to ``last`` at a ``progress`` in [0, 1].
+
+    It is the weight-decay schedule of DINO (``cosine_scheduler``) and I-JEPA (``CosineWDSchedule``).
+    """
+    return last + (first - last) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
 def warmup_again(began: int, steps: int, warmup: int) -> int:

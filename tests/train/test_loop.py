@@ -1,5 +1,6 @@
 """Settings asked for in Python, parts of the loop, and its batches."""
 
+import math
 import re
 from pathlib import Path
 
@@ -62,6 +63,33 @@ def test_rows_have_the_rate_and_the_place_of_their_update(images, small_run, tmp
     assert column(halved, "lr") == pytest.approx(rates, rel=1e-5) and column(halved, "step") == [0, 2, 4, 6]
 
 
+def test_least_rate_and_final_weight_decay_end_their_cosines(images, tmp_path, monkeypatch):
+    """I-JEPA's weight decay at a third of the training: final + (first - final) · (1 + cos(π/3)) / 2."""
+    seen = []
+
+    def note(stepper, done):
+        seen.append([group["weight_decay"] for group in stepper.optimizer.param_groups])
+
+    each_update(monkeypatch, note)
+    given = SMALL | {"epochs": 2, "warmup_epochs": 0.34, "least_rate": 1e-5, "out": tmp_path / "run"}
+    pretrain(images, weight_decay=0.04, final_weight_decay=0.4, **given)
+    run, peak = tmp_path / "run", 4e-3 * 16 / 256
+    assert column(run, "lr") == pytest.approx([cosine_rate(step, 6, 1, peak, 1e-5) for step in range(6)], rel=1e-5)
+    assert cosine_rate(6, 6, 1, peak, 1e-5) == 1e-5 and cosine_rate(0, 6, 1, peak, 1e-5) == peak
+    decays = [0.4 - 0.36 * (1 + math.cos(math.pi * step / 6)) / 2 for step in range(6)]
+    assert decays[2] == pytest.approx(0.4 - 0.36 * 0.75)
+    assert column(run, "weight_decay") == pytest.approx(decays, rel=1e-5)
+    assert [before for before, _ in seen] == pytest.approx([0.04, *decays[:-1]]), "an update sets its own"
+    assert {free for _, free in seen} == {0.0}
+    assert "least_rate: was 1e-05, now 0.0" in refusal(pretrain, images, **given | {"least_rate": 0.0})
+
+
+def test_a_least_rate_above_the_peak_is_refused(images, tmp_path):
+    given = SMALL | {"least_rate": 1e-3, "out": tmp_path / "run"}
+    assert "--least_rate 0.001 exceeds the peak of the learning rate, 0.00025" in refusal(pretrain, images, **given)
+    assert not (tmp_path / "run").exists()
+
+
 def test_the_last_update_is_the_mean_of_its_own_steps(unlabelled_images, tmp_path, monkeypatch):
     """A window of ``--accumulate`` 4 that has only 3 steps gives the gradient of one of 3."""
     norms, update = [], Stepper.update
@@ -91,6 +119,12 @@ def test_the_last_update_is_the_mean_of_its_own_steps(unlabelled_images, tmp_pat
         ({"img_size": (0, 32)}, "--img_size must be positive"),
         ({"patch_size": (40, 0)}, "--patch_size must be positive and 65536 or less, not 40x0"),
         ({"seed": -1}, "--seed must be 0 or more"),
+        ({"least_rate": -1e-6}, "--least_rate must be 0 or more"),
+        ({"least_rate": 1e-6, "halve_every": 2}, "--least_rate ends the cosine"),
+        ({"final_weight_decay": -0.1}, "--final_weight_decay must be 0 or more"),
+        ({"final_weight_decay": 0.4, "weight_decay": 0.0}, "--final_weight_decay is reached from"),
+        ({"keep_every": 0}, "--keep_every must be 1 or more"),
+        ({"keep_every": 0.5}, "keep_every cannot be 0.5"),
         ({"patience": 0}, "--patience must be 1 or more, not 0"),
         ({"from_run": "a", "init": "timm:b"}, "--from and --init both set the initial weights"),
         # of runs that adapt initial weights

@@ -64,6 +64,29 @@ def test_a_dry_run_says_the_plan_and_writes_nothing(images, tmp_path, capsys):
     assert run.folder == tmp_path / "run" and "takes about" in run.summary and not run.folder.exists()
 
 
+def test_a_plan_for_devices_that_are_not_here_says_what_is_unknown(images, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    free = ("device", "precision", "threads", "compile", "attention")
+    given = {name: value for name, value in SMALL.items() if name not in free} | {"out": tmp_path / "run"}
+    words = typed(images, tmp_path / "run", {"task": "mae", "epochs": 3})
+    words = [word for word in words if not word.startswith(tuple(f"--{name}=" for name in free))]
+    assert main([*words, "--device=cuda", "--devices=8", "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "there is no cuda device here, so this plan is for another machine" in out
+    assert "8 processes (ddp), 2 images per step each" in out
+    assert re.search(r"precision +bfloat16", out) and "takes 9 steps" in out
+    assert re.search(r"needs about \d\.\d GiB of memory on each device\n", out) and "takes about" not in out
+    assert not any(tmp_path.iterdir())
+    planned = pretrain(images, "mae", device="cuda", devices=4, dry_run=True, **given).planned
+    assert planned["forecast"]["seconds"] is None and planned["settings"]["devices"] == 4
+    assert "there is no cuda device" in refusal(pretrain, images, "mae", device="cuda", devices=8, **given)
+    asked = {"device": "cuda", "dry_run": True} | given
+    assert "shared evenly by 3 processes" in refusal(pretrain, images, "mae", devices=3, **asked)
+    del asked["epochs"]
+    assert "--minutes needs the time of a step" in refusal(pretrain, images, "mae", minutes=5, **asked)
+
+
 def test_planning_does_not_affect_training(images, small_run, tmp_path, monkeypatch):
     forecast = Planner.forecast
     monkeypatch.setattr(Planner, "forecast", lambda self, plan, timed: forecast(self, plan, True))

@@ -9,7 +9,7 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
@@ -18,9 +18,9 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from patchloom.arguments import PathLike, plain_path, validate_arguments
+from patchloom.arguments import PathLike, validate_arguments
 from patchloom.audio.compatibility import with_encoder_sound
 from patchloom.data.loader import Batch
 from patchloom.data.source import Source
@@ -70,7 +70,7 @@ from patchloom.nets.heads import (
 )
 from patchloom.nets.swin import Encoder, is_hierarchical
 from patchloom.results.evaluation import note_unreadable
-from patchloom.runs.encoder import load_encoder, load_extra_module
+from patchloom.runs.encoder import encoder_place, load_encoder, load_extra_module
 from patchloom.system.distributed import (
     cores_here,
     first_decides,
@@ -554,7 +554,7 @@ def parse_target(to: str | Path, format: str) -> tuple[Path, Path, str]:
 @validate_arguments
 @float32_products()
 def embed(
-    run: PathLike,
+    run: PathLike | nn.Module,
     data: DataLike,
     *,
     to: str | Path | None = None,
@@ -570,6 +570,8 @@ def embed(
     batch_size: int | Literal["auto"] = "auto",
     workers: int | Literal["auto"] = "auto",
     model: str | None = None,
+    mean: Iterable[float] | None = None,
+    std: Iterable[float] | None = None,
 ) -> EmbeddingsFile:
     """Write the embeddings of images to Parquet, npz or safetensors files, with a description of how they were made.
 
@@ -577,7 +579,7 @@ def embed(
     number of processes can write parts; an interrupted command resumes when it is repeated.
 
     Args:
-        run: folder of a run, ``.safetensors`` file of an encoder, or ``timm:NAME``.
+        run: folder of a run, ``.safetensors`` file of an encoder, or ``timm:NAME``; in Python also a module of timm.
         data: images from any source, with all its splits, with or without labels.
         to: folder, which keeps the parts, or file (.parquet, .npz or .safetensors), which joins them in memory.
             Parquet needs pyarrow, an extra.
@@ -594,6 +596,7 @@ def embed(
         batch_size: number of images per batch; auto: 256.
         workers: number of processes that read images; auto: by the device, and 0 if starting them takes longer.
         model: timm's model name, if the encoder is a file with weights only.
+        mean, std: statistics that normalise the images of a module, as in `patchloom.evaluate`.
 
     Returns:
         Description of the file or folder, with the nearest neighbours.
@@ -617,7 +620,7 @@ def embed(
         raise PatchloomError(f"--devices must be 1 or more, not {devices}")
     settings = EvalSettings(device=device, batch_size=batch_size, workers=workers, model=model)
     settings.check()
-    run = plain_path(run)
+    run = encoder_place(run, mean, std)
     check_model(run, model)
     place, folder, suffix = parse_target(to, format)
     asked = None if near is None else open_one(near)

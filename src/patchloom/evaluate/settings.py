@@ -25,6 +25,7 @@ from patchloom.display import StatusMessage, is_first, print_line
 from patchloom.errors import PatchloomError, check_type
 from patchloom.evaluate.features import has_labels, only_labelled
 from patchloom.nets.checkpoints.format import EncoderCard
+from patchloom.nets.checkpoints.live import has_no_folder
 from patchloom.nets.checkpoints.programs import Network
 from patchloom.runs.held_out import describe_seen, seen_in_pretraining
 from patchloom.system.distributed import first_decides, launch_once, launched_processes, processes_here, world
@@ -374,7 +375,7 @@ def place_in_run(
 
     Several names of data are joined.
     """
-    if str(run).startswith("timm:"):
+    if has_no_folder(run):
         return None
     home = Path(run) if Path(run).is_dir() else Path(run).parent
     name = re.sub(r"[^\w.-]+", "-", "-".join(Path(one).name for one in split_names(data)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
-from patchloom.arguments import PathLike, plain_path, validate_arguments
+from patchloom.arguments import PathLike, validate_arguments
 from patchloom.audio.compatibility import with_encoder_sound
 from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike, is_object_name
@@ -25,12 +26,13 @@ from patchloom.look.context import QUERIES, Draw, HeadChoice, ImagePoint, LookRe
 from patchloom.look.image_grid import SHEET_ROWS
 from patchloom.look.task_pictures import draw_task, title_of
 from patchloom.nets.checkpoints.format import EncoderCard, untrained_twin
+from patchloom.nets.checkpoints.live import LiveEncoder
 from patchloom.nets.encode import input_size
 from patchloom.nets.finetune import at_size
 from patchloom.nets.heads import InstanceHead
 from patchloom.nets.swin import Encoder, level_count
 from patchloom.results.claims import START, UNTRAINED
-from patchloom.runs.encoder import load_encoder, load_extra_module, load_start
+from patchloom.runs.encoder import encoder_place, load_encoder, load_extra_module, load_start
 from patchloom.runs.folder import RunFolder, data_slug
 from patchloom.runs.held_out import own_held_out
 from patchloom.runs.settings import TaskLike
@@ -190,7 +192,7 @@ _HEEDED = {
 
 @validate_arguments
 def look(
-    run: PathLike,
+    run: PathLike | nn.Module,
     data: DataLike | None = None,
     *,
     what: str | list[str] = TASK_PICTURES,
@@ -207,11 +209,14 @@ def look(
     img_size: int | tuple[int, int] | None = None,
     model: str | None = None,
     device: str = "auto",
+    mean: Iterable[float] | None = None,
+    std: Iterable[float] | None = None,
 ) -> list[Path]:
     """Draw what a run's pretext task hides and what the model predicts, or what an encoder has learnt.
 
     Args:
-        run: folder of a run; for pictures of an encoder also a file of weights, or timm:NAME.
+        run: folder of a run; for pictures of an encoder also a file of weights, or timm:NAME, and in Python a module
+            of timm.
         data: images from any source: its test split, if it has one; for the run's own data, and by default, the images
             that the run held out.
         what: task (pictures of the pretext task), or pictures of the encoder, separated by commas: attention,
@@ -232,6 +237,7 @@ def look(
         img_size: height and width in pixels of the encoder's input, if not its own.
         model: timm's model name, if the encoder is a file with weights only.
         device: device for the encoder: auto, cpu, cuda, or another device name of torch.
+        mean, std: statistics that normalise the images of a module, as in `patchloom.evaluate`.
 
     Returns:
         Paths of the files written.
@@ -242,8 +248,10 @@ def look(
     """
     if not 1 <= images <= SHEET_ROWS:
         raise PatchloomError(f"--images must be 1 to {SHEET_ROWS}, the number of rows of a sheet, not {images}")
-    run = plain_path(run)
+    run = encoder_place(run, mean, std)
     names = parse_pictures(what)
+    if TASK_PICTURES in names and what != ALL_PICTURES and isinstance(run, LiveEncoder):
+        raise PatchloomError(f"{run} has no run with a task to draw: give what='attention', or another of its pictures")
     options: dict[str, Any] = {
         "query": query,
         "heads": heads,

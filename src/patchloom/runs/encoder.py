@@ -6,7 +6,7 @@ import re
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from patchloom.errors import PatchloomError
 from patchloom.nets.build import build_encoder
 from patchloom.nets.checkpoints import format
 from patchloom.nets.checkpoints.format import EncoderCard
+from patchloom.nets.checkpoints.live import LiveEncoder, has_no_folder
 from patchloom.nets.checkpoints.load import Weights, check_model, kind_of, load_bare_module, load_pretrained
 from patchloom.nets.checkpoints.programs import Network
 from patchloom.nets.heads import InstanceHead, Use
@@ -33,9 +34,26 @@ _ENCODER = "encoder."
 _TEACHER = re.compile(r"questions\.\w+\.teacher\.encoder\.")  # a moving average, in the weights of a task
 
 
+def encoder_place(run: PathLike | nn.Module, mean: Any = None, std: Any = None) -> str | Path:
+    """Return the place of an encoder that a Python call is given, for the functions below.
+
+    Args:
+        run: folder of a run, file or ``timm:NAME``; or a module, which becomes a `LiveEncoder`.
+        mean, std: statistics of a module's images, as for `LiveEncoder.of`.
+
+    Raises:
+        PatchloomError: the module cannot be used, or there are statistics for anything else.
+    """
+    if isinstance(run, nn.Module):
+        return LiveEncoder.of(run, mean, std)
+    if mean is not None or std is not None:
+        raise PatchloomError("mean and std are for a module: a run, a file and timm:NAME have their own")
+    return plain_path(run)
+
+
 def unfinished_run(source: str | Path) -> RunFolder | None:
     """Return the folder of a run with a checkpoint but no encoder yet; None for any other ``source``."""
-    if str(source).startswith("timm:"):
+    if has_no_folder(source):
         return None
     folder = RunFolder(source)
     begun = folder.config.exists() and folder.checkpoints.there()
@@ -50,7 +68,7 @@ def encoder_weights(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def check_place(source: str | Path) -> None:
     """Refuse a path without an encoder, and suggest what was meant."""
-    if str(source).startswith("timm:") or unfinished_run(source) is not None:
+    if has_no_folder(source) or unfinished_run(source) is not None:
         return
     path = Path(source)
     folder = path if path.is_dir() else path.parent
@@ -111,7 +129,7 @@ def load_encoder(
     check_model(source, model)
     folder = unfinished_run(source)
     if folder is None:
-        if network == "teacher" and kind_of(source) in ("timm", "patchloom"):
+        if network == "teacher" and kind_of(source) in ("module", "timm", "patchloom"):
             vit, card = load_pretrained(_teacher_file(source))
             now = _with_current_name(card, source)
             return vit, card if now is card else replace(now, name=now.name + OF_TEACHER)
@@ -143,7 +161,7 @@ def has_teacher(source: str | Path) -> bool:
     """Return whether a run, finished or not, has a teacher beside the student, or a file of ExtreMA or LUT."""
     if (folder := unfinished_run(source)) is not None:
         return any(map(_TEACHER.match, folder.checkpoints.newest()[0]))
-    if kind_of(source) in ("timm", "patchloom"):
+    if kind_of(source) in ("module", "timm", "patchloom"):
         return (folder := _run_of(source)) is not None and folder.teacher.is_file()
     foreign = Weights(source).foreign
     return foreign is not None and bool(foreign.encoder_of("teacher"))
@@ -258,6 +276,8 @@ def load_extra_module(source: PathLike, use: Use, network: Network | None = None
 
 def named_extra_module(source: str | Path, use: Use, network: Network | None = None) -> tuple[str, nn.Module] | None:
     """Return the name of the present or future file of the module of `load_extra_module`, and the module."""
+    if isinstance(source, LiveEncoder):
+        return None
     folder = unfinished_run(source)
     if folder is not None and not is_loaded(folder.read_config().task["name"]):
         return None  # only the task's class knows its modules, and the user has not allowed to run its code

@@ -113,7 +113,7 @@ _GOES_ON = (
     *("requested.yaml", "config.yaml", "reasons.yaml", "data.yaml", "trained_on.bin", "metrics.csv", "log.txt"),
     *("unreadable.txt", "skipped.txt", "checkpoints", "start.safetensors"),
 )
-_NOT_COPIED = ("logs", "earlier", ".lock")
+_NOT_COPIED = ("logs", "earlier", "encoders", ".lock")
 
 
 class FolderLocked(TemporaryError):
@@ -246,6 +246,10 @@ class RunFolder:
         write_record(record, self.trained_on)
         write_checksummed(self.reasons, reasons)
         write_checksummed(self.config, settings.plain(), f"# Values of auto, with reasons:\n{notes}\n")
+
+    def kept_encoder(self, epoch: int) -> Path:
+        """Return the file of the encoder after an epoch, see ``--keep_every``."""
+        return self.path / "encoders" / f"epoch-{epoch:04}.safetensors"
 
     def kept_end(self, epochs: float) -> Path:
         """Return the folder for a copy of the run of ``epochs`` epochs, once it is trained longer."""

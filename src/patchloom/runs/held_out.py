@@ -13,6 +13,7 @@ from patchloom.data.source import Source
 from patchloom.data.splits import MAX_HELD_OUT, choose_indices, default_held_out_share, split_off
 from patchloom.errors import PatchloomError
 from patchloom.nets.checkpoints.format import is_encoder_file, read_encoder_card, weights_file
+from patchloom.nets.checkpoints.live import has_no_folder
 from patchloom.runs.encoder import unfinished_run
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.settings import ResolvedSettings, Settings
@@ -143,7 +144,7 @@ def record_of(source: str | Path) -> Record | None:
     """Return the record of what an encoder was trained on; None if there is none."""
     if unfinished_run(source) is not None:
         return read_record(RunFolder(source).trained_on)
-    return None if str(source).startswith("timm:") else _record_beside(weights_file(source))
+    return None if has_no_folder(source) else _record_beside(weights_file(source))
 
 
 def count_seen(source: str | Path, test: Source) -> int | None:

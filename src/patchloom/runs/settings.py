@@ -25,7 +25,7 @@ from patchloom.nets.finetune import Adapt
 from patchloom.nets.lora import Target
 from patchloom.recipes import recipe_named, recipe_names
 from patchloom.sizes import PatchSize, compact, in_pixels, to_pair
-from patchloom.tasks import AUTO, task_name, usual_task, with_defaults
+from patchloom.tasks import AUTO, task_class, task_name, usual_task, with_defaults
 from patchloom.tasks.custom import Code, is_code, is_loaded, label, only_here, refuse_changed
 
 Auto = Literal["auto"]
@@ -42,7 +42,7 @@ _ONLY_FOR = {
     "images": ("img_size", "channels", "crop_scale", "flip", "randaugment", "normalization", "crop_on"),
     "recordings": ("seconds", "rate", "features", "bins"),
 }
-LAUNCH = ("devices", "strategy", "log")  # settings that may change when a run is resumed
+LAUNCH = ("devices", "strategy", "keep_every", "log")  # settings that may change when a run is resumed
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,10 @@ class Settings:
         batch_size: images per step, over all devices.
         accumulate: steps per update, whose gradients are accumulated.
         blr: base learning rate; the peak is blr · (images per update) / 256.
+        least_rate: learning rate at the end of the cosine, not scaled by the batch (DINO, I-JEPA: 1e-6; MAE: 0).
         weight_decay: weight decay of AdamW, without biases, norms and positions; auto: 0.05, for extrema 0.1.
+        final_weight_decay: weight decay at the end of training, which --weight_decay reaches as a cosine (DINO, I-JEPA:
+            from 0.04 to 0.4); constant if absent.
         layer_decay: ratio of the learning rates of a block and the next one; 1 disables it.
         betas: decay rates of AdamW's two moments; DeiT and MP3 use [0.9, 0.999].
         warmup_epochs: epochs of linear warm-up to the peak learning rate.
@@ -121,6 +124,7 @@ class Settings:
         recipe: row of a paper's table, with defaults for settings that are not given; ``patchloom recipes`` lists them.
         patience: evaluations without improvement before the run stops and keeps its best weights. Without it, the run
             keeps its last weights.
+        keep_every: epochs between encoder files that are kept in the run's folder, as encoders/epoch-0010.safetensors.
         log: experiment trackers, any number of them: tensorboard, wandb, mlflow, trackio.
         split_seed: random seed of the held-out split, to compare runs of several seeds on the same images; else --seed.
         seed: random seed.
@@ -138,7 +142,9 @@ class Settings:
     batch_size: int | Auto = "auto"
     accumulate: int = 1
     blr: float | Auto = "auto"
+    least_rate: float = 0.0
     weight_decay: float | Auto = "auto"
+    final_weight_decay: float | None = None
     layer_decay: float | Auto = "auto"
     betas: tuple[float, float] = (0.9, 0.95)
     warmup_epochs: float | Auto = "auto"
@@ -181,6 +187,7 @@ class Settings:
     anchor: float = 0.0
     recipe: str | None = None
     patience: int | None = None
+    keep_every: int | None = None
     log: str | list[str] | None = None
     split_seed: int | None = None
     seed: int = 0
@@ -190,7 +197,7 @@ class Settings:
         least = {"batch_size": 1, "accumulate": 1, "channels": 1, "threads": 1, "devices": 1}
         least |= {"workers": 0, "weight_decay": 0, "warmup_epochs": 0, "clip": 0, "seed": 0, "halve_every": 0}
         least |= {"rate": 1000, "bins": 1, "patience": 1, "train_blocks": 0, "knn_k": 1, "knn_gallery": 2}
-        least |= {"lora_rank": 1}
+        least |= {"lora_rank": 1, "least_rate": 0, "final_weight_decay": 0, "keep_every": 1}
         for name, bound in least.items():
             value, most = getattr(self, name), _MAX.get(name, 2**31 - 1)
             if value not in ("auto", None) and not bound <= value <= most:
@@ -206,6 +213,12 @@ class Settings:
             raise PatchloomError(f"--warmup_epochs {self.warmup_epochs} exceeds --epochs {self.epochs}: lower it")
         if self.blr != "auto" and not 0 < self.blr < math.inf:
             raise PatchloomError(f"--blr must be above 0 and finite, not {self.blr}")
+        if self.least_rate and self.halve_every:
+            raise PatchloomError("--least_rate ends the cosine, which --halve_every replaces: leave out one of them")
+        if self.final_weight_decay is not None and self.weight_decay == 0:
+            raise PatchloomError(
+                "--final_weight_decay is reached from --weight_decay, which is 0: give one above 0, or leave it out"
+            )
         if not all(0 <= beta < 1 for beta in self.betas):
             raise PatchloomError(f"--betas must lie in [0, 1), not {list(self.betas)}")
         if not 0 < self.seconds <= _MAX["seconds"]:
@@ -416,6 +429,12 @@ def request(data: DataLike, task: TaskLike, settings: dict[str, Any]) -> Setting
     options = with_defaults(chosen)
     if options.get("features_of") is not None and Path(options["features_of"]).exists():
         options["features_of"] = str(Path(options["features_of"]).absolute())
+    if not task_class(options["name"]).measured:
+        if given.setdefault("held_out", 0) not in (0, "auto"):
+            raise PatchloomError(
+                f"{label(options['name'])} is a bare loss, without a measure on held-out images: leave out --held_out"
+            )
+        given["held_out"] = 0
     asked = Settings(data=absolute_name(data), task=options, model={"name": "auto", **model}, **given)
     hints = get_type_hints(Settings)
     for name in known:

@@ -31,7 +31,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from patchloom.display import StatusMessage
 from patchloom.errors import AlreadyReported, PatchloomError, Stopped, TemporaryError
-from patchloom.system.hardware import Cores, check_device, cores, own_cores
+from patchloom.system.hardware import Cores, check_device, cores, is_available, own_cores
 
 T = TypeVar("T")
 
@@ -461,6 +461,16 @@ def _started(devices: int | str) -> tuple[int, int]:
             "--devices out"
         )
     return found
+
+
+def missing_devices(device: str, devices: int | str) -> str:
+    """Return which of so many ``devices`` this machine lacks, as the start of a sentence; "" if none."""
+    if not is_available(device):
+        return f"there is no {device} device here"
+    there = torch.cuda.device_count() if device == "cuda" else 0
+    if device == "cuda" and _by_launcher() is None and devices != "auto" and int(devices) > there:
+        return f"there are {there} of {devices} GPUs here" if there != 1 else f"there is 1 of {devices} GPUs here"
+    return ""
 
 
 def _shard(task: nn.Module, mesh: Any) -> nn.Module:

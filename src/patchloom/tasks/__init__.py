@@ -1,4 +1,7 @@
-"""Registry of pretext tasks: one module per paper; ``TASKS`` has one entry per task."""
+"""Pretext tasks: one module per paper; ``TASKS`` has one entry per task.
+
+The classes are imported when they are first used, as in ``from patchloom.tasks import DropPos``.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,58 @@ from patchloom.tasks.custom import full_name, is_code, label, load
 
 if TYPE_CHECKING:
     from patchloom.nets.swin import Encoder
+    from patchloom.tasks.crossmae import CrossMAE
+    from patchloom.tasks.diet import DIET
+    from patchloom.tasks.distill import Distill
+    from patchloom.tasks.droppos import DropPos
+    from patchloom.tasks.extrema import ExtreMA
+    from patchloom.tasks.jigsaw import Jigsaw
+    from patchloom.tasks.latent import Latent
+    from patchloom.tasks.loca import LOCA
+    from patchloom.tasks.lut import LUT
+    from patchloom.tasks.mae import MAE
+    from patchloom.tasks.mixture import Mixture
+    from patchloom.tasks.mp3 import MP3
+    from patchloom.tasks.nepa import NEPA
+    from patchloom.tasks.part import PART
+    from patchloom.tasks.restore import Restore
+    from patchloom.tasks.simmim import SimMIM
     from patchloom.tasks.task import Task
+
+__all__ = [
+    "AUTO",
+    "DIET",
+    "LOCA",
+    "LUT",
+    "MAE",
+    "MP3",
+    "NEPA",
+    "PART",
+    "TASKS",
+    "CrossMAE",
+    "Distill",
+    "DropPos",
+    "Entry",
+    "ExtreMA",
+    "Jigsaw",
+    "Latent",
+    "Mixture",
+    "Restore",
+    "SimMIM",
+    "Task",
+    "build_task",
+    "check_step_size",
+    "data_defaults",
+    "encoder_defaults",
+    "images_needed",
+    "ready_tasks",
+    "task_class",
+    "task_name",
+    "training_defaults",
+    "updates_needed",
+    "usual_task",
+    "with_defaults",
+]
 
 
 class Entry(NamedTuple):
@@ -249,3 +303,13 @@ def build_task(task: Mapping[str, Any], encoder: Encoder) -> Task:
     """Build the pretext task with ``name`` and options as in ``task`` around ``encoder``."""
     options = with_defaults(task)
     return task_class(options.pop("name"))(encoder, **options)
+
+
+def __getattr__(name: str) -> Any:
+    """Import the class of a task when it is first used."""
+    paths = ["patchloom.tasks.task.Task", *(entry.path for entry in TASKS.values())]
+    path = next((one for one in paths if one.rpartition(".")[2] == name), None)
+    if path is None:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    found = globals()[name] = getattr(importlib.import_module(path.rpartition(".")[0]), name)
+    return found

@@ -196,7 +196,10 @@ def load(name: str) -> type[Task]:
             raise PatchloomError(f"{code.place} has no class {code.cls}; {hint}") from None
         _refuse_unfit(task, code.cls)
         _HERE[name] = task
-    return _HERE[name]
+    from patchloom.tasks.bare import as_task, is_bare_loss  # imports torch
+
+    found = _HERE[name]
+    return as_task(found) if is_bare_loss(found) else found
 
 
 def _only_task(code: Code) -> Code:
@@ -273,14 +276,16 @@ def _line(problem: BaseException, file: str) -> int | None:
 
 def _refuse_unfit(task: Any, name: str) -> None:
     """Raise an error for an object that is not a task, or cannot be built from options."""
+    from patchloom.tasks.bare import is_bare_loss
     from patchloom.tasks.task import Task
 
-    if not (isinstance(task, type) and issubclass(task, Task)):
+    bare = is_bare_loss(task)
+    if not bare and not (isinstance(task, type) and issubclass(task, Task)):
         raise PatchloomError(
             f"{name} is not a pretext task: derive its class from patchloom.tasks.task.Task, as "
             "docs/how-to/extend.md shows"
         )
-    if lacks := sorted(task.__abstractmethods__):
+    if not bare and (lacks := sorted(task.__abstractmethods__)):
         raise PatchloomError(f"the task {name} has no method {lacks[0]}: write it, as docs/how-to/extend.md shows")
     first, *others = inspect.signature(task).parameters.values()
     if first.name != "encoder":

@@ -40,6 +40,7 @@ class Task(nn.Module, ABC):
         serves_swin: whether the encoder may be a Swin, whose patches can be removed by uniform masks only.
         uses_indices: whether `forward` also takes ``indices``, int64 [b], the places of the images in the training set.
         only_encoder: whether the encoder answers by itself, without a decoder, head or token that is new.
+        measured: whether the task has a measure and pictures; a run of one without holds nothing out.
         native_crops: whether ``--crop_scale auto`` may cut crops at native scale; False if a question depends on the
             area that a crop shows.
         cuts_crops: whether the task cuts crops out of its images; ``--crop_scale auto`` then leaves the images whole.
@@ -58,6 +59,7 @@ class Task(nn.Module, ABC):
     only_encoder: ClassVar[bool] = False
     cuts_crops: ClassVar[bool] = False
     uses_indices: ClassVar[bool] = False
+    measured: ClassVar[bool] = True
     encoder: Encoder
     mean: Tensor
     std: Tensor

@@ -27,10 +27,10 @@ class Piece(NamedTuple):
         """Return the progress after ``step`` steps, in [0, 1]."""
         return self.progress + (1 - self.progress) * (step - self.step) / max(1, self.steps - self.step)
 
-    def rate(self, step: int, warmup: int, peak: float) -> float:
-        """Return the learning rate of ``step``: a cosine of the progress, with ``warmup`` of ``steps`` steps."""
+    def rate(self, step: int, warmup: int, peak: float, least: float = 0.0) -> float:
+        """Return the learning rate of ``step``: after ``warmup`` steps, a cosine of the progress to ``least``."""
         done: float = step if not self.step else self.at(step) * self.steps
-        return cosine_rate(done, self.steps, warmup, peak)
+        return cosine_rate(done, self.steps, warmup, peak, least)
 
 
 class Clock(NamedTuple):

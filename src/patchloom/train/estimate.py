@@ -395,7 +395,7 @@ class Forecast(Estimate):
         steps_alone: whether held-out measures and the final evaluation are left out of the seconds.
         bounded: whether the memory is an upper bound.
         processes: number of processes on this machine.
-        there: bytes of memory that one process may use.
+        there: bytes of memory that one process may use; 0 if unknown.
         free: bytes of memory that are free now for one process.
         disc: bytes of two checkpoints, a third one while it is written, and the encoder.
         room: free bytes on the disc.
@@ -432,7 +432,9 @@ class Forecast(Estimate):
     def sentences(self) -> list[str]:
         """Return a line each on time, memory and disc space, with hints where they are tight."""
         said = sentences_on_time(self, self.how, self.steps_alone, self.load)
-        if self.memory is not None:
+        if self.memory is not None and not self.there:
+            said.append(f"needs about {self.memory / _GIB:.1f} GiB of memory on each device")
+        elif self.memory is not None:
             each = f" in each of {self.processes} processes" if self.processes > 1 else ""
             about = "at most" if self.bounded else "about"
             said.append(f"needs {about} {self.memory / _GIB:.1f} of {self.there / _GIB:.1f} GiB of memory{each}")
@@ -496,7 +498,7 @@ def forecast_run(
             tried = _untried(settings, share, counted)
     sizes = tried.sizes if counted is None else counted.sizes
     best = 0 if settings.patience is None else sizes.weights  # the checkpoint also holds the best weights
-    disc = 3 * (sizes.checkpoint + best) + sizes.encoder + _FILES
+    disc = 3 * (sizes.checkpoint + best) + (1 + kept_encoders(settings)) * sizes.encoder + _FILES
     room = refuse_full_disc(folder, disc)
     base = resident() if settings.device == "cpu" else 0.0
     needed = tried.memory if counted is None else base + counted.likely
@@ -510,6 +512,32 @@ def forecast_run(
         room=room,
         advice=smaller_steps(settings),
         load=tried.load,
+    )
+
+
+def kept_encoders(settings: ResolvedSettings) -> int:
+    """Return the number of encoder files that a run keeps beside the final one (``--keep_every``)."""
+    return 0 if settings.keep_every is None else int(settings.epochs // settings.keep_every)
+
+
+def forecast_elsewhere(
+    settings: ResolvedSettings, training: Source, share: int, processes: int, folder: RunFolder
+) -> Forecast:
+    """Forecast a run on devices that this machine lacks: steps, memory of ``share`` images, and disc space."""
+    with StatusMessage("estimating the memory of a step"):
+        counted = sketch(settings, share)
+    sizes = counted.sizes
+    best = 0 if settings.patience is None else sizes.weights
+    disc = 3 * (sizes.checkpoint + best) + (1 + kept_encoders(settings)) * sizes.encoder + _FILES
+    shards = processes if settings.strategy == "fsdp" else 1
+    return Forecast(
+        steps=steps_of(settings.epochs, len(training), settings.batch_size),
+        step=None,
+        how="",
+        memory=counted.likely - sizes.state * (1 - 1 / shards),
+        disc=disc,
+        room=refuse_full_disc(folder, disc),
+        processes=processes,
     )
 
 
@@ -539,7 +567,10 @@ def forecast_rest(
     # where training goes on: rows of metrics.csv may be older, and missing after a kill
     step, seconds = folder.checkpoints.progress()
     checkpoint = max(written) * (1 if step else 3)  # before the first step there are no moments
-    disc = 3 * checkpoint + checkpoint // 3 + _FILES - (0 if kept else sum(written))
+    encoder = checkpoint // 3
+    there = sum(path.stat().st_size for path in folder.path.glob("encoders/*.safetensors"))
+    more = max(0, kept_encoders(settings) * encoder - there)
+    disc = 3 * checkpoint + encoder + more + _FILES - (0 if kept else sum(written))
     room = refuse_full_disc(folder, disc)
     steps = steps_of(settings.epochs, len(training), settings.batch_size) - step
     each = seconds / step if step else None

@@ -107,6 +107,8 @@ class FinalEvaluation(NamedTuple):
         health = None
         if measure is None:
             summary = f"Trained on all {len(self.training):,} {self.training.noun}, so nothing was measured on others."
+            if not task.measured:
+                summary = f"Trained with a bare loss, which has no measure: there is no verdict. {summary}"
         else:
             signs = self._signs(measure, state, knn)
             health = judge(signs)

@@ -23,7 +23,7 @@ from patchloom.arguments import validate_arguments
 from patchloom.data.augment import RandomCrop
 from patchloom.data.cache import cache_images
 from patchloom.data.loader import Batch, Prefetcher, steps_of, steps_per_epoch, training_batches
-from patchloom.data.source import Source
+from patchloom.data.source import Data, Source
 from patchloom.data.sources.in_memory import DataLike, is_object, is_object_name
 from patchloom.data.sources.open import open_data
 from patchloom.data.workers import living_workers
@@ -31,14 +31,17 @@ from patchloom.display import Displayable, StatusMessage, Verbatim, duration, is
 from patchloom.errors import AlreadyReported, PatchloomError, conforms
 from patchloom.loggers.queue import TrackerSet, send_pending
 from patchloom.loggers.trackers import check_installed, parse_trackers
+from patchloom.nets.build import outline
+from patchloom.nets.checkpoints.format import EncoderCard, save_encoder
 from patchloom.nets.performance import missing_kernels
 from patchloom.questions.question import Measure
 from patchloom.results.verdict import read_health
-from patchloom.runs.checkpoint import SaveTimer, all_finite, as_best, restore, tensors_of
-from patchloom.runs.encoder import load_start
+from patchloom.runs.checkpoint import SaveTimer, all_finite, as_best, restore, tensors_of, whole_weights
+from patchloom.runs.encoder import encoder_weights, load_start
 from patchloom.runs.folder import RunFolder, read_metrics, usual_folder
-from patchloom.runs.settings import ResolvedSettings, TaskLike, request, why_task
+from patchloom.runs.settings import ResolvedSettings, Settings, TaskLike, request, why_task
 from patchloom.runs.task import augment_of_readers, load_task, prepare_task, run_card
+from patchloom.runs.training_set import digest_of_record
 from patchloom.schedules import cosine_rate, halving_rate, warmup_again
 from patchloom.system.distributed import (
     Shared,
@@ -47,6 +50,7 @@ from patchloom.system.distributed import (
     cores_here,
     first_decides,
     launch,
+    missing_devices,
     raise_together,
     rank,
     refused_by_all,
@@ -62,10 +66,10 @@ from patchloom.tasks import AUTO, check_step_size
 from patchloom.tasks.task import Task
 from patchloom.train.checkpointing import TrainState
 from patchloom.train.clock import is_due, plan_anew, points_passed
-from patchloom.train.estimate import explain_errors, rounded
+from patchloom.train.estimate import Forecast, explain_errors, meta_task, rounded
 from patchloom.train.init import Start
 from patchloom.train.metrics import MetricsLog, Reporter, measure_forms
-from patchloom.train.plan import Planner, announce, check_same
+from patchloom.train.plan import Plan, Planner, announce, check_same
 from patchloom.train.resolve import default_device as best_device
 from patchloom.train.resolve import share_of_batch
 from patchloom.train.step import Forward, Pending, Stepper, Update, autocast
@@ -193,6 +197,33 @@ def save_checkpoint(folder: RunFolder, stepper: Stepper, state: TrainState, unre
     return True
 
 
+def kept_epoch(todo: range, per_epoch: int, every: int | None) -> int:
+    """Return the epoch that an update of the steps ``todo`` (from 0) completes if its encoder is kept; 0 if not."""
+    if every is None:
+        return 0
+    each = every * per_epoch
+    return todo.stop // each * every if todo.stop // each > todo.start // each else 0
+
+
+def keep_encoder(folder: RunFolder, stepper: Stepper, card: EncoderCard, epoch: int) -> bool:
+    """Write the encoder after an ``epoch`` unless weights are not finite; return whether they are finite.
+
+    The file has the format of the final encoder. Every process must call this; the first one writes.
+    """
+    if not finite_weights(stepper):
+        return False
+    weights = whole_weights(stepper.task)  # gathered from all processes
+    if stepper.fabric.is_global_zero:
+        folder.check_lock()
+        vit = outline(card.own_spec)  # without random draws
+        vit.load_state_dict(encoder_weights(weights), assign=True)
+        name = f"{card.name} (epoch {epoch:,} of {stepper.settings.epochs:g})"
+        note = f"This is the encoder after epoch {epoch:,} of the run {card.name} (--keep_every)."
+        about = replace(card, name=name, note=note, trained_on=digest_of_record(folder.trained_on))
+        save_encoder(vit, about, folder.kept_encoder(epoch))
+    return True
+
+
 def restored_state(folder: RunFolder, stepper: Stepper, reporter: Reporter) -> TrainState | None:
     """Restore the newest intact checkpoint; return None if there is none. Every process must call this."""
     found, problem = None, None
@@ -298,7 +329,7 @@ def pretrain(
         task: name of a pretext task, ``FILE.py:CLASS``, or a class; or a dict of one of these as ``name``, and options.
         out: folder of the run; ``runs/DATA-TASK`` or ``runs/DATA-RECIPE`` if absent. An existing run is resumed.
         dry_run: plan of the run with its time, memory and disc space; nothing is trained. Only caches about this
-            machine and the images are written.
+            machine and the images are written. For devices that are not here, the plan has no time.
         settings: fields of `patchloom.runs.settings.Settings`, such as ``epochs=100``; ``model`` may be a name, or a
             dict of ``name`` and sizes.
 
@@ -330,11 +361,13 @@ def pretrain(
     kind = asked.device
     if folder.config.exists():
         kind = folder.read_config().device
-        if not is_available(kind):
+        if not is_available(kind) and not dry_run:
             raise PatchloomError(
                 f"{folder.path} was begun on {kind}, and there is no such device here: resume it where there is one, "
                 "or begin another run from its weights with --from and another --out"
             )
+    if dry_run and (missing := missing_devices(kind, asked.devices)):
+        return plan_elsewhere(asked, opened, folder, missing, why_task(data, task, asked.recipe, opened.train.noun))
     fabric = launch(best_device()[0] if kind == "auto" else kind, asked.devices, asked.strategy)
     planner = Planner(asked, opened, folder, cores_here(), why_task(data, task, asked.recipe, opened.train.noun))
     plan = first_decides(planner.plan)
@@ -370,10 +403,7 @@ def pretrain(
         for line in lines:
             reporter.show(line)
         if dry_run:
-            reporter.show("This was a dry run: nothing was trained, and the folder was not created.")
-            planned: dict[str, Any] = {"settings": plan.settings.plain(), "reasons": dict(plan.reasons)}
-            planned["forecast"] = forecast.plain()
-            return Run(folder.path, "; ".join(forecast.sentences()), planned)
+            return planned_run(plan, forecast, folder, reporter)
 
         # ---- the cache of images, then the folder: there may be no room for a cache
         source = training
@@ -422,6 +452,37 @@ def pretrain(
         precision = partial(autocast, fabric.device.type, plan.settings.precision)
         with without_collectives(), float32_products():  # only this process has more to do
             return Run(folder.path, final.run(measure, state, fabric.device, precision))
+
+
+def planned_run(plan: Plan, forecast: Forecast, folder: RunFolder, reporter: Reporter) -> Run:
+    """Return the result of a dry run, whose plan is printed."""
+    reporter.show("This was a dry run: nothing was trained, and the folder was not created.")
+    planned: dict[str, Any] = {"settings": plan.settings.plain(), "reasons": dict(plan.reasons)}
+    return Run(folder.path, "; ".join(forecast.sentences()), planned | {"forecast": forecast.plain()})
+
+
+def plan_elsewhere(asked: Settings, data: Data, folder: RunFolder, missing: str, why: Mapping[str, str]) -> Run:
+    """Plan a run on devices that this machine lacks, as on the login node of a cluster: nothing is timed.
+
+    Args:
+        asked, data, folder: settings, images and folder of the run.
+        missing: the devices that are missing, as the start of a sentence.
+        why: reasons for settings that are known already.
+    """
+    processes = 1 if asked.devices == "auto" else asked.devices
+    planner = Planner(asked, data, folder, Cores(cores(), processes), why, elsewhere=True)
+    plan = planner.plan()
+    forecast = planner.forecast(plan, timed=False)
+    task = meta_task(plan.settings)
+    plan = plan.with_chosen(task)
+    plan.settings.check_cache(task.augment.size)
+    unknown = [f"{missing}, so this plan is for another machine:", "  its time is unknown, and its memory not checked"]
+    if not plan.resumed:
+        unknown.append("  precision, compile, workers and threads may resolve to others there")
+    reporter = Reporter(folder)
+    for line in announce(plan, asked, data, task, unknown, folder, forecast):
+        reporter.show(line)
+    return planned_run(plan, forecast, folder, reporter)
 
 
 def train(
@@ -538,9 +599,10 @@ def train(
             if settings.halve_every:
                 rate = halving_rate(todo[-1], first_warmup, peak, settings.halve_every * settings.accumulate)
             else:
-                rate = cosine_rate(todo[-1] - began, steps - began, warmup, peak)
+                rate = cosine_rate(todo[-1] - began, steps - began, warmup, peak, settings.least_rate)
             if (piece := state.piece) is not None and not settings.halve_every:
-                rate = piece.rate(todo[-1], first_warmup if not piece.step else round(rises * steps), peak)
+                rises_for = first_warmup if not piece.step else round(rises * steps)
+                rate = piece.rate(todo[-1], rises_for, peak, settings.least_rate)
             rate *= state.factor
             late = False
             if fabric.is_global_zero and seconds and piece is not None:
@@ -552,7 +614,8 @@ def train(
             # ---- the results: on a GPU of the update before, while this one keeps it busy; of all updates, before
             # anything else is done with the weights
             asked, diverged = [False] * 3, False
-            settled = begun == steps or journal.needs_weights(todo)
+            kept = kept_epoch(todo, per_epoch, settings.keep_every)
+            settled = begun == steps or bool(kept) or journal.needs_weights(todo)
             while queue and not diverged and (settled or len(queue) > stepper.ahead):
                 one = queue.popleft()
                 update = one.update.read()
@@ -563,6 +626,8 @@ def train(
                     note_skipped(folder, state, source, one.forwards, update, reporter)
                 diverged = state.in_a_row == _MAX_IN_A_ROW
                 journal.after_update(state, one.todo.start + 1, one.rate, sound=not diverged)
+            if kept and not diverged:  # before any checkpoint of these weights: a resumed run does not come back here
+                diverged = not keep_encoder(folder, stepper, validation.card, kept)
             stopping, due, late = asked
             late = late and not state.in_a_row  # a plan is saved, and skipped updates are not
             if late and piece is not None and seconds:

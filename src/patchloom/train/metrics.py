@@ -453,6 +453,8 @@ class MetricsLog:
         if self.settings.precision == "float16":
             row["loss_scale"] = state.scale
         row |= {"lr": rate, "seconds": state.seconds}
+        if self.settings.final_weight_decay is not None:
+            row["weight_decay"] = self.stepper.weight_decay(state.step - 1)
         losses = _losses(means)
         self.reporter.progress(lambda: self._line(state, losses))
         measured = bool(passed & self.validated)

@@ -36,7 +36,7 @@ from patchloom.system.hardware import Cores
 from patchloom.tasks import check_step_size
 from patchloom.tasks.custom import label
 from patchloom.tasks.task import Task
-from patchloom.train.estimate import Forecast, epochs_in, forecast_rest, forecast_run
+from patchloom.train.estimate import Forecast, epochs_in, forecast_elsewhere, forecast_rest, forecast_run
 from patchloom.train.init import Start
 from patchloom.train.resolve import default_cache, default_workers, measure_data, resolve, share_of_batch
 
@@ -59,6 +59,7 @@ class Plan(NamedTuple):
         ended: planned epochs of the finished run that is trained longer; 0 for other runs.
         reached: epochs that it was trained for: fewer than planned if it stopped early.
         moved: whether the images lie elsewhere than when the run began.
+        processes: number of training processes.
     """
 
     resumed: bool
@@ -72,6 +73,7 @@ class Plan(NamedTuple):
     ended: float = 0
     reached: float = 0
     moved: bool = False
+    processes: int = 1
 
     def with_chosen(self, task: Task) -> Plan:
         """Add the task's own values of ``auto`` options, and its views."""
@@ -92,12 +94,20 @@ class Planner:
         folder: folder of the run.
         here: cores of this machine, and the training processes that share them.
         reasons: reasons for settings that are known already, by setting.
+        elsewhere: whether the processes of ``here`` would run on devices that this machine lacks.
     """
 
     def __init__(
-        self, asked: Settings, data: Data, folder: RunFolder, here: Cores, reasons: Mapping[str, str] | None = None
+        self,
+        asked: Settings,
+        data: Data,
+        folder: RunFolder,
+        here: Cores,
+        reasons: Mapping[str, str] | None = None,
+        elsewhere: bool = False,
     ):
         self.asked, self.data, self.folder, self.here, self.reasons = asked, data, folder, here, dict(reasons or {})
+        self.elsewhere = elsewhere
         self.record = no_record()  # not part of the plan: large, and only needed in the first process
 
     def plan(self) -> Plan:
@@ -189,7 +199,9 @@ class Planner:
         training = plan.held_out.parts(self.data.train.heard_as(plan.stats.sound))[0]
         if plan.resumed and (found := forecast_rest(plan.settings, training, self.folder, kept=plan.ended > 0)):
             return found
-        share = share_of_batch(plan.settings.batch_size, len(training), world())
+        share = share_of_batch(plan.settings.batch_size, len(training), plan.processes)
+        if self.elsewhere:
+            return forecast_elsewhere(plan.settings, training, share, plan.processes, self.folder)
         return forecast_run(plan.settings, training, share, self.here, self.folder, timed)
 
     def store(self, plan: Plan) -> None:
@@ -213,7 +225,7 @@ class Planner:
         held_out = stored_held_out(self.folder, settings, self.data.train)
         training = held_out.parts(self.data.train)[0]
         check_step_size(settings.task, settings.batch_size, len(training))
-        share_of_batch(settings.batch_size, len(training), world())
+        share_of_batch(settings.batch_size, len(training), self._processes())
         launch = {name: getattr(self.asked, name) for name in LAUNCH}
         launch |= {"devices": self.here.processes} if self.asked.devices == "auto" else {}
         settings = replace(settings, **launch)
@@ -231,7 +243,11 @@ class Planner:
         for name, (value, why) in now.items():  # affect the pace only
             if getattr(self.asked, name) == "auto" and getattr(settings, name) != value:
                 settings, reasons = replace(settings, **{name: value}), reasons | {name: why}
-        return Plan(True, settings, reasons, stats, fingerprint, held_out, ended=ended, reached=reached, moved=moved)
+        plan = Plan(True, settings, reasons, stats, fingerprint, held_out, ended=ended, reached=reached, moved=moved)
+        return plan._replace(processes=self._processes())
+
+    def _processes(self) -> int:
+        return self.here.processes if self.elsewhere else world()
 
     def _new(self) -> Plan:
         start = Start(self.asked)
@@ -254,7 +270,9 @@ class Planner:
         asked, share = with_share(asked, len(whole), whole.noun)
         if share and whole.groups is not None:
             share["held_out"] += f"; {len(held_out.indices):,} in whole groups"
-        found = len(training), channels, stats, world(), self.here, training
+        found = len(training), channels, stats, self._processes(), self.here, training, self.elsewhere
+        if asked.minutes is not None and self.elsewhere:
+            raise PatchloomError("--minutes needs the time of a step, and the devices are not here: give --epochs")
         settings, reasons = resolve(replace(asked, minutes=None), *found)
         if asked.minutes is not None:
             each = share_of_batch(settings.batch_size, len(training), world())
@@ -275,6 +293,7 @@ class Planner:
             self.data.train.fingerprint(),
             held_out,
             subject_note(self.data.train) or ("" if close is None else close.sentence()),
+            processes=self._processes(),
         )
 
 
@@ -324,7 +343,8 @@ def announce(
     training, held_out = held.parts(whole)
     counts = f"{len(training):,} {whole.noun} to train on, {len(held_out):,} held out"
     if not len(held_out):
-        counts += ": nothing is measured, and there is no verdict; patchloom evaluate takes other images"
+        why = "" if task.measured else f" {label(s.task['name'])} is a bare loss, so"
+        counts += f":{why} nothing is measured, and there is no verdict; patchloom evaluate takes other images"
     if copies := len(held.copies):
         counts += f", {copies:,} exact copies of those left out"
     say(f"{label(s.task['name'])} on {whole.name}: {counts}")
@@ -361,10 +381,10 @@ def announce(
         say(f"  {lost} of {lost + plan.stats.sampled} sampled files cannot be read, and are skipped")
     for line in sentences:
         say(f"  {line}")
-    if world() > 1:
-        each = share_of_batch(s.batch_size, len(training), world())
-        say(f"  {world()} processes ({s.strategy}), {each} {whole.noun} per step each")
-    if line := describe_readers(task, s, share_of_batch(s.batch_size, len(training), world())):
+    each = share_of_batch(s.batch_size, len(training), plan.processes)
+    if plan.processes > 1:
+        say(f"  {plan.processes} processes ({s.strategy}), {each} {whole.noun} per step each")
+    if line := describe_readers(task, s, each):
         say(f"  {line}")
     if line := effective(task, s.epochs):
         say(f"  {line}")
@@ -385,7 +405,8 @@ def describe_continuation(plan: Plan, folder: RunFolder) -> list[str]:
     if plan.ended:
         more = plan.settings.epochs - plan.reached
         rise = min(plan.settings.warmup_epochs, more / 10)
-        rate = f"the learning rate rises over {rise:.3g} of them, then falls to 0 as a cosine"
+        least = plan.settings.least_rate
+        rate = f"the learning rate rises over {rise:.3g} of them, then falls to {least:g} as a cosine"
         rate = "the learning rate is halved as before" if plan.settings.halve_every else rate
         lines.append(f"trains {more:.4g} epochs more after {plan.reached:.4g}, from its weights and moments; {rate}")
         lines.append(f"the run of {plan.ended:g} epochs is kept in {folder.kept_end(plan.ended)}")

@@ -104,8 +104,12 @@ def resolve(
     world: int = 1,
     here: Cores | None = None,
     images: Source | None = None,
+    elsewhere: bool = False,
 ) -> tuple[ResolvedSettings, dict[str, str]]:
-    """Replace every ``auto``, and return the resolved settings with the reasons."""
+    """Replace every ``auto``, and return the resolved settings with the reasons.
+
+    A plan for devices ``elsewhere`` assumes a recent GPU, and nothing is asked of the device.
+    """
     settings, reasons = with_share(settings, n, stats.modality.noun)
     chosen: dict[str, Any] = {}
 
@@ -123,7 +127,8 @@ def resolve(
         return auto(name, *find(*about)) if asked == "auto" else asked
 
     device = auto("device", *default_device())
-    check_device(device)
+    if not elsewhere:
+        check_device(device)
     modality = stats.modality
     auto("channels", channels, f"as the {modality.noun}")
     swin = swin_sizes(settings.model.get("name", "auto"), settings.model)
@@ -193,8 +198,12 @@ def resolve(
     auto("threads", *choose_threads(device))
     auto("workers", *default_workers(device, here))
     sought("cache", default_cache, epochs, (h, w), stats, images)
-    half = auto("precision", *choose_precision(device))
-    check_precision(half, device)
+    if elsewhere and device == "cuda":
+        half = auto("precision", "bfloat16", "GPUs of compute capability 8.0 and later support it")
+        auto("compile", False, "decided where the GPU is")
+    else:
+        half = auto("precision", *choose_precision(device))
+        check_precision(half, device)
     shape = ("model", "img_size", "patch_size", "channels", "positions")
     vit = outline(encoder_spec(*(chosen.get(name, getattr(settings, name)) for name in shape)))
     at_once = batch // world * here.processes
@@ -203,14 +212,21 @@ def resolve(
     sought("kernels", choose_kernels, vit, device, halves, at_once)
     if settings.kernels == "native":
         check_native(vit, device, halves)
-    sought("compile", choose_compile, device, steps_of(epochs, n, batch))
-    if settings.compile in (True, "graphs") and (reason := cannot_compile(device)):
+    if "compile" not in chosen:
+        sought("compile", choose_compile, device, steps_of(epochs, n, batch))
+    if not elsewhere and settings.compile in (True, "graphs") and (reason := cannot_compile(device)):
         said = str(settings.compile).lower()
         raise PatchloomError(f"--compile {said} cannot be used, because {reason}: leave it out")
     if settings.compile == "graphs" and (reason := _cannot_replay(device, settings.accumulate, world)):
         raise PatchloomError(f"--compile graphs {reason}: use --compile true, or leave it out")
     resolved = settings.resolved(**chosen)
     resolved.check()  # given and chosen values may be incompatible
+    peak = resolved.blr * min(batch, n) * resolved.accumulate / 256
+    if resolved.least_rate > peak:
+        raise PatchloomError(
+            f"--least_rate {resolved.least_rate:g} exceeds the peak of the learning rate, {peak:.3g} (--blr · images "
+            "per update / 256): lower it"
+        )
     return resolved, reasons
 
 

@@ -16,6 +16,7 @@ from patchloom.data.stats import normalize
 from patchloom.nets.compiling import compiling
 from patchloom.nets.optimizer import build_optimizer, is_free, layer_groups, parameter_groups
 from patchloom.runs.settings import ResolvedSettings
+from patchloom.schedules import cosine_between
 from patchloom.system.distributed import Shared, total, world
 from patchloom.system.hardware import fetch_behind
 from patchloom.tasks.task import Task
@@ -203,6 +204,11 @@ class Stepper:
             return self.piece.at(step)
         return (step - self.began) / (self.steps - self.began)
 
+    def weight_decay(self, step: int) -> float:
+        """Return the weight decay of the update that ends with ``step`` (from 0), see ``--final_weight_decay``."""
+        first, last = self.settings.weight_decay, self.settings.final_weight_decay
+        return first if last is None else cosine_between(first, last, self.progress(step))
+
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the autocast context of the task."""
         return autocast(self.fabric.device.type, self.settings.precision)
@@ -248,6 +254,8 @@ class Stepper:
         waits = not self.began and done <= self.heads_only  # the moments of the encoder are gathered meanwhile
         for group in adam.param_groups:
             group["lr"] = 0.0 if waits and not group.get("new", True) else rate * group.get("lr_scale", 1.0)
+            if group["weight_decay"]:  # not for biases, norms and positions
+                group["weight_decay"] = self.weight_decay(done - 1)
         if adam.defaults["fused"]:
             adam.found_inf = skipped.float()  # exactly 1 keeps weights and moments
             self.optimizer.step()

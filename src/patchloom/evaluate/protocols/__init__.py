@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from patchloom.arguments import PathLike, plain_path, unknown_option_error, validate_arguments
+from torch import nn
+
+from patchloom.arguments import PathLike, unknown_option_error, validate_arguments
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.display import is_first, print_line
 from patchloom.errors import PatchloomError, check_options, listing, suggestion
 from patchloom.evaluate.settings import DryRun, EvalSettings, print_notes_once, share_nothing
 from patchloom.evaluate.trainer import keep_until_done
+from patchloom.nets.checkpoints.live import has_no_folder
 from patchloom.nets.checkpoints.load import check_model
 from patchloom.results import store
 from patchloom.results.evaluation import Evaluation, frozen_ahead
 from patchloom.results.result import Result
+from patchloom.runs.encoder import encoder_place
 from patchloom.system.distributed import explain_peer_death
 from patchloom.system.hardware import float32_products
 
@@ -111,7 +115,15 @@ def _planned(plan: DryRun, settings: EvalSettings) -> Evaluation:
 
 @validate_arguments
 @float32_products()
-def evaluate(protocol: str, run: PathLike, data: DataLike, **options: Any) -> Evaluation:
+def evaluate(
+    protocol: str,
+    run: PathLike | nn.Module,
+    data: DataLike,
+    *,
+    mean: Iterable[float] | None = None,
+    std: Iterable[float] | None = None,
+    **options: Any,
+) -> Evaluation:
     """Evaluate an encoder by one protocol, with its controls.
 
     Its results are appended to ``results.jsonl`` if ``run`` is a run's folder. Pictures show the last seed.
@@ -119,8 +131,11 @@ def evaluate(protocol: str, run: PathLike, data: DataLike, **options: Any) -> Ev
     Args:
         protocol: one of `PROTOCOLS`.
         run: folder of a finished or interrupted run; an encoder's ``.safetensors`` file; ``timm:NAME``; or, with
-            ``model=NAME``, a file of weights only with timm's names.
+            ``model=NAME``, a file of weights only with timm's names; in Python also a ViT, Eva or Swin of timm as a
+            module, whose results are returned and not stored.
         data: labelled images, as for `patchloom.data.sources.open.open_data`.
+        mean, std: statistics per channel, in [0, 1] units, that normalise the images of a module; not needed for
+            timm's published weights.
         options: fields of `EvalSettings`, such as ``seeds=3``, and options of the protocol.
 
     Returns:
@@ -140,14 +155,14 @@ def evaluate(protocol: str, run: PathLike, data: DataLike, **options: Any) -> Ev
     check_options(function, options)
     settings = EvalSettings(**{name: options.pop(name) for name in list(options) if name in common})
     settings.check()
-    run = plain_path(run)
+    run = encoder_place(run, mean, std)
     check_model(run, settings.model)
     if settings.network is not None and protocol in _OWN_NETWORK:
         raise PatchloomError(f"{protocol} is of the networks that were trained for it: leave out --network")
     place, before = None, list[Result]()
     if protocol.partition(":")[0] not in _TRAIN:
         share_nothing(settings, protocol)
-    if not str(run).startswith("timm:") and Path(run).is_dir() and is_first():
+    if not has_no_folder(run) and Path(run).is_dir() and is_first():
         place = Path(run)
         before = store.check(place, outcomes=protocol == "finetune")
     reports: list[Evaluation] = []

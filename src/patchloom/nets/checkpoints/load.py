@@ -51,6 +51,7 @@ from patchloom.nets.checkpoints.format import (
     timm_license,
     weights_file,
 )
+from patchloom.nets.checkpoints.live import LiveEncoder
 from patchloom.nets.checkpoints.programs import (
     AGREEMENT,
     ANY_PROGRAM,
@@ -94,15 +95,18 @@ from patchloom.system.files import read_text, regular
 
 # Kinds of sources.
 
-Kind = Literal["timm", "patchloom", "hub", "bare"]
+Kind = Literal["module", "timm", "patchloom", "hub", "bare"]
 
 
 def kind_of(source: str | Path) -> Kind:
     """Return the kind of a source.
 
-    timm: ``timm:NAME``; patchloom: a run's folder or a file that patchloom wrote; hub: a folder in the format of the
-    Hugging Face Hub, for timm or transformers, or ``timm:hf-hub:OWNER/NAME``; bare: any other file, with weights only.
+    module: a module of a Python call; timm: ``timm:NAME``; patchloom: a run's folder or a file that patchloom wrote;
+    hub: a folder in the format of the Hugging Face Hub, for timm or transformers, or ``timm:hf-hub:OWNER/NAME``; bare:
+    any other file, with weights only.
     """
+    if isinstance(source, LiveEncoder):
+        return "module"
     if is_on_hub(source):
         return "hub"
     if str(source).startswith("timm:"):
@@ -985,6 +989,8 @@ def load_pretrained(
     ``network`` is as in `load_published`.
     """
     check_model(source, model, option)
+    if isinstance(source, LiveEncoder):
+        return source.load()
     if kind_of(source) in ("timm", "patchloom"):
         return load_encoder_file(source)
     try:
