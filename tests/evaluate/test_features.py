@@ -11,7 +11,6 @@ import timm
 import torch
 from evaluating import numbers
 from labelled import write_noise
-from patchloom.evaluate.training import predictions
 from pseudo_cuda import pseudo_cuda
 from refusing import refusal
 from safetensors.torch import save
@@ -40,6 +39,7 @@ from patchloom.evaluate.frozen import extractors
 from patchloom.evaluate.protocols import evaluate
 from patchloom.evaluate.protocols.knn import knn_right
 from patchloom.evaluate.settings import EvalSettings
+from patchloom.evaluate.training import predictions
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file
 from patchloom.nets.finetune import at_size

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from evaluating import write_encoder
-from patchloom.evaluate.training import FitPlan, Views, plan_for, predict_classes, train_classifier
 from PIL import Image
 from refusing import refusal
 from timm.data import Mixup
@@ -35,6 +34,7 @@ from patchloom.evaluate.recipes import (
     validation_images,
 )
 from patchloom.evaluate.settings import EvalSettings
+from patchloom.evaluate.training import FitPlan, Views, plan_for, predict_classes, train_classifier
 from patchloom.nets.build import EncoderSpec, build_encoder, outline
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.finetune import with_variant

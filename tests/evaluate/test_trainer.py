@@ -13,7 +13,6 @@ import torch
 from dense_together import evaluate_together
 from evaluating import ctrl_c_at, folder_of
 from forked import server
-from patchloom.evaluate.training import Training
 from safetensors.torch import load_file
 from spoken import encoder_of_sound, speech_commands
 from torch import nn
@@ -28,6 +27,7 @@ from patchloom.evaluate.protocols import evaluate
 from patchloom.evaluate.recipes import Recipe, check_shares
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.evaluate.trainer import BestEpoch, EpochScore, _Progress, score_of
+from patchloom.evaluate.training import Training
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.format import load_encoder_file
 from patchloom.pace import Pace

@@ -9,7 +9,7 @@ from sweep import build, views_of
 from patchloom.data.loader import training_batches
 from patchloom.tasks import TASKS
 from patchloom.train.estimate import RandomImages
-from patchloom.train.step import clip_gradients, pretraining_optimizer
+from patchloom.train.step import pretraining_optimizer, clip_gradients
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("exact")]
 GPU = "cuda"

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import torch
 from evaluating import numbers
-from patchloom.evaluate.training import Training
 
 from patchloom.evaluate import features, trainer
 from patchloom.evaluate.protocols import evaluate
+from patchloom.evaluate.training import Training
 from patchloom.runs import checkpoint
 
 # noqa: F401

@@ -15,7 +15,6 @@ from patchloom.evaluate.protocols import evaluate
 from patchloom.export.export import export
 from patchloom.look.look import look
 from patchloom.nets.build import build_encoder
-from patchloom.nets.optimizer import parameter_groups
 from patchloom.runs.encoder import load_encoder
 from patchloom.runs.settings import Settings
 from patchloom.runs.task import load_task
@@ -26,6 +25,7 @@ from patchloom.tasks.mae import MAE
 from patchloom.tasks.simmim import SimMIM
 from patchloom.train.loop import pretrain
 from patchloom.train.resolve import resolve
+from patchloom.nets.optimizer import parameter_groups
 from patchloom.train.step import pretraining_optimizer
 
 SWEPT = {

@@ -15,7 +15,6 @@ from patchloom.data.stats import Stats
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.features import trains_in_bfloat16
 from patchloom.nets.build import EncoderSpec, build_encoder
-from patchloom.nets.optimizer import parameter_groups
 from patchloom.nets.performance import missing_kernels
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.settings import ResolvedSettings, Settings, request
@@ -29,6 +28,7 @@ from patchloom.train.estimate import too_little_memory
 from patchloom.train.loop import pretrain
 from patchloom.train.metrics import event_steps
 from patchloom.train.resolve import resolve, share_of_batch
+from patchloom.nets.optimizer import parameter_groups
 from patchloom.train.step import seed_step
 
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from evaluating import numbers
-from patchloom.evaluate.training import ClassPredictions, predict_classes
 
 from patchloom.data.source import Data, Source
 from patchloom.data.sources.open import open_data
@@ -15,6 +14,7 @@ from patchloom.evaluate import settings
 from patchloom.evaluate.classifier import Classifier, ClassifierCard, load_classifier, save_classifier
 from patchloom.evaluate.protocols import evaluate
 from patchloom.evaluate.protocols.ensemble import agreement_of, average
+from patchloom.evaluate.training import ClassPredictions, predict_classes
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.results import store

@@ -11,7 +11,6 @@ import pytest
 import timm
 import torch
 from evaluating import numbers
-from patchloom.evaluate.training import Candidate, fit, plan_for, predict_classes, temporary_seed
 from refusing import refusal
 from timm.models.vision_transformer_relpos import RelPosAttention, VisionTransformerRelPos
 from torch import nn
@@ -24,6 +23,7 @@ from patchloom.evaluate.classifier import Classifier, Pool, fresh_blocks, load_c
 from patchloom.evaluate.protocols import blocks, evaluate
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.evaluate.trainer import Trained
+from patchloom.evaluate.training import Candidate, fit, plan_for, predict_classes, temporary_seed
 from patchloom.nets import performance
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file, save_encoder

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from evaluating import numbers
-from patchloom.evaluate.training import FitPlan, LinearClassifier, ProbeTraining
 from refusing import refusal
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
@@ -26,6 +25,7 @@ from patchloom.evaluate.protocols import evaluate
 from patchloom.evaluate.protocols.linear import _done
 from patchloom.evaluate.recipes import PROBES, ProbeRecipe, images_per_step
 from patchloom.evaluate.settings import EvalSettings
+from patchloom.evaluate.training import FitPlan, LinearClassifier, ProbeTraining
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file, save_encoder, save_extra_module
 from patchloom.nets.heads import InstanceHead, represent

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from evaluating import ctrl_c_at, numbers
-from patchloom.evaluate.training import Training, Views, predict_classes
 from refusing import refusal
 from spoken import SOUND, Tones, encoder_of_sound, speech_commands
 
@@ -26,6 +25,7 @@ from patchloom.evaluate.protocols import evaluate
 from patchloom.evaluate.protocols import keywords as protocol
 from patchloom.evaluate.recipes import Recipe
 from patchloom.evaluate.settings import EvalSettings
+from patchloom.evaluate.training import Training, Views, predict_classes
 from patchloom.nets.build import build_encoder
 from patchloom.nets.checkpoints.format import save_encoder
 from patchloom.results import store
