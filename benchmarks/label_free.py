@@ -14,6 +14,17 @@ The table has Spearman's ρ between each measure and each accuracy: over all enc
 numbers at once; and within equal epochs, as the mean of the ρ of each length, which matters for the choice of a task.
 Intervals are the middle 95 % of 2,000 draws of encoders with replacement, within the lengths; and, because two seeds of
 one task are similar, of draws of tasks, with both their seeds.
+
+Whether a measure chooses the epoch of one run for dense use is another question:
+
+    python benchmarks/get_data.py camvid /tmp/data
+    python benchmarks/label_free.py epochs /tmp/data/camvid /tmp/st/epochs --task mae --epochs 160
+    python benchmarks/label_free.py epochs-table /tmp/st/epochs/measured
+
+Three runs (seeds) on the training frames keep eight encoders each (`pretrain --keep_every`). The measures see the test
+frames without labels; the score is the mIoU of `evaluate segment --head linear` on them. The table has Kendall's τ and
+Spearman's ρ over the epochs of a run, mean and range over seeds, and what the epoch that a measure chooses lacks to the
+best one, beside the last epoch. DSE weighs its parts over the epochs of a run, as its paper does.
 """
 
 from __future__ import annotations
@@ -27,13 +38,24 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
-from scipy.stats import rankdata
+from scipy.stats import kendalltau, rankdata
 
 import patchloom
 from patchloom.data.source import Source
 from patchloom.data.sources.open import open_data
 from patchloom.evaluate.features import extract
-from patchloom.evaluate.label_free import ALPHA, MEASURES, label_free_rows
+from patchloom.evaluate.label_free import (
+    ALPHA,
+    DENSE_DIMENSIONS,
+    DSE,
+    IDEST,
+    MEASURES,
+    RANKME,
+    SEPARATION,
+    DenseStructure,
+    label_free_rows,
+    weighted_dse,
+)
 from patchloom.evaluate.logistic import linear_probe
 from patchloom.evaluate.protocols.knn import knn_accuracies
 from patchloom.evaluate.settings import EvalSettings, stratified_subset
@@ -195,14 +217,92 @@ def by_tasks(
     return float(low), float(high)
 
 
+# Checkpoints of one run, and dense scores.
+
+
+KEPT = 8  # encoders of a run
+DENSE_SAME = {"img_size": 96, "patch_size": 8, "batch_size": 64}
+PROBED = {"head": "linear", "control": False, "steps": 200, "size": 96, "side": 132, "ignore": 11}
+MIOU = "mIoU"
+WEIGHTED, LAST = "DSE, λ over the run", "the last epoch"
+LESS_IS_BETTER = (ALPHA, IDEST)  # by their papers, for α of 1 or more
+
+
+def epochs_of(data: Path, out: Path, task: str, epochs: int, seeds: int, **options: object) -> None:
+    """Train a run a seed, and write a JSON file for each of its kept encoders: measures without labels, and mIoU."""
+    results = out / "measured"
+    results.mkdir(parents=True, exist_ok=True)
+    settings = EvalSettings(device="cpu", workers=0, cache=False)
+    every = max(1, epochs // KEPT)
+    for seed in range(seeds):
+        run = out / f"{task}-{seed}"
+        if not (run / "summary.txt").exists():
+            given = DENSE_SAME | options
+            patchloom.pretrain(
+                data / "images" / "train", task, out=run, epochs=epochs, seed=seed, keep_every=every, **given
+            )
+        test = open_data(str(data / "images" / "test")).train
+        for file in sorted((run / "encoders").glob("epoch-*.safetensors")):
+            kept = results / f"{task}-{int(file.stem.removeprefix('epoch-'))}-{seed}.json"
+            if kept.exists():
+                continue
+            vit, card = patchloom.load_encoder(file)
+            found = {row.measure: row.value for row in label_free_rows(file.stem, vit, card, test, settings)}
+            segmented = patchloom.evaluate("segment", file, data, **PROBED)
+            found[MIOU] = segmented.quoted[0].value
+            kept.write_text(json.dumps(found, indent=1))
+            print(f"{kept.stem}: mIoU {found[MIOU]:.1%}, DSE {found[DSE]:.3f}, RankMe {found[RANKME]:.1f}", flush=True)
+
+
+def chosen(x: np.ndarray, score: np.ndarray) -> float:
+    """Return how far the score [n] of the epoch with the largest ``x`` [n] lies below the best one."""
+    return float(score.max() - score[int(x.argmax())])
+
+
+def epochs_table(results: Path) -> None:
+    """Print the agreement of each measure with mIoU over the epochs of a run, and what its choice lacks."""
+    runs: dict[tuple[str, int], list[tuple[int, dict[str, float]]]] = {}
+    for path in sorted(results.glob("*.json")):
+        task, epochs, seed = path.stem.rsplit("-", 2)
+        runs.setdefault((task, int(seed)), []).append((int(epochs), json.loads(path.read_text())))
+    columns: dict[str, list[tuple[float, float, float]]] = {}
+    for found in runs.values():
+        found.sort(key=lambda one: one[0])
+        values = [one for _, one in found]
+        score = np.array([one[MIOU] for one in values])
+        parts = [DenseStructure(one[SEPARATION], one[DENSE_DIMENSIONS]) for one in values]
+        measured = {name: np.array([one.get(name, np.nan) for one in values]) for name in MEASURES}
+        measured = {name: -x if name in LESS_IS_BETTER else x for name, x in measured.items()}
+        measured |= {WEIGHTED: np.array(weighted_dse(parts)), LAST: np.array([epoch for epoch, _ in found], float)}
+        for name, x in measured.items():
+            if np.isfinite(x).all():
+                tau = float(kendalltau(x, score).statistic)
+                columns.setdefault(name, []).append((tau, float(spearman(x, score)), chosen(x, score)))
+        print(f"mIoU over epochs {[epoch for epoch, _ in found]}: {' '.join(f'{one:.1%}' for one in score)}")
+    print(f"\n{len(runs)} runs\n\n| measure | Kendall's τ | Spearman's ρ | points below the best | best chosen |")
+    print("| --- | --- | --- | --- | --- |")
+    for name, each in columns.items():
+        tau, rho, lacks = (np.array(one) for one in zip(*each, strict=True))
+        cells = [f"{one.mean():+.2f} ({one.min():+.2f} to {one.max():+.2f})" for one in (tau, rho)]
+        cells.append(f"{100 * lacks.mean():.1f} ({100 * lacks.min():.1f} to {100 * lacks.max():.1f})")
+        print(f"| {name} | {' | '.join(cells)} | {int((lacks == 0).sum())} of {len(lacks)} |")
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("train", "measure", "table"))
+    parser.add_argument("what", choices=("train", "measure", "table", "epochs", "epochs-table"))
     parser.add_argument("paths", nargs="+", help="data and folder of the runs; for table, folder of the results")
     parser.add_argument("--results", type=Path, help="folder of the results (default: measured/ in that of the runs)")
+    parser.add_argument("--task", default="mae", help="task of epochs")
+    parser.add_argument("--epochs", type=int, default=160, help="length of the runs of epochs")
+    parser.add_argument("--seeds", type=int, default=3, help="number of runs of epochs")
     asked = parser.parse_args()
     if asked.what == "table":
         table(Path(asked.paths[0]))
+    elif asked.what == "epochs-table":
+        epochs_table(Path(asked.paths[0]))
+    elif asked.what == "epochs":
+        epochs_of(Path(asked.paths[0]), Path(asked.paths[1]), asked.task, asked.epochs, asked.seeds)
     else:
         source, folder = asked.paths[0], Path(asked.paths[1])
         if asked.what == "train":

@@ -56,3 +56,19 @@ def test_the_effect_is_by_the_last_validation_and_the_best_baseline_to_beat(tmp_
     ):
         metrics.write_text(table)
         assert label_free.own_effect(tmp_path) == pytest.approx(0.25)
+
+
+def test_the_table_of_epochs(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """In each of two runs RankMe orders the epochs as mIoU does, IdEst falls with it, and the last epoch is worst."""
+    for seed in (0, 1):
+        for epoch, score in ((5, 0.3), (10, 0.5), (15, 0.2)):
+            found = dict.fromkeys(label_free.MEASURES, 1.0) | {"RankMe": score, "IdEst": 9 - score, "mIoU": score}
+            found |= {label_free.SEPARATION: score, label_free.DENSE_DIMENSIONS: 1 - epoch / 100}
+            (tmp_path / f"mae-{epoch}-{seed}.json").write_text(json.dumps(found))
+    label_free.epochs_table(tmp_path)
+    said = capsys.readouterr().out
+    assert "mIoU over epochs [5, 10, 15]: 30.0% 50.0% 20.0%" in said and "2 runs" in said
+    cells = {line.split(" | ")[0].lstrip("| "): line.rstrip(" |").split(" | ")[1:] for line in said.splitlines()}
+    assert cells["RankMe"] == cells["IdEst"]
+    assert cells["RankMe"] == ["+1.00 (+1.00 to +1.00)"] * 2 + ["0.0 (0.0 to 0.0)", "2 of 2"]
+    assert cells[label_free.LAST][2:] == ["30.0 (30.0 to 30.0)", "0 of 2"] and cells[label_free.LAST][0][:5] == "-0.33"

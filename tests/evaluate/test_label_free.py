@@ -23,15 +23,25 @@ from patchloom.evaluate.label_free import (
     ALPHA,
     AREAS,
     DELTA,
+    DENSE_DIMENSIONS,
+    DSE,
+    DSE_CLUSTERS,
+    DSE_GROUP,
+    IDEST,
     LIDAR,
     MEASURES,
     RANKME,
+    SEPARATION,
     SHARES,
     AreaCrop,
     CropsOf,
+    DenseStructure,
     alpha_req,
+    dense_structure,
     drawn_images,
     eigenvalues,
+    id_est,
+    k_means,
     label_free_rows,
     lidar,
     neighbour_overlap,
@@ -40,6 +50,9 @@ from patchloom.evaluate.label_free import (
     own_crop_found,
     partial_means,
     rankme,
+    separation,
+    tree_length,
+    weighted_dse,
 )
 from patchloom.evaluate.protocols import evaluate
 from patchloom.evaluate.settings import EvalSettings
@@ -138,11 +151,150 @@ def test_lidar_of_crops_that_do_not_differ_and_of_features_that_collapsed() -> N
         (alpha_req, (300, 15), "to 15 eigenvalues"),
         (alpha_req, (16, 300), "to 15 eigenvalues"),
         (lambda whole: neighbour_overlap(whole, whole, k=10), (11, 4), "too few for 10"),
+        (lambda whole: id_est(whole, torch.arange(31)), (31, 4), "to 31 points"),
+        (dense_structure, (4, 8, 3), "9 or more"),
+        (dense_structure, (1, 9, 3), "two images or more"),
     ],
 )
 def test_too_few_numbers_are_refused(measure, shape: tuple[int, ...], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         measure(torch.randn(shape))
+
+
+# Intrinsic dimension, by minimum spanning trees.
+
+
+def plain_tree(points: np.ndarray) -> float:
+    """Length of the minimum spanning tree by Kruskal's algorithm: add the shortest edge that joins two parts."""
+    n = len(points)
+    edges = sorted((float(np.linalg.norm(points[i] - points[j])), i, j) for i in range(n) for j in range(i))
+    part, length = list(range(n)), 0.0
+    for apart, i, j in edges:
+        if part[i] != part[j]:
+            length += apart
+            old, new = part[i], part[j]
+            part = [new if one == old else one for one in part]
+    return length
+
+
+def test_a_tree_by_hand_and_by_another_algorithm() -> None:
+    square = torch.tensor([[0.0, 0], [0, 1], [1, 0], [1, 1], [0, 1], [4, 1]])  # two points are equal
+    assert tree_length(torch.cdist(square, square).numpy()) == pytest.approx(1 + 1 + 1 + 0 + 3)
+    points = np.random.default_rng(0).normal(size=(40, 3))
+    apart = torch.cdist(torch.from_numpy(points), torch.from_numpy(points)).numpy()
+    assert tree_length(apart) == pytest.approx(plain_tree(points))
+
+
+def test_id_est_is_the_slope_of_the_trees_lengths() -> None:
+    features, order = torch.randn(48, 5, generator=seeded()), torch.randperm(48, generator=seeded())
+    sizes = range(18, 49, 3)  # 16ths of 48, from 16 points on
+    lengths = [plain_tree(features[order[:size]].double().numpy()) for size in sizes]
+    x, y = np.log(sizes), np.log(lengths)
+    slope = ((x - x.mean()) * (y - y.mean())).sum() / ((x - x.mean()) ** 2).sum()
+    assert id_est(features, order) == pytest.approx(1 / (1 - slope), rel=1e-9)
+    assert id_est(7 * features + 3, order) == pytest.approx(1 / (1 - slope), rel=1e-4)  # neither scale nor mean matter
+
+
+@pytest.mark.parametrize(("dimension", "within"), [(1, 0.1), (2, 0.2), (4, 0.5)])
+def test_id_est_of_a_cube_is_its_dimension_wherever_it_lies(dimension: int, within: float) -> None:
+    lots = seeded()
+    cube = torch.rand(600, dimension, generator=lots) @ torch.linalg.qr(torch.randn(24, dimension, generator=lots))[0].T
+    assert id_est(cube, torch.arange(600)) == pytest.approx(dimension, abs=within)
+
+
+def test_id_est_of_equal_features_is_unknown_and_of_copies_lower() -> None:
+    order, points = torch.arange(100), torch.randn(100, 8, generator=seeded())
+    assert math.isnan(id_est(torch.ones(100, 8), order))
+    copied = points.clone()
+    copied[70:] = points[:30]
+    assert id_est(copied, order) < id_est(points, order)
+
+
+# Structure of patch tokens.
+
+
+def blobs(centres: torch.Tensor, n: int, width: float) -> torch.Tensor:
+    """[k n d] points around each of k centres [k d]."""
+    return centres[:, None] + width * torch.randn(len(centres), n, centres.shape[1], generator=seeded())
+
+
+def test_separation_of_two_clusters_by_hand() -> None:
+    points = torch.tensor([[0.0, 1], [0, -1], [4, 1], [4, -1], [9, 9]])
+    labels = torch.tensor([0, 0, 1, 1, 2])
+    # distances from the nearest other centre: 17^.5 for the first four points, and from (9, 9) to (4, 0) 106^.5
+    inter = (2 * 17**0.5 + 106**0.5) / 3
+    # (0, 1) and (0, -1) have the singular value 2^.5, over max(1, 2)^.5; a cluster of one has none
+    assert separation(points, labels) == pytest.approx(inter - 1)
+    assert separation(points[:2], labels[:2]) == pytest.approx(-1)  # no other cluster
+    assert separation(points[4:], labels[4:]) == 0
+
+
+def test_k_means_finds_clusters_that_lie_apart() -> None:
+    centres = 10 * torch.eye(3)
+    points = blobs(centres, 20, 0.1).flatten(0, 1)
+    found = k_means(torch.stack([points, points.flip(0)]), 3, seeded())
+    assert found.shape == (2, 60)
+    for labels in found.view(2, 3, 20):
+        assert (labels == labels[:, :1]).all() and len(labels[:, 0].unique()) == 3
+    assert k_means(torch.ones(1, 5, 2), 3, seeded()).shape == (1, 5)  # equal points
+
+
+def plain_structure(tokens: np.ndarray, labels: list[np.ndarray], grouped: list[np.ndarray]) -> float:
+    """Separation of tokens [m p d], written down once more with numpy: clusters are given, point by point."""
+    unit = tokens / np.linalg.norm(tokens, axis=2, keepdims=True)
+    spread = np.mean([np.linalg.norm(one - unit.reshape(-1, unit.shape[2]).mean(0)) for image in unit for one in image])
+
+    def level(sets: list[np.ndarray], clusters: list[np.ndarray]) -> float:
+        found = []
+        for points, those in zip(sets, clusters, strict=True):
+            members = [points[those == label] for label in np.unique(those)]
+            centres = [one.mean(0) for one in members]
+            inter, intra = [], []
+            for j, one in enumerate(members):
+                others = [centre for i, centre in enumerate(centres) if i != j]
+                inter.append(np.mean([min(np.linalg.norm(z - centre) for centre in others) for z in one]))
+                if len(one) > 1:
+                    nuclear = np.linalg.svd(one - centres[j], compute_uv=False).sum()
+                    intra.append(nuclear / np.sqrt(max(len(one) - 1, points.shape[1])))
+            found.append(np.mean(inter) - np.mean(intra))
+        return float(np.mean(found))
+
+    size = DSE_GROUP
+    groups = [unit[i : i + size].reshape(-1, unit.shape[2]) for i in range(0, len(unit), size)]
+    return (level(list(unit), labels) + level(groups, grouped)) / 2 / spread
+
+
+def test_dense_structure_beside_a_plain_implementation() -> None:
+    """Tight clusters are found unless two of the first centres fall into one: by some seed of eight."""
+    m, p, d = 10, 12, 40
+    centres = torch.linalg.qr(torch.randn(d, d, generator=seeded()))[0][: DSE_CLUSTERS * m].view(m, DSE_CLUSTERS, d)
+    tokens = torch.stack([blobs(one, p // DSE_CLUSTERS, 0.001).flatten(0, 1) for one in centres])
+    own = np.repeat(np.arange(DSE_CLUSTERS), p // DSE_CLUSTERS)
+    within = [np.concatenate([own + DSE_CLUSTERS * i for i in range(n)]) for n in (8, 2)]
+    expected = plain_structure(tokens.double().numpy(), [own] * m, within)
+    found = min((dense_structure(tokens, seed) for seed in range(8)), key=lambda one: abs(one.separation - expected))
+    assert found.separation == pytest.approx(expected, rel=1e-5)
+    ranks = [effective_rank(torch.nn.functional.normalize(tokens[:, place], dim=1)) / m for place in range(p)]
+    assert min(ranks) - 1e-6 <= found.dimensions <= max(ranks) + 1e-6
+    assert found.dimensions > 0.95 and found.dse == found.separation + found.dimensions
+    assert dense_structure(7 * tokens).dse == pytest.approx(dense_structure(tokens).dse, rel=1e-4)
+
+
+def test_dense_structure_of_tight_clusters_is_larger_and_of_equal_patches_has_one_dimension() -> None:
+    lots = seeded()
+    centres = torch.randn(3, 16, generator=lots)
+    tight, loose = (blobs(centres, 32, width).transpose(0, 1).reshape(8, 12, 16) for width in (0.05, 1.0))
+    assert dense_structure(tight).separation > dense_structure(loose).separation
+    equal = dense_structure(torch.ones(8, 12, 16))
+    assert equal.dimensions == pytest.approx(1 / 8) and equal.separation == pytest.approx(0, abs=1e-2)
+    assert dense_structure(torch.randn(8, 12, 16, generator=lots)).dimensions > 0.8
+
+
+def test_lambda_makes_both_parts_of_dse_vary_alike() -> None:
+    parts = [DenseStructure(0.0, 0.5), DenseStructure(2.0, 0.6), DenseStructure(1.0, 0.8)]
+    deviation = np.std([0, 2, 1]) / np.std([0.5, 0.6, 0.8])
+    assert weighted_dse(parts) == pytest.approx([deviation * 0.5, 2 + deviation * 0.6, 1 + deviation * 0.8])
+    assert weighted_dse(parts[:1]) == [0.5]
 
 
 # Neighbours that stay where some patches are seen.
@@ -348,7 +500,7 @@ def test_what_cannot_be_read_is_left_out(tiny_encoder: Path, tmp_path: Path) -> 
 def test_recordings_have_no_crops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settings, "open_data", lambda data, **options: Data(Tones(4), Tones(12, first=1000)))
     report = evaluate("label-free", encoder_of_sound(tmp_path / "ear"), "tones", device="cpu")
-    measures = (RANKME, ALPHA, *map(overlap_measure, SHARES))
+    measures = (RANKME, ALPHA, IDEST, DSE, SEPARATION, DENSE_DIMENSIONS, *map(overlap_measure, SHARES))
     assert tuple(values(report, "ear")) == tuple(values(report, "untrained")) == measures
     assert tuple(values(report, "chance")) == tuple(map(overlap_measure, SHARES)) and report.n_test == 36
     assert "image" not in report.text(200) and "pixels" not in report.text(200)
@@ -359,4 +511,4 @@ def test_a_swin_has_no_row_of_patches(tmp_path: Path) -> None:
     spec, path = spec_of(channels=1), tmp_path / "swin.safetensors"
     save_encoder(build_encoder(spec), EncoderCard(spec, (0.3,), (0.37,), "mae", "windows"), path)
     report = evaluate("label-free", path, "digits", device="cpu", images=40)
-    assert tuple(values(report, "windows")) == (RANKME, ALPHA, LIDAR, *map(own_crop, AREAS))
+    assert tuple(values(report, "windows")) == (*MEASURES[:7], *map(own_crop, AREAS))

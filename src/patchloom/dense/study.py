@@ -306,7 +306,7 @@ def begin_training(
         assert held is not None
         return Score(score(tested, card, held), float(trainer.step))
 
-    trainer = Trainer(
+    trainer: Trainer = Trainer(
         model,
         loss,
         batches,
@@ -414,7 +414,7 @@ def dense_report(
     n = len(test) - len(unreadable)
     controls = listing([as_control(its[0]) for its in rows[1:]], "and")
     against = f" against {controls}" if controls else ""
-    lost = note_unreadable(unreadable, "test images")
+    lost: list[str] = note_unreadable(unreadable, "test images")
     return Evaluation(
         data=test.images.name,
         fingerprint=test.fingerprint(),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from patchloom.errors import PatchloomError
 from patchloom.evaluate.features import one_pass, pixel_features, pixels_size
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.nets.checkpoints.format import EncoderCard
-from patchloom.nets.encode import encode, input_size, patch_count
+from patchloom.nets.encode import encode, final_norm, input_size, patch_count, prefix_count
 from patchloom.nets.heads import pool, pooled_tokens
 from patchloom.nets.swin import Encoder, is_hierarchical
 from patchloom.patches.partition import random_partition, share_of
@@ -233,6 +233,184 @@ def eigenvalues(features: Tensor) -> Tensor:
     return (torch.linalg.svdvals(centred).square() / n)[: min(n - 1, d)]
 
 
+# IdEst: intrinsic dimension of the features.
+
+
+IDEST_SUBSETS = 16  # nested subsets, N/16 points apart
+_LEAST_POINTS = 16  # in the smallest of them
+_MOST_POINTS = 2000  # time and memory grow with their square
+
+
+def id_est(features: Tensor, order: Tensor) -> float:
+    """Return IdEst of features [n d] (Mordacq et al., ICML 2026): their intrinsic dimension, by minimum spanning trees.
+
+    The tree over m points drawn from a set of dimension d̂ has a length L that grows as m^((d̂ - 1) / d̂). The slope s of
+    a least-squares line of log L over log m, over nested subsets, gives d̂ = 1 / (1 - s). The paper has no program that
+    could be found. It draws up to 50,000 points; here at most 2,000 in subsets that grow by a sixteenth, of 16 points
+    or more. According to the paper, a lower dimension goes with a higher accuracy of a linear probe. So few points give
+    1.95 for a square, 8.7 for a cube of 10 dimensions and 15.0 for one of 20 (1,000 points, mean of five draws). Copies
+    of an image lower it.
+
+    Args:
+        features: of n images, neither centred nor scaled.
+        order: [n] permutation of the images, whose first m are a subset: features in the order of their classes would
+            grow class by class.
+
+    Returns:
+        A dimension of 1 or more; nan if s is not between 0 and 1, such as for equal features.
+    """
+    points = features[order][:_MOST_POINTS].double().cpu()
+    n = len(points)
+    sizes = sorted({round(n * i / IDEST_SUBSETS) for i in range(1, IDEST_SUBSETS + 1)})
+    sizes = [size for size in sizes if size >= _LEAST_POINTS]
+    if n < 2 * _LEAST_POINTS:
+        raise ValueError(f"the intrinsic dimension cannot be fitted to {n} points: {2 * _LEAST_POINTS} are needed")
+    # by differences: a matrix product would round distances between neighbours
+    apart = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist").numpy()
+    lengths = np.array([tree_length(apart[:size, :size]) for size in sizes])
+    if not (lengths > 0).all():
+        return math.nan
+    slope = np.polyfit(np.log(sizes), np.log(lengths), 1)[0]
+    return float(1 / (1 - slope)) if 0 < slope < 1 else math.nan
+
+
+def tree_length(apart: np.ndarray) -> float:
+    """Return the length of the minimum spanning tree of points with these distances [n n], by Prim's algorithm.
+
+    scipy's trees take a distance of 0, such as that of two copies, as a missing edge.
+    """
+    left = np.ones(len(apart), bool)
+    left[0], nearest, length = False, apart[0].copy(), 0.0  # distance of each point from the tree
+    for _ in range(len(apart) - 1):
+        point = int(np.where(left, nearest, np.inf).argmin())
+        length += nearest[point]
+        left[point] = False
+        np.minimum(nearest, apart[point], out=nearest)
+    return float(length)
+
+
+# DSE: separation and dimensions of patch tokens, for dense use.
+
+
+DSE_CLUSTERS = 3  # per image
+DSE_GROUP = 8  # images that are clustered together, too
+DSE_IMAGES, DSE_PATCHES = 128, 256  # at most; patches of each image
+DSE_POSITIONS = 8  # for the number of dimensions
+_ITERATIONS = 20  # of k-means
+DSE_LEAST_PATCHES = 3 * DSE_CLUSTERS
+
+
+@dataclass(frozen=True)
+class DenseStructure:
+    """Parts of DSE of one encoder, each without a unit.
+
+    Attributes:
+        separation: distance of patches from the nearest other cluster, minus the spread within clusters.
+        dimensions: effective rank of patches at one position in many images, as a fraction of the largest possible.
+    """
+
+    separation: float
+    dimensions: float
+
+    @property
+    def dse(self) -> float:
+        """DSE with λ = 1, as the authors' program prints it."""
+        return self.separation + self.dimensions
+
+
+def dense_structure(tokens: Tensor, seed: int = 0) -> DenseStructure:
+    """Return the parts of DSE of patch tokens [m p d] of m images (Dai et al., NeurIPS 2025).
+
+    This follows the authors' program, EldercatSAM/SSL-Degradation, by which the published values were computed. The
+    paper differs: it has neither normalised tokens nor the division by their spread, so its value depends on their
+    scale; its distances between clusters are squared; its nuclear norm is divided by N_j - 1; its number of dimensions
+    is not divided by the largest one. In the program, and here:
+
+    - Tokens are divided by their length, and the two terms of the separation by the mean distance of the tokens from
+      their mean.
+    - Clusters are found twice: 3 in each image, and 3 per image in groups of 8 images. Separation is the mean of the
+      two. k-means draws its first centres with probabilities in proportion to their distance from those drawn before,
+      takes 20 iterations, and runs once.
+    - Separation: the mean over clusters of the mean distance of their tokens from the nearest other centre, minus
+      the mean over clusters of two or more tokens of ‖Z_j - μ_j‖_* / sqrt(max(N_j - 1, d)).
+    - Dimensions: effective rank of the tokens [m d] at one position, over min(m, d), averaged over positions.
+
+    Ours are the numbers of images and patches, and 8 positions: the program takes 2,048 images and all patches.
+
+    Args:
+        tokens: at equal positions in all images, after the encoder's last norm.
+        seed: seed of k-means and of the positions.
+    """
+    m, p, d = tokens.shape
+    if m < 2 or p < DSE_LEAST_PATCHES:
+        raise ValueError(f"{p} patches of {m} images: DSE needs {DSE_LEAST_PATCHES} or more of two images or more")
+    lots = torch.Generator().manual_seed(seed)
+    unit = F.normalize(tokens.float().cpu(), dim=2)
+    spread = (unit - unit.flatten(0, 1).mean(0)).norm(dim=2).mean().item()
+    groups = [*unit, *(group.flatten(0, 1) for group in unit.split(DSE_GROUP))]
+    labels = [*k_means(unit, DSE_CLUSTERS, lots)]
+    for group in groups[m:]:
+        labels += k_means(group[None], DSE_CLUSTERS * len(group) // p, lots)
+    apart = [separation(points, found) for points, found in zip(groups, labels, strict=True)]
+    by_level = (sum(apart[:m]) / m + sum(apart[m:]) / len(apart[m:])) / 2
+    places = torch.randperm(p, generator=lots)[:DSE_POSITIONS].tolist()
+    ranks = [effective_rank(unit[:, place]) / min(m, d) for place in places]
+    return DenseStructure(by_level / max(spread, 1e-12), sum(ranks) / len(ranks))
+
+
+def separation(points: Tensor, labels: Tensor) -> float:
+    """Return M_inter - M_intra of clustered points [n d], as `dense_structure` defines them; labels [n] int64.
+
+    0 minus the spread if there is a single cluster. A cluster without points counts nowhere.
+    """
+    points, d = points.double(), points.shape[1]
+    clusters = [points[labels == label] for label in labels.unique().tolist()]
+    centres = torch.stack([cluster.mean(0) for cluster in clusters])
+    apart, within = list[Tensor](), list[Tensor]()
+    for number, cluster in enumerate(clusters):
+        others = torch.cat([centres[:number], centres[number + 1 :]])
+        if len(others):
+            apart.append(torch.cdist(cluster, others).min(1).values.mean())
+        if len(cluster) > 1:
+            off = cluster - centres[number]
+            # the smaller of both Gram matrices has the squared singular values
+            gram = off @ off.T if len(off) < d else off.T @ off
+            nuclear = torch.linalg.eigvalsh(gram).clamp_min(0).sqrt().sum()
+            within.append(nuclear / math.sqrt(max(len(cluster) - 1, d)))
+    inter, intra = (torch.stack(found).mean().item() if found else 0.0 for found in (apart, within))
+    return inter - intra
+
+
+def k_means(points: Tensor, k: int, lots: torch.Generator) -> Tensor:
+    """Return the clusters [g n] int64 of g sets of points [g n d], by k-means as `dense_structure` describes it.
+
+    A cluster that loses all its points keeps its centre.
+    """
+    g, n, d = points.shape
+    rows = torch.arange(g)
+    centres = points[rows, torch.randint(n, (g,), generator=lots)][:, None]
+    for _ in range(k - 1):
+        near = torch.cdist(points, centres).min(2).values.clamp_min(1e-9)  # of equal points, any
+        drawn = torch.multinomial(near, 1, generator=lots)[:, 0]
+        centres = torch.cat([centres, points[rows, drawn][:, None]], 1)
+    for _ in range(_ITERATIONS):
+        chosen = F.one_hot(torch.cdist(points, centres).argmin(2), k).to(points)  # [g n k]
+        counts = chosen.sum(1)[..., None]
+        centres = torch.where(counts > 0, chosen.mT @ points / counts.clamp_min(1), centres)
+    return torch.cdist(points, centres).argmin(2)
+
+
+def weighted_dse(structures: Sequence[DenseStructure]) -> list[float]:
+    """Return DSE of several checkpoints of one run, with the paper's λ: the ratio of the parts' standard deviations.
+
+    λ = std(separation) / std(dimensions) over the checkpoints, so that both parts weigh the same; 1 if the dimensions
+    are all equal. The values of two runs cannot be compared.
+    """
+    apart, dimensions = (np.array([getattr(one, part) for one in structures]) for part in ("separation", "dimensions"))
+    weight = apart.std() / dimensions.std() if dimensions.std() > 0 else 1.0
+    return (apart + weight * dimensions).tolist()
+
+
 # Inputs of the measures: features of whole images, of some of their patches, and of crops.
 
 
@@ -240,7 +418,7 @@ AREAS = (0.9, 0.5, 0.25)  # of two crops, as fractions of the largest centre cro
 SHARES = (0.5, 0.25, 0.1)  # of the patches
 CROPS_PER_IMAGE = 10  # for LiDAR
 MIN_LABEL_FREE_IMAGES = 32  # with fewer, ten neighbours would be a third of all
-WHOLE = "whole"
+WHOLE, DENSE = "whole", "dense"
 
 
 @dataclass(frozen=True)
@@ -253,6 +431,8 @@ class LabelFreeFeatures:
         parts: [n d] features of part of the patches, by fraction; empty for raw pixels and a Swin.
         pairs: [n d] features of two crops, by their area; empty for recordings.
         many: [n q d] features of pre-training's crops; None for raw pixels and recordings.
+        dense: parts of DSE of the first images; None for raw pixels, and for encoders of few patches.
+        seed: seed of all random draws.
         unreadable: names of images that could not be read.
     """
 
@@ -261,6 +441,8 @@ class LabelFreeFeatures:
     parts: dict[float, Tensor] = field(default_factory=dict)
     pairs: dict[float, tuple[Tensor, Tensor]] = field(default_factory=dict)
     many: Tensor | None = None
+    dense: DenseStructure | None = None
+    seed: int = 0
     unreadable: tuple[str, ...] = ()
 
 
@@ -291,19 +473,26 @@ def extract_label_free(
     def wholes_and_parts(images: Tensor) -> dict[str, Tensor]:
         nonlocal done
         each = order[done : done + len(images)].to(images.device)
+        tokens = encode(vit, all_patches(images, n), norm=False)
+        patches = final_norm(vit, tokens[: max(0, DSE_IMAGES - done)])[:, prefix_count(vit) :]
+        some = torch.randperm(patches.shape[1], generator=torch.Generator().manual_seed(settings.seed))[:DSE_PATCHES]
+        found = {WHOLE: pool(vit, tokens, None)["mean"], DENSE: patches[:, some.to(patches.device)]}
         done += len(images)
-        found = {WHOLE: pooled_tokens(vit, images)["mean"]}
         if not is_hierarchical(vit):
             found |= {str(share): part for share, part in partial_means(vit, images, each, SHARES).items()}
         return found
 
     wholes = one_pass(vit, card, source, wholes_and_parts, settings.torch_device, **_reading(source, name, settings))
     tokens = dict(wholes.tokens)
-    whole = tokens.pop(WHOLE)
+    whole, patches = tokens.pop(WHOLE), tokens.pop(DENSE)
     _check_count(len(whole), source)
     parts = {float(share): part for share, part in tokens.items()}
+    dense = dense_structure(patches, settings.seed) if patches.shape[1] >= DSE_LEAST_PATCHES else None
+    found = LabelFreeFeatures(
+        len(whole), whole, parts, dense=dense, seed=settings.seed, unreadable=tuple(wholes.unreadable)
+    )
     if not source.modality.resizable:
-        return LabelFreeFeatures(len(whole), whole, parts, unreadable=tuple(wholes.unreadable))
+        return found
     size = input_size(vit)
     crops = CropsOf(source, [*_pairs(size), *[RandomCrop(size)] * CROPS_PER_IMAGE], settings.seed)
 
@@ -312,8 +501,7 @@ def extract_label_free(
 
     cut = one_pass(vit, card, crops, means, settings.torch_device, **_reading(crops, name, settings)).tokens[WHOLE]
     each = cut.unflatten(0, (-1, len(crops.crops)))  # an unreadable image has no crops
-    many = each[:, -CROPS_PER_IMAGE:]
-    return LabelFreeFeatures(len(whole), whole, parts, _by_area(each), many, tuple(wholes.unreadable))
+    return replace(found, pairs=_by_area(each), many=each[:, -CROPS_PER_IMAGE:])
 
 
 def extract_label_free_pixels(
@@ -347,7 +535,8 @@ def _reading(source: Source, name: str, settings: EvalSettings) -> dict[str, Any
 PROTOCOL = "label-free"
 DEFAULT_IMAGES = 1000
 NEIGHBOUR_COUNT = 10
-RANKME, ALPHA, LIDAR = "RankMe", "α-ReQ", "LiDAR"
+RANKME, ALPHA, LIDAR, IDEST = "RankMe", "α-ReQ", "LiDAR", "IdEst"
+DSE, SEPARATION, DENSE_DIMENSIONS = "DSE", "DSE: separation", "DSE: dimensions"
 CHANCE = "chance"
 _DIMENSIONS = "dimensions"
 
@@ -362,7 +551,11 @@ def overlap_measure(share: float) -> str:
     return f"neighbours at {100 * share:g} %"
 
 
-MEASURES = (RANKME, ALPHA, LIDAR, *map(own_crop, AREAS), *map(overlap_measure, SHARES))
+MEASURES = (
+    *(RANKME, ALPHA, LIDAR, IDEST, DSE, SEPARATION, DENSE_DIMENSIONS),
+    *map(own_crop, AREAS),
+    *map(overlap_measure, SHARES),
+)
 
 
 def label_free_rows(
@@ -378,8 +571,9 @@ def label_free_rows(
 
     All random draws (images, crops and patches) depend only on the seed of the settings, and are the same for every
     encoder of one size and grid. Fractions have an interval over images, and those of crops also have `Outcomes`.
-    RankMe, α-ReQ and LiDAR are single numbers for all images. Recordings have no results of crops or LiDAR; a Swin has
-    none of patches; features of fewer than 16 numbers have no α-ReQ.
+    RankMe, α-ReQ, LiDAR, IdEst and DSE are single numbers for all images. Recordings have no results of crops or LiDAR;
+    a Swin has none of few patches; features of fewer than 16 numbers have no α-ReQ, equal ones no IdEst, and encoders
+    of fewer than 9 patches no DSE.
     """
     return rows_from_features(
         name, extract_label_free(name, vit, card, drawn_images(source, images, settings.seed), settings)
@@ -395,6 +589,14 @@ def rows_from_features(name: str, found: LabelFreeFeatures) -> list[Result]:
             rows.append(_exact(name, ALPHA, alpha_req(found.whole), ""))
     if found.many is not None:
         rows.append(_exact(name, LIDAR, lidar(found.many), _DIMENSIONS))
+    if found.whole is not None:
+        order = torch.randperm(found.n, generator=torch.Generator().manual_seed(found.seed))
+        dimension = id_est(found.whole, order)
+        if math.isfinite(dimension):
+            rows.append(_exact(name, IDEST, dimension, _DIMENSIONS))
+    if found.dense is not None:
+        parts = {DSE: found.dense.dse, SEPARATION: found.dense.separation, DENSE_DIMENSIONS: found.dense.dimensions}
+        rows += [_exact(name, measure, value, "") for measure, value in parts.items()]
     for area, pair in found.pairs.items():
         rows.append(Result.of_images(name, PROTOCOL, {}, own_crop_found(*pair), measure=own_crop(area)))
     if found.whole is not None:

@@ -40,7 +40,7 @@ def run_metadata(run: RunData) -> list[tuple[str, str]]:
         ("trained layers", _trained(run)),
         ("skipped updates", _skipped(run)),
         ("page made on", _machine()),
-        ("page made with", _versions()),
+        ("page made with", versions()),
     ]
     return [(term, text) for term, text in found if text]
 
@@ -101,7 +101,8 @@ def _machine() -> str:
     return f"{processor('model name') or platform.processor() or platform.machine()}, {platform.system()}"
 
 
-def _versions() -> str:
+def versions() -> str:
+    """Return the versions of patchloom and of what it computes with, in this process."""
     found = []
     for name in _PROGRAMS:
         with suppress(PackageNotFoundError):

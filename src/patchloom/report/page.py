@@ -209,6 +209,8 @@ class Page:
         tables: tables of a comparison; the first one supports the lead.
         charts: curves of all runs on common axes.
         runs: contents about each run, the most important first.
+        methods: methods paragraphs, for a paper.
+        bibtex: BibTeX entries of what was used; "" without paragraphs.
         notes: sentences on missing or damaged parts.
     """
 
@@ -220,6 +222,8 @@ class Page:
     tables: Sequence[Table] = ()
     charts: Sequence[Chart] = ()
     runs: Sequence[RunPart] = ()
+    methods: Sequence[str] = ()
+    bibtex: str = ""
     notes: Sequence[str] = field(default=())
 
 

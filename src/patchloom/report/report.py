@@ -26,6 +26,7 @@ from patchloom.report.load_run import (
     settings_of,
 )
 from patchloom.report.metadata import run_metadata
+from patchloom.report.methods import merge, methods_of, paragraphs, references
 from patchloom.report.metrics import gains_of, key_numbers, results_of
 from patchloom.report.page import Cloud, Page, Picture, Recording, RunPart, Tone, render
 from patchloom.report.pictures import COUNT, collect_pictures, images_of, recordings_of, sliders_of
@@ -114,8 +115,8 @@ def report(
     """Write an HTML report on one or several runs: one file that needs no network and no other file.
 
     The page has the verdict, key numbers with their controls, settings with the reason for each, curves, pictures, a
-    map of embeddings, and the command that repeats the run. The run may still be training. The only change to a run is
-    the removal of an evaluation by `forget`.
+    map of embeddings, the command that repeats the run, and a methods paragraph with the BibTeX of what was used. The
+    run may still be training. The only change to a run is the removal of an evaluation by `forget`.
 
     Args:
         runs: folders of runs, or of comparisons, which stand for all runs in them; they may still be training.
@@ -175,6 +176,7 @@ def page_of(runs: Sequence[Path], data: DataLike | None = None) -> Page:
         its_notes = [one if one.endswith(".") else f"{one}." for one in its_notes]  # errors have no full stop
         notes += [f"{run.name}: {one}" for one in its_notes] if len(found) > 1 else its_notes
     alone = parts[0] if len(parts) == 1 else None
+    methods = merge([methods_of(run, rows_of(run.results, run.name, run.name)) for run in found])
     return Page(
         title=listing([run.name for run in found], "and"),
         made=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -183,6 +185,8 @@ def page_of(runs: Sequence[Path], data: DataLike | None = None) -> Page:
         tone="plain" if alone is None else alone.tone,
         charts=charts_of(found),
         runs=parts,
+        methods=paragraphs(methods),
+        bibtex=references(methods),
         notes=notes,
     )
 

@@ -12,6 +12,8 @@ from patchloom.evaluate.label_free import (
     CROPS_PER_IMAGE,
     DEFAULT_IMAGES,
     DELTA,
+    DSE_CLUSTERS,
+    DSE_IMAGES,
     NEIGHBOUR_COUNT,
     RANKME,
     SHARES,
@@ -110,6 +112,13 @@ def _sentences(found: LabelFreeFeatures, noun: str, cropped: bool, swin: bool) -
             f"one image (δ {DELTA:g}). "
             f"Own crop: two random crops of each image, each of {areas} of its area; the fraction of the images whose "
             f"first crop is nearest to its own second crop among those of all {n:,}."
+        )
+    said.append("IdEst: intrinsic dimension of the features, by minimum spanning trees; its paper prefers a lower one.")
+    if found.dense is not None:
+        said.append(
+            f"DSE, for dense use: separation of {DSE_CLUSTERS} clusters of patches per {noun.removesuffix('s')}, plus "
+            f"the fraction of dimensions that patches at one position use, in {min(n, DSE_IMAGES)} {noun}. Compare it "
+            "among checkpoints of one run."
         )
     if swin:
         said.append("Neighbours kept is left out: a Swin cannot leave out any of its patches.")
