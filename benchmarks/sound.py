@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from patchloom.evaluate.training import SCRATCH
 
 import patchloom
 from patchloom.audio.augment import RandomExcerpt
@@ -34,7 +35,6 @@ from patchloom.data.loader import plain_batches, training_batches
 from patchloom.data.sources.open import open_data
 from patchloom.data.stats import statistics_of_recordings
 from patchloom.evaluate.protocols import evaluate
-from patchloom.evaluate.training import SCRATCH
 
 WORDS = "yes no up down left right start stop open close".split()
 SEEDS = (0, 1, 2)
