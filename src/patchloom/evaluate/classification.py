@@ -45,7 +45,7 @@ from patchloom.evaluate.recipes import (
 )
 from patchloom.evaluate.select import Candidate, Fitted, Plan, recipe_sentences, train_candidates
 from patchloom.evaluate.settings import EvalSettings, Parts
-from patchloom.evaluate.trainer import Forward, Loss, Score, Trainer
+from patchloom.evaluate.trainer import Batches, Forward, Loss, Score, Trainer, Validate
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.encode import attention_heads
 from patchloom.nets.performance import choose_kernels
@@ -192,10 +192,12 @@ def labelled_training(
     half: bool,
     kernels: str,
     encode: Callable[[Iterator[Batch], int], Iterator[Batch]] | None = None,
+    cached: tuple[Batches, Validate] | None = None,
 ) -> Trainer:
     """Return the `Trainer` of a classifier on `Views`.
 
-    ``encode`` is a function from batches and their number per step to batches of steps, the same in all processes.
+    ``encode`` is a function from batches and their number per step to batches of steps, the same in all processes;
+    ``cached`` are batches and validation instead of those of `Views`.
     """
     images, _ = images_per_step(recipe, len(train), settings.accumulate)
     parts, views = recipe.parts(images), Views(model.size, recipe, card.mean, train)
@@ -224,9 +226,9 @@ def labelled_training(
     return Trainer(
         model,
         loss,
-        batches,
+        batches if cached is None else cached[0],
         recipe.course(len(train), settings.accumulate),
-        validate,
+        validate if cached is None else cached[1],
         settings=settings,
         identity={
             "recipe": recipe.plain(),
@@ -244,7 +246,7 @@ def labelled_training(
         half=half,
         kernels=kernels,
         workers=partial(settings.workers_for, train, trained=True),
-        alike=encode is not None,
+        alike=encode is not None or cached is not None,
     )
 
 

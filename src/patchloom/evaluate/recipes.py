@@ -208,7 +208,7 @@ class ProbeRecipe(Recipe):
 
     Attributes:
         momentum: momentum of the optimizer.
-        optimizer: lars or sgd.
+        optimizer: lars, sgd or adamw.
         last_norm: features after the encoder's last norm; false takes them before it.
         network: the network that is probed, if a run has both; --network overrides it.
     """
@@ -227,7 +227,7 @@ class ProbeRecipe(Recipe):
     pooling: Literal["class", "mean", "instance"] = "class"  # type: ignore[assignment]  # a probe has one more value
     noise_share: float = 0.0
     momentum: float = 0.9
-    optimizer: Literal["lars", "sgd"] = "lars"
+    optimizer: Literal["lars", "sgd", "adamw"] = "lars"
     last_norm: bool = True
     network: Network = "student"
 
@@ -249,6 +249,47 @@ class ProbeRecipe(Recipe):
 
     def _resolved(self, **chosen: Any) -> ResolvedProbeRecipe:
         return ResolvedProbeRecipe(**vars(self) | chosen)
+
+
+@dataclass(frozen=True)
+class AttentiveRecipe(ProbeRecipe):
+    """Hyper-parameters of an attentive probe on a frozen encoder.
+
+    Attributes:
+        queries: number of learned queries, which share the width of the pooled features.
+        reduce: width of the tokens over that of the pooled features.
+        form: efficient (queries and values only, arXiv 2506.10178), or cross: one query with keys, values and as many
+            heads as the encoder, as in AIM and V-JEPA.
+        whole: give the class token and registers to the queries, too.
+        cached: tokens of centre crops, encoded once; false encodes random crops in every epoch, as the papers do.
+    """
+
+    queries: int = 32
+    reduce: int = 1
+    form: Literal["efficient", "cross"] = "efficient"
+    whole: bool = False
+    cached: bool = False
+
+    def check(self) -> None:
+        """Validate the values."""
+        super().check()
+        check_values(self, {"queries": (1, 2**12), "reduce": (1, 2**12)}, ())
+        if self.form == "cross" and self.reduce != 1:
+            raise PatchloomError("--form cross keeps the width of the tokens: leave out --reduce")
+
+    def plain(self) -> dict[str, Any]:
+        """Return values for JSON, without those that are disabled."""
+        own = {"form": self.form, "whole": self.whole, "cached": self.cached}
+        if self.form == "efficient":
+            own |= {"queries": self.queries, "reduce": self.reduce}
+        if self.validation:
+            own |= {"validation": self.validation, "patience": self.patience}
+        idle = {"pooling", "last_norm", *({"momentum"} if self.optimizer == "adamw" else ())}
+        idle |= {"crop_scale", "flip", "shift"} if self.cached else set()
+        return own | {name: value for name, value in super().plain().items() if name not in idle}
+
+    def _resolved(self, **chosen: Any) -> ResolvedAttentiveRecipe:
+        return ResolvedAttentiveRecipe(**vars(self) | chosen)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -310,6 +351,19 @@ class ResolvedProbeRecipe(ResolvedRecipe, ProbeRecipe):
         images, _ = images_per_step(self, n)
         parts = self.parts(images)
         return replace(self, batch=images // parts), parts
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResolvedAttentiveRecipe(ResolvedProbeRecipe, AttentiveRecipe):
+    """`AttentiveRecipe` without ``auto``."""
+
+    def timed(self, n: int) -> tuple[ResolvedProbeRecipe, int]:
+        """Return a recipe with steps of one part each, and the number of parts; cached tokens come in one."""
+        return (self, 1) if self.cached else super().timed(n)
+
+    def parts(self, images: int) -> int:
+        """Return the number of batches of a step; cached tokens come in one."""
+        return 1 if self.cached else super().parts(images)
 
 
 def refuse_auto(recipe: Any, but: str = "") -> None:
@@ -468,6 +522,26 @@ RECIPES: dict[str, Sized] = {
 PROBES: dict[str, tuple[ProbeRecipe, dict[str, dict[str, Any]]]] = {
     "mae": (ProbeRecipe(), {}),
     "extrema": (ProbeRecipe(batch=4096, pooling="instance", last_norm=False, network="teacher"), {}),
+}
+
+# attentive probes: ours, on tokens that are encoded once, for small data; and efficient probing's (its program, for
+# ImageNet-1k)
+ATTENTIVE: dict[str, tuple[AttentiveRecipe, dict[str, dict[str, Any]]]] = {
+    "small": (
+        AttentiveRecipe(
+            epochs="auto",
+            warmup_epochs="auto",
+            batch=256,
+            optimizer="adamw",
+            lr=1e-3,
+            validation="auto",
+            patience=0.3,
+            test_crop=1.0,
+            cached=True,
+        ),
+        {},
+    ),
+    "ep": (AttentiveRecipe(batch=4096), {}),
 }
 
 

@@ -38,7 +38,7 @@ _SIDE = 256  # approximate size in pixels to which small images are enlarged
 _GREY = 0.5  # weight of the image in the brightness of a map
 _TINY = 1e-12
 _COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7")  # of query patches (Okabe and Ito 2008)
-_SCALE = Scale("attention to a patch", 0.0, 1.0, "OrRd", ("none", "maximum, written above"))
+ATTENTION_SCALE = Scale("attention to a patch", 0.0, 1.0, "OrRd", ("none", "maximum, written above"))
 
 
 @torch.no_grad()
@@ -146,7 +146,7 @@ def draw_attention(asked: LookRequest) -> list[Path]:
                 asked.title(f"attention{which}").name,
                 full_caption(one, _caption(asked, drawn), images),
                 asked.folder / f"{name}.png",
-                [_SCALE],
+                [ATTENTION_SCALE],
                 [("", 1), *((part.asking, len(part.names)) for part in drawn)],
                 page_caption=page_caption,
             )
@@ -178,7 +178,7 @@ def _draw_means(asked: LookRequest) -> Path:
             marks = tuple((mark_of(one, query), colour) for query, colour in zip(queries, _COLOURS, strict=False))
             row = [Tile(shown[i], coloured=marks)]
             for k, values in enumerate(maps):
-                picture = _over(shown[i], orient_rows(one, values.unflatten(0, grid)[None])[0])
+                picture = overlay(shown[i], orient_rows(one, values.unflatten(0, grid)[None])[0])
                 frame = _COLOURS[k] if k < len(queries) else None
                 row.append(Tile(picture, _percent(float(values.max())), frame=frame))
             rows.append(row)
@@ -200,7 +200,7 @@ def _draw_means(asked: LookRequest) -> Path:
         111,
     )
     caption, size = full_caption(one, text, images), shown.shape[1:3]
-    return draw_tiles(rows, headings, size, title, caption, out, [_SCALE], page_caption=page_caption)
+    return draw_tiles(rows, headings, size, title, caption, out, [ATTENTION_SCALE], page_caption=page_caption)
 
 
 def _spread(size: tuple[int, int]) -> tuple[ImagePoint, ...]:
@@ -253,20 +253,20 @@ def _tiles(one: NamedEncoder, picture: np.ndarray, patch: int, drawn: list[Atten
                 largest = float(values[k].max())
                 said = "rollout" if head == most else f"head {head + 1}"
                 row.append(
-                    Tile(_over(picture, orient_rows(one, values[k][None])[0]), f"{said}: {_percent(largest)}", mark)
+                    Tile(overlay(picture, orient_rows(one, values[k][None])[0]), f"{said}: {_percent(largest)}", mark)
                 )
         rows.append(row)
     return rows
 
 
-def _over(picture: np.ndarray, weights: np.ndarray) -> np.ndarray:
+def overlay(picture: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Overlay attention [rows columns] as colour on a grey picture [h w 3], enlarged if it is small."""
     h, w = picture.shape[:2]
     enlarged = max(1, round(_SIDE / max(h, w)))
     down, along = (np.arange(side * enlarged) for side in (h, w))
     rows, columns = weights.shape
     patches = weights[down[:, None] * rows // (h * enlarged), along * columns // (w * enlarged)]
-    heat = _SCALE.shade(patches / max(float(weights.max()), _TINY)) / 255
+    heat = ATTENTION_SCALE.shade(patches / max(float(weights.max()), _TINY)) / 255
     grey = picture.mean(-1, keepdims=True)[down[:, None] // enlarged, along // enlarged] / 255
     return (255 * heat * (1 - _GREY + _GREY * grey)).round().astype(np.uint8)
 

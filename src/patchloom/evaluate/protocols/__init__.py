@@ -28,6 +28,7 @@ from patchloom.system.hardware import float32_products
 PROTOCOLS = (
     "knn",
     "linear",
+    "attentive",
     "positions",
     "position-sensitivity",
     "order",
@@ -60,6 +61,8 @@ def protocol_of(name: str) -> tuple[Callable[..., Evaluation], dict[str, Any]]:
             from patchloom.evaluate.protocols.knn import knn as function
         case "linear":
             from patchloom.evaluate.protocols.linear import linear as function
+        case "attentive":
+            from patchloom.evaluate.protocols.attentive import attentive as function
         case "positions":
             from patchloom.evaluate.protocols.positions import positions as function
         case "position-sensitivity":

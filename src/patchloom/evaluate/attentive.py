@@ -1,0 +1,214 @@
+"""Attentive probes: learned queries pool the patch tokens of a frozen encoder, and a linear layer classifies.
+
+The mean of the patch tokens hides what masked image modelling learns: MAE's ViT-B reaches 67.8 % by a linear probe on
+ImageNet-1k and 75.5 % by an attentive one (Psomas et al. 2025, arXiv 2506.10178).
+Letters: b batch, n patch tokens, d width, m queries, c classes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from timm.loss import LabelSmoothingCrossEntropy
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from patchloom.data.loader import Batch
+from patchloom.data.source import Source
+from patchloom.errors import PatchloomError
+from patchloom.evaluate.classification import ClassPredictions, labelled_training
+from patchloom.evaluate.features import ImageFeatures, one_pass
+from patchloom.evaluate.lars_probe import LinearClassifier, begin_probe
+from patchloom.evaluate.recipes import ResolvedAttentiveRecipe
+from patchloom.evaluate.settings import EvalSettings
+from patchloom.evaluate.trainer import Forward, Score, Trainer
+from patchloom.nets.checkpoints.format import EncoderCard
+from patchloom.nets.encode import encode, patch_count, prefix_count, width
+from patchloom.nets.optimizer import parameter_groups
+from patchloom.nets.swin import Encoder
+from patchloom.system.hardware import free_memory
+from patchloom.withhold.encoder_input import all_patches
+
+_FILLED = 0.8  # share of the free memory that tokens may take
+
+
+class EfficientPool(nn.Module):
+    """Pooling of efficient probing (arXiv 2506.10178, section 3; program of the authors).
+
+    Each query attends to the tokens, which are their own keys, and gives one slice of the output: the tokens' mean by
+    these weights, mapped by the same slice of the value matrix.
+
+    Args:
+        width: width d of the tokens.
+        queries: number m of queries.
+        reduce: the output has d / reduce channels, which the queries share evenly.
+
+    Raises:
+        PatchloomError: the queries cannot share the channels.
+    """
+
+    def __init__(self, width: int, queries: int = 32, reduce: int = 1) -> None:
+        super().__init__()
+        self.out, left = divmod(width, reduce)
+        if left or self.out % queries:
+            raise PatchloomError(
+                f"{queries} queries cannot share {width} channels reduced by {reduce}: give --queries and --reduce "
+                "that divide the width"
+            )
+        self.queries = nn.Parameter(0.02 * torch.randn(queries, width))
+        self.values = nn.Linear(width, self.out, bias=False)
+
+    def attention(self, tokens: Tensor) -> Tensor:
+        """Return the attention [b m n] of each query to ``tokens`` [b n d]."""
+        return (self.queries / math.sqrt(tokens.shape[-1]) @ tokens.mT).softmax(-1)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return pooled features [b d/reduce] of ``tokens`` [b n d]."""
+        means = self.attention(tokens) @ tokens  # [b m d]: the mean first, since d is larger than the slice
+        slices = self.values.weight.view(len(self.queries), -1, tokens.shape[-1])
+        return torch.einsum("bmd,mod->bmo", means, slices).flatten(1)
+
+
+class CrossPool(nn.Module):
+    """Pooling of AIM (El-Nouby et al. 2024, arXiv 2401.08541): multi-head cross-attention of one query.
+
+    Batch norm without scale and shift on the tokens, keys and values without bias, and no output projection. V-JEPA's
+    attentive probe is the same idea with an output projection and an MLP.
+
+    Args:
+        width: width d of the tokens.
+        heads: number of attention heads.
+    """
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.out, self.heads = width, heads
+        self.norm = nn.BatchNorm1d(width, eps=1e-6, affine=False)
+        self.query = nn.Parameter(0.02 * torch.randn(1, heads, 1, width // heads))
+        self.keys, self.values = (nn.Linear(width, width, bias=False) for _ in range(2))
+
+    def _split(self, tokens: Tensor) -> Tensor:
+        return tokens.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # [b heads n d/heads]
+
+    def _normed(self, tokens: Tensor) -> Tensor:
+        return self.norm(tokens.flatten(0, 1)).view_as(tokens)
+
+    def attention(self, tokens: Tensor) -> Tensor:
+        """Return the attention [b heads n] of the query to ``tokens`` [b n d]."""
+        keys = self._split(self.keys(self._normed(tokens)))
+        return (self.query / math.sqrt(keys.shape[-1]) @ keys.mT).softmax(-1)[:, :, 0]
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return pooled features [b d] of ``tokens`` [b n d]."""
+        normed = self._normed(tokens)
+        query = self.query.expand(len(tokens), -1, -1, -1)
+        pooled = F.scaled_dot_product_attention(query, self._split(self.keys(normed)), self._split(self.values(normed)))
+        return pooled.flatten(1)
+
+
+class AttentiveClassifier(LinearClassifier):
+    """Attentive pooling, batch norm without scale and shift, and a linear layer on a frozen encoder's tokens.
+
+    The tokens are those before the encoder's last norm, without class token and registers unless ``whole``. The encoder
+    is not copied.
+    """
+
+    def __init__(self, encoder: Encoder, classes: int, pool: EfficientPool | CrossPool, whole: bool = False) -> None:
+        super().__init__(encoder, classes, "mean")
+        self.pool, self.whole, self.pooling = pool, whole, "attentive"
+        self.norm = nn.BatchNorm1d(pool.out, eps=1e-6, affine=False)
+        self.head = nn.Linear(pool.out, classes)
+        nn.init.trunc_normal_(self.head.weight, std=0.01)
+        nn.init.zeros_(self.head.bias)
+
+    @torch.no_grad()
+    def features(self, images: Tensor) -> Tensor:
+        """Return tokens [b n d] float32 of normalised images [b channels h w], without gradients."""
+        vit = self.encoder
+        tokens = encode(vit, all_patches(images, patch_count(vit)), norm=False).float()
+        return tokens if self.whole else tokens[:, prefix_count(vit) :]
+
+    def classify(self, features: Tensor) -> Tensor:
+        """Return logits [b c] of tokens [b n d], in float32 even in mixed precision; only this part has gradients."""
+        with torch.autocast(features.device.type, enabled=False):
+            return super().classify(self.pool(features))
+
+    def groups(self, weight_decay: float, layer_decay: float) -> list[dict[str, Any]]:
+        """Return parameter groups; LARS adapts the rates of matrices, not of the bias."""
+        matrices, biases = parameter_groups(self, weight_decay)
+        return [{**matrices, "always_adapt": True}, {**biases, "always_adapt": False}]
+
+
+def begin_attentive(
+    model: AttentiveClassifier,
+    card: EncoderCard,
+    recipe: ResolvedAttentiveRecipe,
+    train: Source,
+    held: Source | None,
+    *,
+    settings: EvalSettings,
+    half: bool = False,
+    kernels: str = "torch",
+) -> Trainer:
+    """Return the training of an attentive classifier, as `patchloom.evaluate.classification.begin_classifier` does.
+
+    Tokens of centre crops are encoded once and kept in memory; without ``cached``, random crops are encoded in every
+    epoch, as `begin_probe` does.
+    """
+    if not recipe.cached:
+        return begin_probe(model, card, recipe, train, held, settings=settings, half=half, kernels=kernels)
+    device, criterion = settings.torch_device, LabelSmoothingCrossEntropy(recipe.smoothing)
+    tokens = cached_tokens(model, card, train, settings)
+    others = None if held is None else cached_tokens(model, card, held, settings)
+    values, labels = tokens.tokens["tokens"], tokens.labels
+    batch = min(recipe.course(len(train)).batch, len(values))
+    each = len(values) // batch  # steps of an epoch, which is a permutation
+
+    def batches(first: int, stop: int, workers: int) -> Iterator[Batch]:
+        for step in range(first, stop):
+            order = np.random.default_rng((settings.seed, step // each)).permutation(len(values))
+            chosen = torch.from_numpy(order[step % each * batch :][:batch])
+            yield Batch((values[chosen].to(device),), chosen, [])
+
+    def loss(forward: Forward, batch: Batch) -> Tensor:
+        return criterion(model.classify(batch.views[0]), labels[batch.indices].to(device))
+
+    def validate(tested: AttentiveClassifier) -> Score:
+        assert others is not None  # called with validation images only
+        tested.eval()
+        with torch.inference_mode():
+            logits = [tested.classify(some.to(device)).cpu() for some in others.tokens["tokens"].split(batch)]
+        return ClassPredictions(torch.cat(logits), others.labels, []).score()
+
+    options: Any = {"settings": settings, "half": half, "kernels": kernels, "cached": (batches, validate)}
+    return labelled_training(model, card, recipe, train, held, loss, **options)
+
+
+def cached_tokens(
+    model: AttentiveClassifier, card: EncoderCard, source: Source, settings: EvalSettings
+) -> ImageFeatures:
+    """Return the tokens [images n d] of centre crops of labelled images, on the CPU.
+
+    Raises:
+        PatchloomError: they do not fit into memory.
+    """
+    vit, device, count = model.encoder, settings.torch_device, len(source)
+    need, free = 4.0 * count * patch_count(vit) * width(vit) / 2**30, free_memory("cpu")
+    if need > _FILLED * free:
+        raise PatchloomError(
+            f"the tokens of {count:,} {source.noun} need {need:.1f} GiB of memory, and {free:.1f} are free: give "
+            "--max_train, or --cached false, which keeps those of one step only"
+        )
+    return one_pass(
+        vit,
+        card,
+        source,
+        lambda images: {"tokens": model.features(images)},
+        device,
+        what=f"tokens of {count:,} {source.noun}",
+        **settings.reading(source),
+    )
