@@ -66,6 +66,11 @@ BAD_OPTIONS = {
         (MAE | {"blr": 0.0}, "--blr must be above 0"),
         (MAE | {"batch_size": 1}, "use --batch_size 2 or more"),
     ],
+    "attentive": [
+        ({"recipe": "mae"}, "choose one of small, ep"),
+        ({"queries": 7}, "--queries and --reduce that divide"),
+        ({"form": "cross", "reduce": 2}, "leave out --reduce"),
+    ],
     "blocks:0": [(SHORT, "blocks:0 trains no block")],
     "blocks:2": [({"layer_decay": 0.5}, "--layer_decay has no effect")],
     "few-shot": [

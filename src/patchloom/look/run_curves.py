@@ -29,6 +29,7 @@ POSITION_ACCURACY = "position-accuracy"
 PROTOCOL_TITLES = {
     "knn": "kNN accuracy",
     "linear": "linear probe",
+    "attentive": "attentive probe",
     "finetune": "fine-tuned accuracy",
     "few-shot": "accuracy with few labels",
     "blocks": "fine-tuned last blocks",

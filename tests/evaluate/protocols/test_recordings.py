@@ -56,6 +56,7 @@ SWEPT = {
     "position-sensitivity": {"steps": 2},
     "finetune": {"epochs": 2},
     "finetune, by a paper": {"recipe": "mp3-speech", "updates": 3, "batch_size": 8},
+    "attentive": {"epochs": 1, "queries": 4},
     "blocks:1": {"epochs": 1},
     "few-shot": {"per_class": 3, "epochs": 1},
 }
