@@ -23,7 +23,7 @@ MAY = {
     "look": {"patches", "withhold", "nets", "data", "questions", "tasks", "runs"},
     "evaluate": {"patches", "withhold", "nets", "questions", "data", "runs", "look"},
     "dense": {"withhold", "nets", "data", "runs", "look", "evaluate"},
-    "report": {"nets", "data", "questions", "tasks", "runs", "look", "evaluate", "dense"},
+    "report": {"nets", "data", "recipes", "questions", "tasks", "runs", "look", "evaluate", "dense"},
     "loggers": {"runs"},
     "train": {"nets", "questions", "data", "tasks", "recipes", "runs", "look", "evaluate", "loggers"},
     "embed": {"withhold", "nets", "data", "runs", "look", "evaluate"},
@@ -49,7 +49,7 @@ WINGS = {"audio": "data"}
 KNOWING = [
     *(SOURCE / "nets" / f"{name}.py" for name in ("attention", "build", "encode", "swin", "performance", "finetune")),
     *(SOURCE / "nets" / f"{name}.py" for name in ("sparse_attention", "decoders", "native/blocks", "native/ops")),
-    *(SOURCE / f"{name}.py" for name in ("nets/checkpoints/resize", "dense/backbone")),
+    *(SOURCE / f"{name}.py" for name in ("nets/checkpoints/resize", "nets/checkpoints/live", "dense/backbone")),
 ]
 COMMON = {"arguments", "display", "errors", "estimate", "pace", "results", "schedules", "sizes", "system", "version"}
 # The first imports the protocols of the wings by name, in cases of a match; the second names all verbs, whose

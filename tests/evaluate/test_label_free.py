@@ -151,7 +151,6 @@ def test_lidar_of_crops_that_do_not_differ_and_of_features_that_collapsed() -> N
         (alpha_req, (300, 15), "to 15 eigenvalues"),
         (alpha_req, (16, 300), "to 15 eigenvalues"),
         (lambda whole: neighbour_overlap(whole, whole, k=10), (11, 4), "too few for 10"),
-        (lambda whole: id_est(whole, torch.arange(31)), (31, 4), "to 31 points"),
         (dense_structure, (4, 8, 3), "9 or more"),
         (dense_structure, (1, 9, 3), "two images or more"),
     ],

@@ -257,14 +257,15 @@ def id_est(features: Tensor, order: Tensor) -> float:
             grow class by class.
 
     Returns:
-        A dimension of 1 or more; nan if s is not between 0 and 1, such as for equal features.
+        A dimension of 1 or more; nan for fewer than 32 points, and if s is not between 0 and 1, such as for equal
+        features.
     """
     points = features[order][:_MOST_POINTS].double().cpu()
     n = len(points)
     sizes = sorted({round(n * i / IDEST_SUBSETS) for i in range(1, IDEST_SUBSETS + 1)})
     sizes = [size for size in sizes if size >= _LEAST_POINTS]
     if n < 2 * _LEAST_POINTS:
-        raise ValueError(f"the intrinsic dimension cannot be fitted to {n} points: {2 * _LEAST_POINTS} are needed")
+        return math.nan
     # by differences: a matrix product would round distances between neighbours
     apart = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist").numpy()
     lengths = np.array([tree_length(apart[:size, :size]) for size in sizes])

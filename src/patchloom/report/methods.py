@@ -177,7 +177,7 @@ def references(each: Sequence[Methods]) -> str:
 
 def _sentences(one: Methods) -> list[str]:
     s = one.settings
-    said = [_encoder(s), _task(s), _data_sentence(one), _length(one), _augmentation(s)]
+    said = [_encoder(s), _task(s, one.noun), _data_sentence(one), _length(one), _augmentation(s)]
     said.append(f"{_count(one.seeds, 'seed')} {listing(one.seeds, 'and')}; {s.device}, {s.precision}{_devices(s)}.")
     return [*filter(None, said), *map(_evaluation, one.evaluated)]
 
@@ -192,19 +192,19 @@ def _encoder(s: ResolvedSettings) -> str:
     start = f", and began with the weights of {known}" if begun else ", and was initialised at random"
     cited = "; ".join(paper.cited for paper in papers_of_encoder(s.model["name"]))
     return (
-        f"The encoder is a {kind}, {model} ({cited}). It takes images of {in_pixels(s.img_size)} pixels and {channels} "
-        f"in patches of {in_pixels(s.patch_size)}{start}."
+        f"The encoder is a {kind}, {model} ({cited}). It takes inputs of {in_pixels(s.img_size)} and {channels} in "
+        f"patches of {in_pixels(s.patch_size)}{start}."
     )
 
 
-def _task(s: ResolvedSettings) -> str:
+def _task(s: ResolvedSettings, noun: str) -> str:
     name, entry = s.task["name"], TASKS.get(s.task["name"])
     papers = papers_of_task(name, s.recipe)
     cited = f" ({'; '.join(paper.cited for paper in papers)})" if papers else ""
     said = f"It was pre-trained without labels by the task {label(name)}{cited}"
     if s.recipe:
         said += f" with the recipe {s.recipe}"
-    if papers and entry is not None:
+    if papers and entry is not None and noun == "images":  # whose words these are
         said += f"; withheld: {entry.withheld}; predicted: {entry.asked}"
     given = [f"{key} {value}" for key, value in s.task.items() if key != "name" and isinstance(value, int | float)]
     return f"{said}. Options of the task: {', '.join(given)}." if given else f"{said}."

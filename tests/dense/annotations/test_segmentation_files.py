@@ -85,7 +85,10 @@ def test_colours_that_were_saved_as_a_palette_in_another_order(tmp_path):
 
 
 def size(stored):
-    return header_of(SimpleNamespace(stored=lambda _: stored, describe=lambda _: "missing.jpg"), 0).size
+    source = SimpleNamespace(
+        stored=lambda _: stored, describe=lambda _: "missing.jpg", read=lambda _: read_image(stored)
+    )
+    return header_of(source, 0).size
 
 
 def test_orientation_counts_for_maps_and_sizes(tmp_path):

@@ -155,7 +155,7 @@ def test_every_seed_has_rows_and_a_picture(run: Path, commands: Path) -> None:
 
 def test_the_classifier_says_the_same_again_and_the_matrix_counts_it(run: Path, commands: Path, monkeypatch) -> None:
     drawn = []
-    monkeypatch.setattr("patchloom.look.charts.draw_confusion", lambda **content: drawn.append(content))
+    monkeypatch.setattr("patchloom.evaluate.protocols.keywords.draw_confusion", lambda **content: drawn.append(content))
     report = evaluate("keywords", run, commands, **QUICK, control=False, seed=2)
     model, card = load_classifier(run / "finetuned" / "keywords-commands-small-2.safetensors")
     parts = spoken.open_keywords(commands, WORDS.split(","), 2).heard_as(card.encoder.sound)
@@ -261,8 +261,7 @@ def test_recordings_without_a_label_are_left_out(run, commands: Path, tmp_path: 
 
 
 def test_test_recordings_that_were_in_pre_training_are_counted(run: Path, commands: Path, monkeypatch) -> None:
-    opened = spoken.open_keywords(commands, WORDS.split(","))
     heard = open_data(commands).test.contents()
     monkeypatch.setattr(held_out, "record_of", lambda source: no_record().and_trained_on(heard, "commands"))
-    parts = protocol._parts(opened, load_encoder(run)[1], EvalSettings(), run)
-    assert "12 of 15 test recordings were in pre-training" in parts.story  # the others are silence
+    report = evaluate("keywords", run, commands, **QUICK, dry_run=True)
+    assert "12 of 15 test recordings were in pre-training" in report.method  # the others are silence

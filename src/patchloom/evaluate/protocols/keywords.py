@@ -95,7 +95,9 @@ def keywords(
     opened = _opened(data, words, ours.card, settings)
     with StatusMessage("looking for copies among the recordings"):
         train, validation, test = map(only_labelled, (opened.train, opened.validation, opened.test))
-        parts = divide(train, validation, test, settings, ours.card.note, run)
+        counts = f"{len(train):,} recordings for training, {len(validation):,} for validation and {len(test):,}"
+        note = f"{ours.card.note} The data has {counts} for testing.".strip()
+        parts = divide(train, validation, test, settings, note, run)
     what, label = dict[str, Any](), recipe
     if labels != 1:
         parts, what = subsample_training(parts, labels, None, settings.seed)
