@@ -119,7 +119,8 @@ class AttentiveClassifier(LinearClassifier):
 
     def __init__(self, encoder: Encoder, classes: int, pool: EfficientPool | CrossPool, whole: bool = False) -> None:
         super().__init__(encoder, classes, "mean")
-        self.pool, self.whole, self.pooling = pool, whole, "attentive"
+        self.pool, self.whole = pool, whole
+        self.pooling: Any = "attentive"
         self.norm = nn.BatchNorm1d(pool.out, eps=1e-6, affine=False)
         self.head = nn.Linear(pool.out, classes)
         nn.init.trunc_normal_(self.head.weight, std=0.01)

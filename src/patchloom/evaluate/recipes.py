@@ -279,7 +279,7 @@ class AttentiveRecipe(ProbeRecipe):
 
     def plain(self) -> dict[str, Any]:
         """Return values for JSON, without those that are disabled."""
-        own = {"form": self.form, "whole": self.whole, "cached": self.cached}
+        own: dict[str, Any] = {"form": self.form, "whole": self.whole, "cached": self.cached}
         if self.form == "efficient":
             own |= {"queries": self.queries, "reduce": self.reduce}
         if self.validation:

@@ -87,16 +87,14 @@ def attentive(
 
     trained = [subjects.ours, *(subjects.controls if control else [])]
     candidates = [Candidate(one.name, one.card, partial(build, one)) for one in trained]
-    done = (
-        "Attentive probe: "
-        + (
-            f"{plan.recipe.queries} learned queries attend to the patch tokens of the frozen encoder, which are their "
-            "own keys (efficient probing)"
-            if plan.recipe.form == "efficient"
-            else "one learned query attends to the patch tokens of the frozen encoder by multi-head attention"
+    values = plan.recipe.plain()
+    pooled = "one learned query attends to the patch tokens of the frozen encoder by multi-head attention"
+    if values["form"] == "efficient":
+        pooled = (
+            f"{values['queries']} learned queries attend to the patch tokens of the frozen encoder, which are their own "
+            "keys (efficient probing)"
         )
-        + "; batch norm and a linear layer classify what they pool."
-    )
+    done = f"Attentive probe: {pooled}; batch norm and a linear layer classify what they pool."
     fitted = train_candidates(candidates, plan)
     rows, found = test_classifiers("attentive", fitted, plan, precision)
     said, title = [done, recipe_sentences(plan), *note_recordings(plan)], f"Attentive probe ({recipe}): "
