@@ -91,8 +91,8 @@ def attentive(
     pooled = "one learned query attends to the patch tokens of the frozen encoder by multi-head attention"
     if values["form"] == "efficient":
         pooled = (
-            f"{values['queries']} learned queries attend to the patch tokens of the frozen encoder, which are their own "
-            "keys (efficient probing)"
+            f"{values['queries']} learned queries attend to the patch tokens of the frozen encoder, which are their "
+            "own keys (efficient probing)"
         )
     done = f"Attentive probe: {pooled}; batch norm and a linear layer classify what they pool."
     fitted = train_candidates(candidates, plan)
