@@ -496,9 +496,7 @@ def forecast_run(
                 tried = try_steps(settings, share, counted, training, most)
         else:
             tried = _untried(settings, share, counted)
-    sizes = tried.sizes if counted is None else counted.sizes
-    best = 0 if settings.patience is None else sizes.weights  # the checkpoint also holds the best weights
-    disc = 3 * (sizes.checkpoint + best) + (1 + kept_encoders(settings)) * sizes.encoder + _FILES
+    disc = bytes_of_run(settings, tried.sizes if counted is None else counted.sizes)
     room = refuse_full_disc(folder, disc)
     base = resident() if settings.device == "cpu" else 0.0
     needed = tried.memory if counted is None else base + counted.likely
@@ -520,6 +518,12 @@ def kept_encoders(settings: ResolvedSettings) -> int:
     return 0 if settings.keep_every is None else int(settings.epochs // settings.keep_every)
 
 
+def bytes_of_run(settings: ResolvedSettings, sizes: TaskBytes) -> int:
+    """Return the bytes of all files of a run."""
+    best = 0 if settings.patience is None else sizes.weights  # the checkpoint also holds the best weights
+    return 3 * (sizes.checkpoint + best) + (1 + kept_encoders(settings)) * sizes.encoder + _FILES
+
+
 def forecast_elsewhere(
     settings: ResolvedSettings, training: Source, share: int, processes: int, folder: RunFolder
 ) -> Forecast:
@@ -527,8 +531,7 @@ def forecast_elsewhere(
     with StatusMessage("estimating the memory of a step"):
         counted = sketch(settings, share)
     sizes = counted.sizes
-    best = 0 if settings.patience is None else sizes.weights
-    disc = 3 * (sizes.checkpoint + best) + (1 + kept_encoders(settings)) * sizes.encoder + _FILES
+    disc = bytes_of_run(settings, sizes)
     shards = processes if settings.strategy == "fsdp" else 1
     return Forecast(
         steps=steps_of(settings.epochs, len(training), settings.batch_size),
