@@ -53,6 +53,7 @@ from patchloom.evaluate.settings import (
 from patchloom.evaluate.subjects import Subject, Subjects, open_subjects
 from patchloom.evaluate.trainer import Loss, Score, Trainer
 from patchloom.nets.checkpoints.format import EncoderCard
+from patchloom.nets.checkpoints.live import has_no_folder
 from patchloom.nets.encode import input_size, patch_side, width
 from patchloom.nets.finetune import Variant, at_size
 from patchloom.nets.performance import choose_kernels
@@ -338,7 +339,7 @@ def check_outputs(run: str | Path, settings: EvalSettings, from_scratch: bool, s
             )
         if path.is_dir() or (path.exists() and not is_dense(path)):
             raise PatchloomError(f"{path} is there already, and no model of segment or detect: give --out another name")
-    if save and out is None and str(run).startswith("timm:"):
+    if save and out is None and has_no_folder(run):
         raise PatchloomError(f"{run} has no folder for its model: give --out FILE")
     if out is not None and settings.seeds > 1:
         raise PatchloomError(f"--out names one file, but --seeds {settings.seeds} gives several: use --save true")

@@ -14,6 +14,7 @@ from patchloom.evaluate.protocols.knn import TEMPERATURE, knn_accuracies, knn_ri
 from patchloom.evaluate.settings import EvalSettings, parts_of
 from patchloom.evaluate.subjects import open_subjects
 from patchloom.look.charts import draw_layers
+from patchloom.nets.checkpoints.live import has_no_folder
 from patchloom.nets.swin import refuse_hierarchical
 from patchloom.results.evaluation import Drawing, Evaluation
 from patchloom.results.result import Result
@@ -119,7 +120,7 @@ def _drawings(
     run: str | Path, out: str | Path | None, ours: list[Result], controls: list[list[Result]], baselines: list[Result]
 ) -> tuple[Drawing, ...]:
     if out is None:
-        if str(run).startswith("timm:") or not Path(run).is_dir():
+        if has_no_folder(run) or not Path(run).is_dir():
             return ()
         out = Path(run) / "pictures" / "layers.png"
     content = {
