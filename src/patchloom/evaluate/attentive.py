@@ -21,7 +21,7 @@ from patchloom.data.loader import Batch
 from patchloom.data.source import Source
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.classification import ClassPredictions, labelled_training
-from patchloom.evaluate.features import ImageFeatures, one_pass
+from patchloom.evaluate.features import ImageFeatures, Precision, one_pass
 from patchloom.evaluate.lars_probe import LinearClassifier, begin_probe
 from patchloom.evaluate.recipes import ResolvedAttentiveRecipe
 from patchloom.evaluate.settings import EvalSettings
@@ -163,15 +163,17 @@ def begin_attentive(
     if not recipe.cached:
         return begin_probe(model, card, recipe, train, held, settings=settings, half=half, kernels=kernels)
     device, criterion = settings.torch_device, LabelSmoothingCrossEntropy(recipe.smoothing)
-    tokens = cached_tokens(model, card, train, settings)
-    others = None if held is None else cached_tokens(model, card, held, settings)
+    precision: Precision = "bfloat16" if half else "float32"
+    tokens = cached_tokens(model, card, train, settings, precision, recipe.test_crop)
+    others = None if held is None else cached_tokens(model, card, held, settings, precision, recipe.test_crop)
     values, labels = tokens.tokens["tokens"], tokens.labels
     batch = min(recipe.course(len(train)).batch, len(values))
     each = len(values) // batch  # steps of an epoch, which is a permutation
 
     def batches(first: int, stop: int, workers: int) -> Iterator[Batch]:
         for step in range(first, stop):
-            order = np.random.default_rng((settings.seed, step // each)).permutation(len(values))
+            if step == first or step % each == 0:
+                order = np.random.default_rng((settings.seed, step // each)).permutation(len(values))
             chosen = torch.from_numpy(order[step % each * batch :][:batch])
             yield Batch((values[chosen].to(device),), chosen, [])
 
@@ -190,7 +192,12 @@ def begin_attentive(
 
 
 def cached_tokens(
-    model: AttentiveClassifier, card: EncoderCard, source: Source, settings: EvalSettings
+    model: AttentiveClassifier,
+    card: EncoderCard,
+    source: Source,
+    settings: EvalSettings,
+    precision: Precision,
+    test_crop: float,
 ) -> ImageFeatures:
     """Return the tokens [images n d] of centre crops of labelled images, on the CPU.
 
@@ -210,6 +217,8 @@ def cached_tokens(
         source,
         lambda images: {"tokens": model.features(images)},
         device,
+        precision=precision,
+        test_crop=test_crop,
         what=f"tokens of {count:,} {source.noun}",
         **settings.reading(source),
     )

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from patchloom.data.loader import Batch
 from patchloom.data.source import Source
 from patchloom.data.stats import normalize
+from patchloom.errors import PatchloomError
 from patchloom.evaluate.classification import labelled_training
 from patchloom.evaluate.classifier import Classifier, Pool
 from patchloom.evaluate.features import labels_of
@@ -26,6 +27,14 @@ from patchloom.nets.heads import InstanceHead, represent
 from patchloom.nets.swin import Encoder
 from patchloom.system.distributed import gathered, smallest, world
 from patchloom.withhold.encoder_input import all_patches
+
+
+def refuse_accumulation(settings: EvalSettings) -> None:
+    """Refuse accumulation for probes of frozen encoders, whose batch norm needs the features of the whole step."""
+    if settings.accumulate != 1:
+        raise PatchloomError(
+            "--accumulate has no effect here, since steps are encoded 256 images at a time: leave it out"
+        )
 
 
 class LinearClassifier(Classifier):

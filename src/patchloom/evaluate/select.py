@@ -74,7 +74,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Plan(Generic[D, R]):
-    """How every candidate is trained.
+    """Training that all candidates share.
 
     Attributes:
         name: name of the recipe.

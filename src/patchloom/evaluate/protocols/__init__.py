@@ -43,7 +43,7 @@ PROTOCOLS = (
     "detect",
 )
 # protocols with training steps, which processes can share
-_TRAIN = ("finetune", "linear", "blocks", "few-shot", "keywords", "segment", "detect")
+_TRAIN = ("finetune", "linear", "attentive", "blocks", "few-shot", "keywords", "segment", "detect")
 _OWN_NETWORK = ("positions", "ensemble")  # a task's decoder, and fine-tuned classifiers
 
 

@@ -20,6 +20,7 @@ from patchloom.evaluate.classification import note_recordings, plan_for, test_cl
 from patchloom.evaluate.classifier import class_names
 from patchloom.evaluate.features import Precision
 from patchloom.evaluate.frozen import INSTEAD
+from patchloom.evaluate.lars_probe import refuse_accumulation
 from patchloom.evaluate.recipes import ATTENTIVE, AttentiveRecipe
 from patchloom.evaluate.select import Candidate, Fitted, recipe_sentences, train_candidates
 from patchloom.evaluate.settings import EvalSettings, parts_of, place_in_run, share_steps
@@ -71,6 +72,7 @@ def attentive(
             width, or tokens that do not fit into memory.
     """
     check_options(attentive, locals())
+    refuse_accumulation(settings)
     share_steps(settings)
     subjects = open_subjects(run, settings)
     vit = refuse_hierarchical(subjects.ours.vit, "attentive", INSTEAD)

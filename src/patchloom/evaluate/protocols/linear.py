@@ -28,7 +28,7 @@ from patchloom.evaluate.frozen import (
     frozen_report,
     plan_frozen,
 )
-from patchloom.evaluate.lars_probe import LinearClassifier, begin_probe
+from patchloom.evaluate.lars_probe import LinearClassifier, begin_probe, refuse_accumulation
 from patchloom.evaluate.logistic import CHOICE_VALIDATION_SHARE, L2_STRENGTHS, Choice, Probe, linear_probe
 from patchloom.evaluate.protocols.knn import knn_results
 from patchloom.evaluate.recipes import PROBES, ProbeRecipe, Recipe, ResolvedRecipe, published_recipe
@@ -109,10 +109,7 @@ def linear(
         raise PatchloomError(f"--blend applies to --recipe logistic only, not to {recipe}: leave it out")
     if pooling in ("both", "prefix"):
         raise PatchloomError(f"--pooling {pooling} applies to --recipe logistic only: choose class, mean or instance")
-    if settings.accumulate != 1:
-        raise PatchloomError(
-            "--accumulate has no effect here, since steps are encoded 256 images at a time: leave it out"
-        )
+    refuse_accumulation(settings)
     share_steps(settings)
     wanted = PROBES[recipe][0].network
     if settings.network is None and wanted == "teacher" and has_teacher(run):
