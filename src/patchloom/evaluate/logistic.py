@@ -61,6 +61,17 @@ class Probe:
         best = [(part.to(weights) @ weights + biases).argmax(1) for part in features.split(rows)]
         return self.classes.cpu()[torch.cat(best).cpu()]
 
+    def scores(self, features: Tensor) -> Tensor:
+        """Return logits [m k] of features [m d], on the CPU, for labels 0 ... k-1; of labels without training images
+        -1e9."""
+        weights = self.weights / self.scale[:, None]
+        biases = self.biases - self.mean @ weights
+        parts = [(part.to(weights) @ weights + biases).cpu() for part in features.split(_rows_for(len(biases)))]
+        logits = torch.cat(parts)
+        found = logits.new_full((len(logits), int(self.classes.max()) + 1), -1e9)
+        found[:, self.classes.cpu()] = logits
+        return found
+
     def accuracy(self, features: Tensor, labels: Tensor) -> float:
         """Return top-1 accuracy on features [m d] with labels [m]; classes without training images count as errors."""
         return self.right(features, labels).double().mean().item()

@@ -44,7 +44,7 @@ def compare_results(ours: Sequence[Result], theirs: Sequence[Result], trained: b
     one, two = (np.stack([outcome.values for outcome in side]).astype(np.float64) for side in sides)
     if sides[0][0].pseudo:
         return difference(one, two, values, n=n, **about)
-    return difference(one, two, groups=sides[0][0].groups, **about)
+    return difference(one, two, groups=sides[0][0].groups, classes=sides[0][0].classes, **about)
 
 
 def as_control(one: Result) -> str:
