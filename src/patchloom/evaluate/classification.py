@@ -50,7 +50,7 @@ from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.encode import attention_heads
 from patchloom.nets.performance import choose_kernels
 from patchloom.nets.swin import Encoder
-from patchloom.results.classes import called, explain_measure, headline_row
+from patchloom.results.classes import called, explain_measure, headline_row, quoted_first
 from patchloom.results.evaluation import Evaluation, as_control, note_unreadable
 from patchloom.results.result import Result
 from patchloom.system.distributed import collected, rank, refused_by_all, world
@@ -380,7 +380,7 @@ def training_report(
         parts.test,
         settings.seed,
         n,
-        results=[*rows, *constant],
+        results=quoted_first([*rows, *constant], found.labels),
         method=" ".join([*said, rule, parts.story, *note_unreadable(found.unreadable, f"test {noun}")]),
         headline=f"{title}{first} against {against} on {n:,} test {noun}.",
         quoted=tuple(quoted),

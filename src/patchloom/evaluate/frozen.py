@@ -34,7 +34,7 @@ from patchloom.look.charts import draw_blends
 from patchloom.nets.encode import input_size
 from patchloom.nets.finetune import without_last_norm
 from patchloom.results.claims import BLEND, START
-from patchloom.results.classes import called, explain_measure
+from patchloom.results.classes import called, explain_measure, quoted_first
 from patchloom.results.evaluation import Drawing, Evaluation, as_control, compare_results, note_unreadable
 from patchloom.results.result import Result
 from patchloom.runs.encoder import blend, load_blend
@@ -226,7 +226,8 @@ def frozen_report(
     """
     n, noun = len(test.labels), parts.test.noun
     quoted = [row for row in rows if row.quoted]
-    results = [*rows, *constant_answers(rows[0].protocol, test.labels, parts.test, test.groups)]
+    constant = constant_answers(rows[0].protocol, test.labels, parts.test, test.groups)
+    results = quoted_first([*rows, *constant], test.labels)
     against = against or listing([as_control(row) for row in quoted[1:]], "and")
     origin = f"; test: {parts.origin}" if parts.origin else ""
     headline = (

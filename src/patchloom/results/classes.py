@@ -1,7 +1,7 @@
-"""Measures of a classifier per class, from its answers to test images: for data with rare classes, where accuracy misleads.
+"""Measures of classifiers by class, for data with rare classes, where accuracy misleads.
 
-`class_results` makes all results of one encoder's answers, for every classification protocol. The headline quotes one of
-them, by the rule of `quoted_measure`. benchmarks/effects.py measures the coverage of the intervals.
+`class_results` makes all results of one encoder's answers to test images, for every classification protocol. The
+headline quotes one of them, by the rule of `quoted_measure`. benchmarks/effects.py measures the coverage of intervals.
 
 Letters: n test images, c classes, t resamples.
 """
@@ -143,9 +143,7 @@ def balanced_interval(right: np.ndarray, labels: np.ndarray, groups: np.ndarray 
     return max(0.0, value - low), min(1.0, value + high)
 
 
-def auroc(
-    scores: np.ndarray, labels: np.ndarray, groups: np.ndarray | None = None
-) -> tuple[float, float, float]:
+def auroc(scores: np.ndarray, labels: np.ndarray, groups: np.ndarray | None = None) -> tuple[float, float, float]:
     """Compute the area under the ROC curve with its 95 % interval: value, low, high.
 
     With two classes it is that of the rarer one, else the mean over classes of one against the rest. The variance is
@@ -291,10 +289,26 @@ def class_results(
     return [replace(row, quoted=quoted and row.measure == measure) for row in rows]
 
 
+def cell_name(of: str, to: str) -> str:
+    """Return the name of a number of the confusion matrix, in `Result.also` of a macro F1."""
+    return f"{of} as {to}"
+
+
+def confusion_of(one: Result, classes: Sequence[str]) -> np.ndarray:
+    """Return the confusion matrix [c c] of a macro F1."""
+    return np.array([[int(one.also.get(cell_name(of, to), 0)) for to in classes] for of in classes])
+
+
 def headline_row(rows: Sequence[Result], labels: Any) -> Result:
     """Return the result of one encoder and setting by the measure that the headline quotes, for ``labels`` [n]."""
     measure = quoted_measure(np.asarray(labels))
     return next(row for row in rows if row.measure == measure)
+
+
+def quoted_first(rows: Sequence[Result], labels: Any) -> list[Result]:
+    """Return results with those of the measure that the headline quotes first, for ``labels`` [n]."""
+    measure = quoted_measure(np.asarray(labels))
+    return sorted(rows, key=lambda row: row.measure != measure)
 
 
 def _balanced(accuracy: Result, found: Answers) -> Result:
@@ -322,7 +336,7 @@ def _scored(accuracy: Result, found: Answers) -> list[Result]:
     precision."""
     matrix, labels, c = found.confusion(), found.labels, len(found.present)
     cells = [(int(i), int(j)) for i, j in zip(*matrix.nonzero(), strict=True)] if len(matrix) <= _MOST_CELLS else []
-    also = {f"{found.name(i)} as {found.name(j)}": float(matrix[i, j]) for i, j in cells}
+    also = {cell_name(found.name(i), found.name(j)): float(matrix[i, j]) for i, j in cells}
     whole = np.ones((1, len(labels)), np.int64)
 
     def row(measure: str, value: float, low: float, high: float, also: Mapping[str, float]) -> Result:

@@ -175,10 +175,11 @@ def _drawings(
         return ()
     c, n = len(classes), len(found.labels)
     pairs = c * found.labels + found.logits.argmax(1)
+    on = f"{n:,} recordings of {Path(parts.test.name).name}"
     content = {
         "counts": torch.bincount(pairs, minlength=c * c).view(c, c).numpy(),
         "classes": classes,
-        "title": f"{row.encoder}, fine-tuned: {called(row)}{row.text()} of {n:,} recordings of {Path(parts.test.name).name}",
+        "title": f"{row.encoder}, fine-tuned: {called(row)}{row.text()} of {on}",
         "caption": "Each cell: number of recordings and fraction of the row. Blue: correct; red: wrong.",
     }
     return (Drawing(draw_confusion, place, content),)

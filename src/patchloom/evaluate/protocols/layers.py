@@ -95,10 +95,10 @@ def layers(
         n_test,
         results=[*ours, *sum(starts, []), *twins, pixels, guessed, *beside],
         method=method,
-        headline=f"Layers (kNN, k={k}, mean): last layer {called(last)}{last.text()} against {twin.number()} untrained; best layer "
-        f"by held-out training {test.noun}, {best.settings['layer']}, {best.text()} against {twins_best.number()} "
-        f"untrained ({twins_best.settings['layer']}); {pixels.encoder} {pixels.number()}; on {n_test:,} test "
-        f"{test.noun}.",
+        headline=f"Layers (kNN, k={k}, mean): last layer {called(last)}{last.text()} against {twin.number()} "
+        f"untrained; best layer by held-out training {test.noun}, {best.settings['layer']}, {best.text()} against "
+        f"{twins_best.number()} untrained ({twins_best.settings['layer']}); {pixels.encoder} {pixels.number()}; on "
+        f"{n_test:,} test {test.noun}.",
         quoted=quoted,
         across="layer",
         down=True,
