@@ -81,7 +81,7 @@ def test_the_area_under_the_curve_has_delongs_variance() -> None:
     ends = [1 / (1 + np.exp(-np.log(middle / (1 - middle)) - sign * reach)) for sign in (-1, 1)]
     assert (value, low, high) == (0.75, pytest.approx(ends[0], abs=1e-5), pytest.approx(ends[1], abs=1e-5))
     perfect = auroc(np.array([[0, 0], [0, 1]]).repeat(20, 0), np.repeat([0, 1], 20))
-    assert perfect[0] == perfect[2] == 1 and 0.8 < perfect[1] < 0.99
+    assert perfect[0] == perfect[2] == 1 and 0.6 < perfect[1] < 0.99
 
 
 def test_a_resample_weighs_images_as_if_they_were_repeated() -> None:
@@ -116,18 +116,16 @@ def test_whole_groups_widen_the_interval() -> None:
     single, grouped = balanced_interval(right, labels), balanced_interval(right, labels, groups)
     assert grouped[1] - grouped[0] > 1.5 * (single[1] - single[0])
     answers = Answers(labels, np.where(right, labels, 1 - labels), groups=groups)
-    of_groups = [
-        one for one in class_results("e", "", {}, answers, every=True) if one.measure.startswith("accuracy in")
-    ]
+    rows = class_results("e", "", {}, answers, every=True)
+    of_groups = [row for row in rows if row.measure.startswith("accuracy in")]
     assert [row.value for row in of_groups] == [0] * 5 + [1] * 5 and of_groups[0].also == {"images": 10}
 
 
 def test_a_difference_of_balanced_accuracies_is_that_of_classes(tmp_path: Path) -> None:
     """All of a rare class are gained: by accuracy 5 points, by balanced accuracy 50; also after a file."""
     labels = np.repeat([0, 1], (95, 5))
-    one, other = (
-        class_results(name, "knn", {}, Answers(labels, its)) for name, its in (("a", labels), ("b", 0 * labels))
-    )
+    given = {"a": labels, "b": 0 * labels}
+    one, other = (class_results(name, "knn", {}, Answers(labels, its)) for name, its in given.items())
     store.append(tmp_path, [one[1], other[1]])
     for ours, theirs in ((one[1], other[1]), store.load(tmp_path, outcomes=True)):
         found = compare_results([ours], [theirs], False)
@@ -141,20 +139,19 @@ def test_a_difference_of_balanced_accuracies_is_that_of_classes(tmp_path: Path) 
 
 
 def test_accuracy_misleads_and_the_report_says_so() -> None:
-    labels, names = np.repeat([0, 1], (95, 5)), ("good", "bad")
+    labels, names = np.repeat([0, 1], (285, 15)), ("good", "bad")
     answers = {"mine": labels.copy(), "untrained": 0 * labels, "best constant": 0 * labels}
-    answers["mine"][:3], answers["mine"][-2:] = 1, 0  # 95 right, as the constant answer has
+    answers["mine"][:9], answers["mine"][-9:] = 1, 0  # 282 right, fewer than the constant answer has
     rows = [
         row
         for name, its in answers.items()
         for row in class_results(name, "knn", {"answer": "good"}, Answers(labels, its, names=names), every=True)
     ]
     quoted = tuple(row for row in rows if row.quoted)[:2]
-    report = Evaluation(rows, "Method.", "Headline.", quoted, "d", "f" * 16, 0, 100, classes=names)
+    report = Evaluation(rows, "Method.", "Headline.", quoted, "d", "f" * 16, 0, 300, classes=names)
     said = report.with_differences(False).text(100)
-    assert "By accuracy alone, mine (95.0 %) would be no better than always answering good (95.0 %)" in said.replace(
-        "\n", " "
-    )
+    remark = "By accuracy alone, mine (94.0 %) would be no better than always answering good (95.0 %)"
+    assert remark in said.replace("\n", " ")
     assert "recall of bad" in said and "Confusion matrix of mine" in said
     for width in (60, 80, 120):
         assert max(map(len, report.text(width).split("\n"))) <= width

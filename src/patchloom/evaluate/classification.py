@@ -50,7 +50,7 @@ from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.encode import attention_heads
 from patchloom.nets.performance import choose_kernels
 from patchloom.nets.swin import Encoder
-from patchloom.results.classes import called, explain_measure, headline_row, quoted_first
+from patchloom.results.classes import called, explain_measure, headline_row, quoted_first, score_of_choice
 from patchloom.results.evaluation import Evaluation, as_control, note_unreadable
 from patchloom.results.result import Result
 from patchloom.system.distributed import collected, rank, refused_by_all, world
@@ -105,9 +105,13 @@ class ClassPredictions:
         """Top-1 accuracy in [0, 1]."""
         return self.right.double().mean().item()
 
+    def choice(self) -> float:
+        """Accuracy by which recipes and weights are chosen; balanced accuracy with a rare class."""
+        return score_of_choice(self.right.double().numpy(), self.labels.numpy())
+
     def score(self) -> Score:
-        """Score by accuracy and, for ties, by the loss."""
-        return Score(self.accuracy(), -torch.nn.functional.cross_entropy(self.logits.double(), self.labels).item())
+        """Score by `choice` and, for ties, by the loss."""
+        return Score(self.choice(), -torch.nn.functional.cross_entropy(self.logits.double(), self.labels).item())
 
 
 @torch.inference_mode()
@@ -292,7 +296,7 @@ def plan_for(
     kernels, _ = choose_kernels(vit, device.type, alone, recipe.batch // recipe.parts(recipe.batch))
 
     def score(model: Classifier, card: EncoderCard, images: Source) -> float:
-        return predict_classes(model, images, card, settings, precision, test_crop=recipe.test_crop).accuracy()
+        return predict_classes(model, images, card, settings, precision, test_crop=recipe.test_crop).choice()
 
     started = partial(begin, settings=settings, half=half, kernels=kernels)
     return Plan(name, tuple(recipes), parts, settings, started, score, half)

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from patchloom.data.splits import pick, pick_groups
 from patchloom.errors import PatchloomError
+from patchloom.results.classes import score_of_choice
 
 L2_STRENGTHS: tuple[float, ...] = (10.0, 1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
 CHOICE_VALIDATION_SHARE = 0.2
@@ -87,7 +88,7 @@ class Choice:
 
     Attributes:
         strength: strength of the regularisation.
-        accuracy: accuracy on held-out training images.
+        accuracy: accuracy on held-out training images; balanced accuracy where `quoted_measure` says so.
         held_out: number of held-out images.
     """
 
@@ -146,7 +147,8 @@ def choose_strength(
 ) -> Choice:
     """Choose the strength with the best accuracy on a stratified fifth of the training images, held out from the fit.
 
-    Ties go to the strongest. The only image of a class is not held out.
+    With a rare class it is balanced accuracy (`score_of_choice`). Ties go to the strongest. The only image of a class is
+    not held out.
 
     Args:
         features: [n d] features of training images only.
@@ -161,7 +163,9 @@ def choose_strength(
     rest, held = hold_out_for_choice(labels, seed, groups)
     ordered = sorted(strengths, reverse=True)
     probes = fit_path(features[rest], labels[rest], ordered, device)
-    accuracies = [probe.accuracy(features[held], labels[held]) for probe in probes]
+    truth, rule = labels[held].numpy(), labels.numpy()
+    right = [probe.right(features[held], labels[held]).double().numpy() for probe in probes]
+    accuracies = [score_of_choice(one, truth, rule) for one in right]
     best = int(np.argmax(accuracies))
     return Choice(ordered[best], accuracies[best], len(held))
 

@@ -90,6 +90,19 @@ def called(one: Result) -> str:
     return "" if one.measure == ACCURACY else f"{one.measure} "
 
 
+def score_of_choice(right: np.ndarray, labels: np.ndarray, among: np.ndarray | None = None) -> float:
+    """Return the score by which a choice is made on held-out images: accuracy, or balanced accuracy by the same rule.
+
+    Args:
+        right: [n] right answers.
+        labels: [n] classes.
+        among: [m] labels to which the rule is applied; by default those of the images themselves.
+    """
+    if quoted_measure(labels if among is None else among) == BALANCED:
+        return float(recalls(right, labels)[0].mean())
+    return float(right.mean())
+
+
 def explain_measure(labels: np.ndarray, names: Sequence[str] = (), noun: str = "images") -> str:
     """Return sentences on the quoted measure, the reason for it, and classes with few test images.
 
@@ -107,7 +120,7 @@ def explain_measure(labels: np.ndarray, names: Sequence[str] = (), noun: str = "
     else:
         said = (
             f"Quoted is balanced accuracy, the mean recall of {c} classes, not accuracy: {share}, more than a fifth "
-            f"above an even share ({1 / c:.1%})."
+            f"above an even share ({1 / c:.1%}). Choices on held-out {noun} are by the same rule."
         )
     few = [f"{found.name(int(label))} {count}" for label, count in zip(classes, counts, strict=True) if count < FEW]
     if few and quoted_measure(found.labels) == BALANCED:
