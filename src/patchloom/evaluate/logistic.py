@@ -147,8 +147,8 @@ def choose_strength(
 ) -> Choice:
     """Choose the strength with the best accuracy on a stratified fifth of the training images, held out from the fit.
 
-    With a rare class it is balanced accuracy (`score_of_choice`). Ties go to the strongest. The only image of a class is
-    not held out.
+    With a rare class it is balanced accuracy (`score_of_choice`). Ties go to the strongest. The only image of a class
+    is not held out.
 
     Args:
         features: [n d] features of training images only.
