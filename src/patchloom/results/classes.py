@@ -339,7 +339,7 @@ def _recalls(accuracy: Result, found: Answers) -> list[Result]:
         right, groups = found.right[its], None if found.groups is None else found.groups[its]
         also = {"images": float(its.sum()), "answers": float((found.answers == label).sum())}
         low, high = accuracy_interval(right, groups)
-        about = {"measure": f"{RECALL}{found.name(label)}", "also": also, "outcomes": None}
+        about: dict[str, Any] = {"measure": f"{RECALL}{found.name(label)}", "also": also, "outcomes": None}
         rows.append(replace(accuracy, value=float(right.mean()), low=low, high=high, **about))
     return rows
 
@@ -353,7 +353,7 @@ def _scored(accuracy: Result, found: Answers) -> list[Result]:
     whole = np.ones((1, len(labels)), np.int64)
 
     def row(measure: str, value: float, low: float, high: float, also: Mapping[str, float]) -> Result:
-        ends = {"low": min(low, value), "high": max(high, value)}
+        ends: dict[str, Any] = {"low": min(low, value), "high": max(high, value)}
         return replace(accuracy, measure=measure, value=value, **ends, outcomes=None, also=also)
 
     def f1(weights: np.ndarray) -> np.ndarray:
@@ -382,7 +382,12 @@ def _in_groups(accuracy: Result, found: Answers) -> list[Result]:
     for group in np.unique(found.groups).tolist():
         right = found.right[found.groups == group]
         name = str(found.group_names[group]) if group < len(found.group_names) else str(group)
-        ends = dict(zip(("low", "high"), accuracy_interval(right), strict=True))
-        about = {"measure": f"{IN_GROUP}{name}", "also": {"images": float(len(right))}, "outcomes": None, "groups": 0}
+        ends: dict[str, Any] = dict(zip(("low", "high"), accuracy_interval(right), strict=True))
+        about: dict[str, Any] = {
+            "measure": f"{IN_GROUP}{name}",
+            "also": {"images": float(len(right))},
+            "outcomes": None,
+            "groups": 0,
+        }
         rows.append(replace(accuracy, value=float(right.mean()), **ends, **about))
     return sorted(rows, key=lambda one: (one.value, one.high))[:_MOST_GROUPS]
