@@ -13,6 +13,7 @@ from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.display import track_progress
 from patchloom.errors import PatchloomError, check_options
+from patchloom.evaluate.answers import results_of_answers
 from patchloom.evaluate.classification import plan_for, train_and_test
 from patchloom.evaluate.classifier import class_names
 from patchloom.evaluate.features import USUAL_FEATURES, FeatureOptions, ImageFeatures, Pooling, Precision
@@ -38,6 +39,7 @@ from patchloom.evaluate.subjects import Subject, Subjects, open_probed, open_sub
 from patchloom.nets.encode import has_class_token
 from patchloom.nets.finetune import with_variant, without_last_norm
 from patchloom.nets.heads import check_pooling, tokens_of
+from patchloom.results.classes import quoted_measure
 from patchloom.results.evaluation import Evaluation
 from patchloom.results.result import Result
 from patchloom.runs.encoder import has_teacher
@@ -207,10 +209,13 @@ def logistic_probe(
         probes = fit_probes(one.name, train, chosen_poolings(train, pooling), settings)
         # all choices are made: read the test images
         test = one.features_of(parts.test)
-        found = linear_results(one.name, probes, test, protocol, {**options.plain(), **(more or {})})
+        about = {**options.plain(), **(more or {})}
+        found = linear_results(one.name, probes, test, parts.test, settings, protocol, about)
         cached += [one.name] * (train.cached or test.cached)
         if one.share is not None:
-            best = max((row for row in found if row.pooling != "instance"), key=_on_held_out)
+            measure = quoted_measure(test.labels.numpy())
+            usual = [row for row in found if row.pooling != "instance" and row.measure == measure]
+            best = max(usual, key=_on_held_out)
             blends.append(blend_row(best, one.share, _on_held_out(best)))
         if not one.is_blend:
             rows += found
@@ -233,18 +238,24 @@ def linear_results(
     name: str,
     probes: Mapping[str, tuple[Probe, Choice]],
     test: ImageFeatures,
+    source: Source,
+    settings: EvalSettings,
     protocol: str = "linear",
     more: Mapping[str, Any] | None = None,
 ) -> list[Result]:
-    """Return the accuracy of each pooling's probe, with ``more`` settings; the best on held-out images is quoted."""
-    rows = []
+    """Return the results of each pooling's probe on the images ``source``, with ``more`` settings.
+
+    The best on held-out images is quoted.
+    """
+    rows, best = list[Result](), max(probes, key=lambda pooling: probes[pooling][1].accuracy)
     for pooling, (probe, choice) in probes.items():
         about = {"pooling": pooling, "l2": choice.strength, "held_out_accuracy": choice.accuracy}
         about |= {"held_out": choice.held_out, **(more or {})}
-        right = probe.right(test.pooled(pooling), test.labels)
-        rows.append(Result.of_images(name, protocol, about, right.cpu(), test.groups))
-    best = max(rows, key=_on_held_out)
-    return [replace(row, quoted=row is best) for row in rows]
+        features, quoted = test.pooled(pooling), pooling == best
+        given = probe.predict(features), probe.scores(features) if quoted and settings.all_measures else None
+        its = name, protocol, about, source, settings
+        rows += results_of_answers(*its, test.labels, *given, test.groups, quoted=quoted)
+    return rows
 
 
 def _on_held_out(row: Result) -> float:
@@ -279,6 +290,6 @@ def knn_and_linear(
         probes = fit_probes(one.name, train, poolings, settings)
         # all choices are made: read the test images
         test = one.features_of(parts.test)
-        near += knn_results(one.name, train, test, poolings, settings)
-        probed += linear_results(one.name, probes, test)
+        near += knn_results(one.name, train, test, parts.test, poolings, settings)
+        probed += linear_results(one.name, probes, test, parts.test, settings)
     return near, probed, train, test
