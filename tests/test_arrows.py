@@ -23,6 +23,7 @@ MAY = {
     "look": {"patches", "withhold", "nets", "data", "questions", "tasks", "runs"},
     "evaluate": {"patches", "withhold", "nets", "questions", "data", "runs", "look"},
     "dense": {"withhold", "nets", "data", "runs", "look", "evaluate"},
+    "predict": {"nets", "data", "runs", "evaluate", "dense"},
     "report": {"nets", "data", "questions", "tasks", "runs", "look", "evaluate", "dense"},
     "loggers": {"runs"},
     "train": {"nets", "questions", "data", "tasks", "recipes", "runs", "look", "evaluate", "loggers"},
@@ -35,12 +36,12 @@ MAY = {
     "options": {"data", "tasks", "recipes", "loggers"},
     "cli": {
         *("tasks", "recipes", "train", "evaluate", "export", "dense", "look", "report", "bench", "check", "compare"),
-        *("embed", "options", "data", "distill"),
+        *("embed", "options", "data", "distill", "predict"),
     },
     "__main__": {"cli"},
     "__init__": {
         *("data", "tasks", "runs", "train", "look", "evaluate", "dense", "report", "export", "bench", "check"),
-        *("compare", "embed", "distill"),
+        *("compare", "embed", "distill", "predict"),
     },
 }
 # audio is a wing of data: a recording becomes a picture inside its source

@@ -89,7 +89,7 @@ SIGNATURES: dict[str, tuple[str, ...]] = {
     "look": ("patchloom.look.look.look",),
     "look curves": ("patchloom.look.run_curves.draw_run_curves",),
     "embed": ("patchloom.embed.embed.embed",),
-    "predict": ("patchloom.dense.predict.predict",),
+    "predict": ("patchloom.predict.predict",),
     "report": ("patchloom.report.report.report",),
     "results": ("patchloom.report.results.results",),
     "export": ("patchloom.export.export.export",),

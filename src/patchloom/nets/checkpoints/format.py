@@ -47,6 +47,14 @@ from patchloom.system.files import regular, write_whole
 from patchloom.system.network import from_cache_alone, network_error, why_offline
 
 ENCODER_FORMAT = "patchloom-encoder-1"
+CLASSIFIER_FORMAT = "patchloom-classifier-1"
+DENSE_FORMAT = "patchloom-dense-1"
+# for the message of a verb that takes something else
+_KINDS = {
+    ENCODER_FORMAT: "an encoder",
+    CLASSIFIER_FORMAT: "a classifier",
+    DENSE_FORMAT: "a segmenter or detector",
+}
 _SUM = "sha256"
 _STATISTICS = {"mean": (-1e6, 1e6), "std": (0.0, 1e6)}
 _LARGEST_IMAGE = 2**28  # numbers in an encoder's input
@@ -240,6 +248,9 @@ def read_about(path: Path, key: str, what: str) -> dict[str, Any]:
     """Read the metadata that `save_net` wrote under ``key``; ``what`` names the expected contents in errors."""
     about = read_metadata(path, what)
     if key not in about:
+        if kind := next((kind for name, kind in _KINDS.items() if name in about), None):
+            takes = "" if kind == _KINDS[ENCODER_FORMAT] else "; patchloom predict and patchloom export take it"
+            raise PatchloomError(f"{path} is {kind}, not {what}: give another file{takes}")
         if any(name.startswith("patchloom-") for name in about):
             raise PatchloomError(f"{path} was written by patchloom, but is not {what}: give another file")
         raise PatchloomError(f"{path} has no patchloom metadata: use a file that patchloom wrote, or timm:NAME")
