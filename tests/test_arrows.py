@@ -28,7 +28,7 @@ MAY = {
     "loggers": {"runs"},
     "train": {"nets", "questions", "data", "tasks", "recipes", "runs", "look", "evaluate", "loggers"},
     "embed": {"withhold", "nets", "data", "runs", "look", "evaluate"},
-    "export": {"withhold", "nets", "data", "tasks", "runs", "report"},
+    "export": {"withhold", "nets", "data", "tasks", "runs", "evaluate", "dense", "report"},
     "distill": {"nets", "data", "runs", "evaluate", "train"},
     "compare": {"nets", "data", "tasks", "runs", "loggers", "evaluate", "train", "report", "options"},
     "bench": {"nets", "data", "tasks", "runs", "train"},

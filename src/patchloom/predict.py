@@ -26,7 +26,7 @@ from patchloom.evaluate.calibration import Calibration, describe_calibration
 from patchloom.evaluate.classifier import ClassifierCard, load_classifier
 from patchloom.evaluate.predictions import CLASS_FILES, PAGE, TABLE, write_classes
 from patchloom.evaluate.settings import EvalSettings
-from patchloom.nets.checkpoints.format import CLASSIFIER_FORMAT, DENSE_FORMAT, read_metadata
+from patchloom.nets.checkpoints.format import CLASSIFIER_FORMAT, DENSE_FORMAT, is_model, read_metadata
 from patchloom.results.evaluation import note_unreadable
 from patchloom.runs.folder import data_slug
 from patchloom.system.files import make_folder, read_text, write_whole
@@ -228,7 +228,7 @@ def _find_model(model: str | Path) -> Path:
             f"there is no model at {path}: patchloom evaluate finetune writes one, and segment, detect or linear with "
             "--save true"
         )
-    if not {CLASSIFIER_FORMAT, DENSE_FORMAT} & read_metadata(path, "a model").keys():
+    if not is_model(path):
         raise PatchloomError(f"{model} is no classifier, segmenter or detector: if it is an encoder, {makes}")
     return path
 

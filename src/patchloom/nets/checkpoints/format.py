@@ -311,6 +311,14 @@ def is_pickle(path: Path) -> bool:
     return path.suffix.lower() in (".pth", ".pt", ".bin", ".ckpt", ".tar")
 
 
+def is_model(path: str | Path) -> bool:
+    """Return whether a path is the file of a classifier, segmenter or detector."""
+    path = Path(path)
+    if path.suffix != ".safetensors" or not path.is_file():
+        return False
+    return bool({CLASSIFIER_FORMAT, DENSE_FORMAT} & read_metadata(path, "a model").keys())
+
+
 def is_encoder_file(path: Path) -> bool:
     """Return whether `save_encoder` wrote a file, which then has a card."""
     return not is_pickle(path) and ENCODER_FORMAT in read_metadata(path, "weights")
