@@ -126,7 +126,7 @@ def model_to_onnx(run: str | Path, data: DataLike | None, out: str | Path | None
     code = _code(model, card, path, form)
     with TemporaryDirectory() as folder:  # existing files are replaced only after the comparison
         file = Path(folder) / "model.onnx"
-        _write(graph, form, images[:2], file, str(run), card)
+        _write(graph, form, file, str(run), card)
         pasted: dict[str, Any] = {}
         exec(_code(model, card, file, form), pasted)
         difference, checks = _compared(graph, form, images, pasted["run"])
@@ -178,7 +178,8 @@ def _examples(model: OnEncoder, data: DataLike | None) -> Tensor:
     return coarse.repeat_interleave(4, 2).repeat_interleave(4, 3)[..., :h, :w]
 
 
-def _write(graph: _Graph, form: _Form, images: Tensor, file: Path, name: str, card: Any) -> None:
+def _write(graph: _Graph, form: _Form, file: Path, name: str, card: Any) -> None:
+    images = torch.rand(2, graph.model.channels, *graph.model.size)  # a batch of one would be taken as a constant
     names: dict[str, Any] = {"input_names": ["images"], "output_names": [*form.outputs], "verbose": False}
     try:
         with silence_libraries():
