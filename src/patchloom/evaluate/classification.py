@@ -22,6 +22,7 @@ from patchloom.data.stats import normalize
 from patchloom.display import track_progress
 from patchloom.errors import PatchloomError, listing
 from patchloom.evaluate.answers import constant_answers, results_of_answers
+from patchloom.evaluate.calibration import calibrate
 from patchloom.evaluate.classifier import Classifier, class_names
 from patchloom.evaluate.features import (
     Precision,
@@ -114,7 +115,6 @@ class ClassPredictions:
         return Score(self.choice(), -torch.nn.functional.cross_entropy(self.logits.double(), self.labels).item())
 
 
-@torch.inference_mode()
 def predict_classes(
     model: Classifier,
     source: Source,
@@ -124,11 +124,33 @@ def predict_classes(
     name: str = "",
     test_crop: float = 1.0,
 ) -> ClassPredictions:
-    """Predict the class of every image of ``source``, centre-cropped; ``test_crop`` is as in `CentreCrop`.
+    """Predict the class of every labelled image of ``source``; arguments as in `logits_of`.
 
-    Several processes share the batches, and all must call this. ``name`` is that of the model on the line of progress.
+    ``name`` is that of the model on the line of progress.
     """
-    device, what = settings.torch_device, name and f"  {name}: predictions for {source.name}"
+    what = name and f"  {name}: predictions for {source.name}"
+    logits, indices, unreadable = logits_of(model, source, card, settings, precision, what, test_crop)
+    return ClassPredictions(logits, labels_of(source, indices), unreadable, groups_of(source, indices))
+
+
+@torch.inference_mode()
+def logits_of(
+    model: Classifier,
+    source: Source,
+    card: EncoderCard,
+    settings: EvalSettings,
+    precision: Precision = "auto",
+    what: str = "",
+    test_crop: float = 1.0,
+) -> tuple[Tensor, Tensor, list[str]]:
+    """Apply a classifier to every image of ``source``, labelled or not, centre-cropped as by `CentreCrop`.
+
+    Several processes share the batches, and all must call this. ``what`` is the line of progress.
+
+    Returns:
+        Logits [n c] float32 on the CPU, indices [n] of the images, and the names of those that could not be read.
+    """
+    device = settings.torch_device
     model.to(device).eval()
     reading, count = {**settings.reading(source), "test_crop": test_crop}, settings.batches(source)
     first, stop = count * rank() // world(), count * (rank() + 1) // world()
@@ -147,8 +169,15 @@ def predict_classes(
     if not logits.isfinite().all():
         raise refused_by_all("the classifier gives non-finite logits: lower --blr")
     indices = torch.cat([batch.indices for _, batch in each])
-    unreadable = [name for _, batch in each for name in batch.unreadable]
-    return ClassPredictions(logits, labels_of(source, indices), unreadable, groups_of(source, indices))
+    return logits, indices, [name for _, batch in each for name in batch.unreadable]
+
+
+def calibration_of(
+    plan: Plan[Source, ResolvedRecipe], card: EncoderCard, precision: Precision, model: Classifier, held: Source
+) -> dict[str, Any]:
+    """Return the setting ``calibration`` of a trained classifier, fitted to the images ``held``."""
+    found = predict_classes(model, held, card, plan.settings, precision, test_crop=plan.recipe.test_crop)
+    return {"calibration": calibrate(found.logits, found.labels).plain()}
 
 
 def begin_classifier(

@@ -55,23 +55,30 @@ class Probe:
 
     def predict(self, features: Tensor) -> Tensor:
         """Predict labels [m] of features [m d], on the CPU."""
-        # the standardisation is folded into weights and biases to avoid a copy of the features
-        weights = self.weights / self.scale[:, None]
-        biases = self.biases - self.mean @ weights
-        rows = _rows_for(len(biases))
-        best = [(part.to(weights) @ weights + biases).argmax(1) for part in features.split(rows)]
+        best = [logits.argmax(1) for logits in self._in_parts(features)]
         return self.classes.cpu()[torch.cat(best).cpu()]
 
     def scores(self, features: Tensor) -> Tensor:
         """Return logits [m k] of features [m d], on the CPU, for labels 0 ... k-1; of labels without training images
         -1e9."""
-        weights = self.weights / self.scale[:, None]
-        biases = self.biases - self.mean @ weights
-        parts = [(part.to(weights) @ weights + biases).cpu() for part in features.split(_rows_for(len(biases)))]
-        logits = torch.cat(parts)
+        logits = self.logits(features)
         found = logits.new_full((len(logits), int(self.classes.max()) + 1), -1e9)
         found[:, self.classes.cpu()] = logits
         return found
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Return logits [m c] of features [m d], on the CPU."""
+        return torch.cat([*self._in_parts(features)]).cpu()
+
+    def folded(self) -> tuple[Tensor, Tensor]:
+        """Return weights [d c] and biases [c] for features that are not standardised."""
+        weights = self.weights / self.scale[:, None]
+        return weights, self.biases - self.mean @ weights
+
+    def _in_parts(self, features: Tensor) -> Iterator[Tensor]:
+        weights, biases = self.folded()  # to avoid a copy of the features
+        for part in features.split(_rows_for(len(biases))):
+            yield part.to(weights) @ weights + biases
 
     def accuracy(self, features: Tensor, labels: Tensor) -> float:
         """Return top-1 accuracy on features [m d] with labels [m]; classes without training images count as errors."""

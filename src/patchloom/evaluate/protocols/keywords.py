@@ -21,6 +21,7 @@ from patchloom.evaluate.classification import (
     SCRATCH,
     ClassPredictions,
     about_control,
+    calibration_of,
     note_recordings,
     plan_for,
     test_classifiers,
@@ -107,7 +108,8 @@ def keywords(
     # finetune on the same data has other classes
     place = classifier_path(run, data, label, settings, out, f"{_NAME}-")
     save = partial(save_candidate, ours, positions, parts, settings.seed, place)
-    candidates = [replace(candidate(ours, positions, parts, settings=what), save=save)]
+    calibrate = partial(calibration_of, plan, ours.card, precision)
+    candidates = [replace(candidate(ours, positions, parts, settings=what), save=save, calibrate=calibrate)]
     candidates += [candidate(start or scratch, positions, parts, settings=what)] * control
     end_if_dry(candidates, plan)
     raw_features: Any = _raw_features(ours, parts, settings, what) if rank() == 0 else None
