@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from scipy.special import stdtrit
+from scipy.special import ndtri, stdtrit
 
 from patchloom.dense.metrics import (
     THRESHOLDS,
@@ -38,7 +38,17 @@ from patchloom.evaluate.protocols import evaluate
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.format import EncoderCard, save_encoder
 from patchloom.results.claims import Claim, Difference, difference, difference_over_splits
-from patchloom.results.intervals import wilson
+from patchloom.results.classes import (
+    MACRO_F1,
+    PRECISION,
+    Answers,
+    auroc,
+    average_precision,
+    balanced_interval,
+    class_results,
+    macro_f1,
+)
+from patchloom.results.intervals import accuracy_interval, wilson
 
 CLASSES, PIXELS = 11, 43_200
 SPREADS = {"none": (0.0, 0.0), "equal": (0.02, 0.02), "unequal": (0.04, 0.005), "one side": (0.03, 0.0)}
@@ -255,6 +265,77 @@ def trainings(times: int) -> None:
                 print_rates(f"{what}, {n} images, {seeds} trainings, spread {name}", found)
 
 
+def of_classes(times: int) -> None:
+    """Measure the coverage of intervals of measures by class, and false claims about balanced accuracy.
+
+    Of two equally good classifiers, right answers are drawn by class; scores are normal, with a spread of the rare
+    classes of 1 or 2 times that of the others. Average precision and macro F1 have intervals by bootstrap.
+    """
+    sizes = {
+        (500, 20, 5): (0.97, 0.8, 0.7),
+        (400, 60, 30): (0.97, 0.8, 0.7),
+        (900, 50): (0.98, 0.6),
+        (950, 50): (0.99, 0.3),
+        (300, 30): (0.99, 0.95),
+        (200, 200, 200, 200, 200): (0.9, 0.8, 0.7, 0.6, 0.5),
+    }
+    for counts, shares in sizes.items():
+        rng, labels = np.random.default_rng(len(counts)), np.repeat(np.arange(len(counts)), counts)
+        truth, covered, wrong = float(np.mean(shares)), [], []
+        rarest, of_rarest = labels == len(counts) - 1, []
+        for _ in range(times):
+            one, other = rng.random((2, len(labels))) < np.array(shares)[labels]
+            low, high = balanced_interval(one, labels)
+            covered.append(low <= truth <= high)
+            low, high = accuracy_interval(one[rarest])
+            of_rarest.append(low <= shares[-1] <= high)
+            wrong.append(claimed(difference(one, other, trained=False, classes=labels)))
+        print_rates(f"classes of {counts}: balanced accuracy covered", covered)
+        print_rates(f"classes of {counts}: recall of the last class covered", of_rarest)
+        print_rates(f"classes of {counts}: false claims about balanced accuracy", wrong)
+    for groups, each, correlation in GROUPS[1:]:
+        rng, covered = np.random.default_rng(groups), []
+        names = np.repeat(np.arange(groups), each)
+        for _ in range(times):
+            right = grouped_answers(groups, each, correlation, 1, rng)[0]
+            low, high = balanced_interval(right, rng.permutation(len(right)) % 10 // 7, names)
+            covered.append(low <= 0.6 <= high)
+        print_rates(f"{groups} groups of {each}, correlation {correlation}: balanced accuracy covered", covered)
+    for positives, negatives in ((5, 200), (10, 200), (30, 200), (50, 950)):
+        labels = np.repeat([0, 1], (negatives, positives))
+        for wanted in (0.7, 0.9, 0.97):
+            for spread in (1, 2):
+                rng, covered = np.random.default_rng(positives), []
+                for _ in range(times):
+                    scores = rng.normal(0, np.where(labels, spread, 1)) + labels * ndtri(wanted) * math.hypot(1, spread)
+                    _, low, high = auroc(np.stack([-scores, scores], 1), labels)
+                    covered.append(low <= wanted <= high)
+                print_rates(f"{positives} positives, spread {spread}: AUROC {wanted} covered", covered)
+    for positives, negatives in ((10, 190), (30, 570), (50, 950)):
+        labels, rng = np.repeat([0, 1], (negatives, positives)), np.random.default_rng(positives)
+        many, found = np.repeat([0, 1], (1_900_000, 100_000)), dict[str, list[bool]]()
+        truth = _scored_values(many, rng)
+        for _ in range(times // 5):
+            rows = {one.measure: one for one in class_results("", "", {}, _drawn_answers(labels, rng), every=True)}
+            for measure, value in truth.items():
+                found.setdefault(measure, []).append(rows[measure].low <= value <= rows[measure].high)
+        for measure, covered in found.items():
+            print_rates(f"{positives} positives of {len(labels)}: {measure} {truth[measure]:.3f} covered", covered)
+
+
+def _drawn_answers(labels: np.ndarray, rng: np.random.Generator) -> Answers:
+    scores = rng.normal(0, 1, len(labels)) + 2 * labels
+    return Answers(labels, (scores > 1.5).astype(np.int64), np.stack([-scores, scores], 1))
+
+
+def _scored_values(labels: np.ndarray, rng: np.random.Generator) -> dict[str, float]:
+    """Return macro F1 and average precision of very many images."""
+    many, once = _drawn_answers(labels, rng), np.ones((1, len(labels)), np.int64)
+    assert many.scores is not None
+    precision = average_precision(many.scores, labels, once)
+    return {MACRO_F1: float(macro_f1(many.confusion())), PRECISION: float(precision[0])}
+
+
 def some(source: Path, out: Path, counts: dict[str, int]) -> None:
     """Copy the first images of each part, and their label maps."""
     for part, count in counts.items():
@@ -290,7 +371,7 @@ def trials(data: Path, out: Path, only: Path | None = None) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("images", "trainings", "groups", "trials"))
+    parser.add_argument("what", choices=("images", "trainings", "groups", "classes", "trials"))
     parser.add_argument(
         "folders", nargs="*", type=Path, help="for trials: folder of the data, folder of results, and perhaps a trial"
     )
@@ -300,4 +381,4 @@ if __name__ == "__main__":
     if given.what == "trials":
         trials(*given.folders)
     else:
-        {"images": images, "trainings": trainings, "groups": in_groups}[given.what](given.times)
+        {"images": images, "trainings": trainings, "groups": in_groups, "classes": of_classes}[given.what](given.times)

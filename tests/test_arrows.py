@@ -23,11 +23,12 @@ MAY = {
     "look": {"patches", "withhold", "nets", "data", "questions", "tasks", "runs"},
     "evaluate": {"patches", "withhold", "nets", "questions", "data", "runs", "look"},
     "dense": {"withhold", "nets", "data", "runs", "look", "evaluate"},
+    "predict": {"nets", "data", "runs", "evaluate", "dense"},
     "report": {"nets", "data", "recipes", "questions", "tasks", "runs", "look", "evaluate", "dense"},
     "loggers": {"runs"},
     "train": {"nets", "questions", "data", "tasks", "recipes", "runs", "look", "evaluate", "loggers"},
     "embed": {"withhold", "nets", "data", "runs", "look", "evaluate"},
-    "export": {"withhold", "nets", "data", "tasks", "runs", "report"},
+    "export": {"withhold", "nets", "data", "tasks", "runs", "evaluate", "dense", "report"},
     "distill": {"nets", "data", "runs", "evaluate", "train"},
     "compare": {"nets", "data", "tasks", "runs", "loggers", "evaluate", "train", "report", "options"},
     "bench": {"nets", "data", "tasks", "runs", "train"},
@@ -35,12 +36,12 @@ MAY = {
     "options": {"data", "tasks", "recipes", "loggers"},
     "cli": {
         *("tasks", "recipes", "train", "evaluate", "export", "dense", "look", "report", "bench", "check", "compare"),
-        *("embed", "options", "data", "distill"),
+        *("embed", "options", "data", "distill", "predict"),
     },
     "__main__": {"cli"},
     "__init__": {
         *("data", "tasks", "runs", "train", "look", "evaluate", "dense", "report", "export", "bench", "check"),
-        *("compare", "embed", "distill"),
+        *("compare", "embed", "distill", "predict"),
     },
 }
 # audio is a wing of data: a recording becomes a picture inside its source

@@ -22,12 +22,13 @@ if TYPE_CHECKING:
     from patchloom.check import check
     from patchloom.compare.compare import compare
     from patchloom.data.sources.open import open_data
-    from patchloom.dense.predict import predict
     from patchloom.distill import distill
     from patchloom.embed.embed import embed
+    from patchloom.evaluate.classifier import load_classifier
     from patchloom.evaluate.protocols import evaluate
     from patchloom.export.export import export
     from patchloom.look.look import look
+    from patchloom.predict import predict
     from patchloom.report.report import report
     from patchloom.report.results import results
     from patchloom.runs.encoder import load_encoder, load_extra_module
@@ -47,6 +48,7 @@ __all__ = [
     "embed",
     "evaluate",
     "export",
+    "load_classifier",
     "load_encoder",
     "load_extra_module",
     "look",
@@ -66,11 +68,12 @@ _HOMES = {
     "embed": "patchloom.embed.embed",
     "evaluate": "patchloom.evaluate.protocols",
     "export": "patchloom.export.export",
+    "load_classifier": "patchloom.evaluate.classifier",
     "load_encoder": "patchloom.runs.encoder",
     "load_extra_module": "patchloom.runs.encoder",
     "look": "patchloom.look.look",
     "open_data": "patchloom.data.sources.open",
-    "predict": "patchloom.dense.predict",
+    "predict": "patchloom.predict",
     "pretrain": "patchloom.train.loop",
     "report": "patchloom.report.report",
     "results": "patchloom.report.results",

@@ -95,7 +95,8 @@ HELP_EXAMPLES: dict[str, list[tuple[str, str]]] = {
         ("patchloom embed runs/photos-mae photos/ --to vectors/ --devices 4", "on four devices"),
     ],
     "predict": [
-        ("patchloom predict model.safetensors photos/", "label maps, or COCO JSON"),
+        ("patchloom predict runs/photos-mae photos/", "with the model of a run"),
+        ("patchloom predict model.safetensors photos/", "a table, label maps, or COCO JSON"),
         ("patchloom predict model.safetensors photos/ --pictures all", "draw every image"),
     ],
     "look": [

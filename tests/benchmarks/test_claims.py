@@ -20,6 +20,7 @@ from claims_runs import Study, needed
 from PIL import Image
 
 from patchloom.errors import PatchloomError
+from patchloom.evaluate.label_free import IDEST
 from patchloom.evaluate.label_free import MEASURES as FIGURES
 from patchloom.runs.settings import request
 
@@ -214,7 +215,8 @@ def test_the_study_makes_what_is_missing_and_nothing_else(cifar: Path, tmp_path:
         assert study.is_done(*job) and not study.is_done(job[0], 1)
     kept = {path: path.stat().st_mtime_ns for path in study.out.rglob("*.npy")}
     assert {np.load(path).shape for path in kept} == {(72,)} and len(kept) == 4 + 2 + 2
-    assert set(json.loads(study.result_path("mae", 0, "label-free.json").read_text())) == set(FIGURES)
+    found = set(json.loads(study.result_path("mae", 0, "label-free.json").read_text()))
+    assert set(FIGURES) - {IDEST} <= found <= set(FIGURES)  # so few images may have no slope between 0 and 1
     study.result_path("mae", 0, "knn.npy").unlink()
     assert not study.is_done("mae", 0)
     monkeypatch.setitem(claims_runs.HOW, "few", None)  # so that calling it fails

@@ -32,7 +32,10 @@ def test_results_have_the_encoder_beside_its_controls(run: Path, protocol: str) 
     assert list(dict.fromkeys(row.encoder for row in report.results)) == names
     best = {name: max(row.value for row in report.results if row.encoder == name) for name in ("tiny", "raw pixels")}
     assert best["raw pixels"] > 0.85 and best["tiny"] > 0.3 > report.results[-1].value
-    assert report.n_test == 360 and all(row.low < row.value < row.high for row in report.results)
+    assert report.n_test == 360 and all(row.low <= row.value <= row.high for row in report.results)
+    for name in names[:3]:  # in the quoted setting
+        its = [row.measure for row in report.results if row.encoder == name]
+        assert {"accuracy", "balanced accuracy", *(f"recall of {digit}" for digit in range(10))} == {*its}
     assert "a stratified 250 of 1,437 training images" in report.method
     written = store.load(run)
     assert [row.value for row in written] == [row.value for row in report.results]

@@ -9,7 +9,7 @@ import torch
 
 from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import open_objects
-from patchloom.evaluate.frozen import constant_answer
+from patchloom.evaluate.answers import constant_answers
 from patchloom.results.claims import Claim
 from patchloom.results.evaluation import Evaluation, as_control, compare_results, few_remark, frozen_ahead
 from patchloom.results.result import Result
@@ -122,7 +122,7 @@ def _labelled(ours: torch.Tensor, pixels: torch.Tensor, labels: torch.Tensor) ->
         Result.of_images(name, "knn", {"pooling": "mean"}, right)
         for name, right in (("mine", ours), ("raw pixels", pixels))
     ]
-    constant = constant_answer("knn", labels, test, None)
+    constant, _ = constant_answers("knn", labels, test, None)
     whole = _report([*rows, constant])
     return replace(whole, quoted=tuple(rows)).with_differences(False)
 
@@ -130,8 +130,9 @@ def _labelled(ours: torch.Tensor, pixels: torch.Tensor, labels: torch.Tensor) ->
 def test_the_constant_to_beat_is_that_of_the_test_images() -> None:
     """Of the training images, defects may be the majority: what is beaten must not depend on them."""
     labels = torch.tensor([0, 1, 1, 1])
-    row = constant_answer("knn", labels, _test_images(labels), None)
+    row, balanced = constant_answers("knn", labels, _test_images(labels), None)
     assert (row.encoder, row.value, row.settings) == ("best constant", 0.75, {"answer": "good"})
+    assert (balanced.measure, balanced.value) == ("balanced accuracy", 0.5)
     assert as_control(row) == "75.0 % by always answering good"
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from patchloom.compare.scores import BESIDE, CONTROL, TASK, Contender, LabelledData, ResultsByWay
 from patchloom.display import Displayable, Lines, TextTable, Verbatim
 from patchloom.errors import listing
+from patchloom.evaluate.features import known_labels
 from patchloom.report.results import over_seeds
 from patchloom.results import store
 from patchloom.results.claims import (
@@ -22,9 +23,10 @@ from patchloom.results.claims import (
     constant_remark,
     raw_remark,
 )
+from patchloom.results.classes import explain_measure
 from patchloom.results.evaluation import compare_results
 from patchloom.results.intervals import student
-from patchloom.results.result import Result
+from patchloom.results.result import ACCURACY, Result
 from patchloom.results.verdict import read_health
 
 # Ranking of encoders that were scored on the same images.
@@ -36,11 +38,11 @@ _MOST_STEPS = 73  # each adds a tenth of the images; at most a thousand times as
 
 @dataclass(frozen=True)
 class Ranking:
-    """Ranking of tasks and controls by accuracy.
+    """Ranking of tasks and controls by accuracy, or by balanced accuracy where classes are rare.
 
     Attributes:
         order: tasks from best to worst by their means over seeds.
-        means: accuracy of each task and control, in [0, 1].
+        means: mean of each task and control, in [0, 1].
         against: difference of the first task from each other task, control and further encoder.
         winner: the first task, if it is better than all other tasks and all controls by `Difference.claim`; else "".
         level: tasks, then controls, that the first one does not beat, nor leads with a single seed.
@@ -232,6 +234,9 @@ def compare_labelled(
     note = f"{cell_note(len(found[first][best]), f'{n:,} test {noun}')} {on.parts.story}"
     if any(way.few is not None for way in on.ways):
         note += " Each seed has its own draw of few labels, the same for all encoders."
+    if found[first][best][0].measure != ACCURACY:
+        labels = known_labels(on.parts.test)
+        note += f" {explain_measure(labels, on.parts.test.classes, noun)}"
     note += f" Untrained: the encoder of {next(one.name for one in those if one.kind == TASK)} with fresh weights."
     ends = {len(main.order) - 1, sum(kind != BESIDE for kind in kinds.values()) - 1}
     over = f"{noun} and seeds" if any(one.trainings > 1 for one in main.against.values()) else f"{noun} alone"
@@ -240,7 +245,7 @@ def compare_labelled(
         tuple((name, *difference_cells(one)) for name, one in main.against.items()),
     )
     tables = [
-        *tables_of("Accuracy by labels (%)", "encoder", grid, note, ends),
+        *tables_of(f"{found[first][best][0].measure.capitalize()} by labels (%)", "encoder", grid, note, ends),
         (f"{best} minus each of these, by {first} probe", differences, ""),
         *health_tables(those),
     ]

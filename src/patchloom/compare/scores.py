@@ -16,6 +16,7 @@ from patchloom.audio.compatibility import with_encoder_sound
 from patchloom.compare.runner import Job
 from patchloom.data.source import Data, Source, Subset
 from patchloom.display import StatusMessage
+from patchloom.evaluate.answers import constant_answers
 from patchloom.evaluate.classification import plan_for, test_classifiers
 from patchloom.evaluate.features import (
     ImageFeatures,
@@ -25,7 +26,7 @@ from patchloom.evaluate.features import (
     known_labels,
     only_labelled,
 )
-from patchloom.evaluate.frozen import FeatureExtractor, constant_answer, encoder_extractor, raw_extractor
+from patchloom.evaluate.frozen import FeatureExtractor, encoder_extractor, raw_extractor
 from patchloom.evaluate.logistic import Choice, Probe
 from patchloom.evaluate.protocols.fewshot import subsample_training
 from patchloom.evaluate.protocols.finetune import candidate
@@ -36,7 +37,8 @@ from patchloom.evaluate.settings import EvalSettings, Parts, limit_training_imag
 from patchloom.evaluate.subjects import Subject, with_controls
 from patchloom.results import store
 from patchloom.results.claims import CONSTANT, PIXELS, UNTRAINED
-from patchloom.results.result import Result
+from patchloom.results.classes import headline_row, quoted_measure
+from patchloom.results.result import ACCURACY, Result
 from patchloom.runs.encoder import load_encoder, load_extra_module
 from patchloom.runs.held_out import unchanged_held_out
 from patchloom.version import __version__
@@ -98,10 +100,11 @@ def score_encoder(
     test, found = extractor.features_of(parts.test), {}
     for way in ways:
         if way.protocol == "linear":
-            rows = linear_results(name, probes[way.name], test, more=few[way.name])
+            rows = linear_results(name, probes[way.name], test, parts.test, settings, more=few[way.name])
         else:
-            rows = knn_results(name, train, test, train.poolings(), settings)
-        constant = constant_answer(way.protocol, test.labels, parts.test, test.groups)
+            rows = knn_results(name, train, test, parts.test, train.poolings(), settings)
+        constants = constant_answers(way.protocol, test.labels, parts.test, test.groups)
+        constant = headline_row(constants, test.labels)
         constant = replace(constant, settings={**constant.settings, **few[way.name]})
         found[way.name] = next(row for row in rows if row.quoted), constant
     return found
@@ -239,9 +242,11 @@ def all_scores(those: Sequence[Contender], on: LabelledData, settings: EvalSetti
     """Return the results of all encoders and of the best constant answer; those in ``out`` are not measured again."""
     cache, found = ResultCache(out), ResultsByWay({way.name: {} for way in on.ways})
     sources, grouped = (on.parts.train, on.parts.test), ["groups"] * (on.parts.test.groups is not None)
+    quoted = quoted_measure(known_labels(on.parts.test))
+    measure = [quoted] * (quoted != ACCURACY)  # accuracies that were kept before stay valid
     with StatusMessage("scoring encoders", len(those)) as waiting:
         for one in those:
-            measured = measurement_key(one, sources, *grouped)
+            measured = measurement_key(one, sources, *grouped, *measure)
             # the constant answer is that to readable images, which only a pass over them tells
             names = (one.name, CONSTANT) if (one.name, one.seed) == (PIXELS, 0) else (one.name,)
             ways = [way for way in on.ways if not (way.protocol == "finetune" and one.name == PIXELS)]
@@ -277,5 +282,5 @@ def _score(
             plan = plan_for(way.recipe, {}, subject.vit, on.parts, its, "auto")
             fitted = train_candidates([candidate(subject._replace(name=one.name), "auto", on.parts)], plan)
             rows, _ = test_classifiers("finetune", fitted, plan, "auto")
-            found[way.name] = (rows[0],)
+            found[way.name] = (next(row for row in rows if row.quoted),)
     return found

@@ -88,7 +88,7 @@ class Windows(nn.Module):
 
         ``rope`` [1 h n 2e] are the rotations of the patches; ``run`` takes those of windows [b h t 2e].
         """
-        b, p = len(tokens), self.prefix
+        b, p = tokens.shape[0], self.prefix
         front, patches = tokens[:, :p], tokens[:, p:][:, self.order]
         counts = [g * t for g, t in self.sizes]
         ropes = [None] * len(counts) if rope is None else rope[:, :, self.order].split(counts, dim=2)

@@ -13,6 +13,7 @@ from patchloom.dense.detector import Detector
 from patchloom.dense.segmenter import SegmentationHead, Segmenter
 from patchloom.errors import PatchloomError
 from patchloom.nets.checkpoints.format import (
+    DENSE_FORMAT,
     EncoderCard,
     check_arguments,
     checked_card,
@@ -27,7 +28,6 @@ from patchloom.nets.checkpoints.format import (
 from patchloom.nets.finetune import Variant, at_size
 from patchloom.system.hardware import MemoryGuard
 
-DENSE_FORMAT = "patchloom-dense-1"
 _RANGES = {"size": (1, 2**14), "side": (1, 2**16), "ids": (0, LARGEST_ID)}
 _DEEPEST = 2**16 - 1  # number in a label map
 # of `Segmenter` and `Detector`, as a card may name them

@@ -21,6 +21,8 @@ from patchloom.data.source import Source
 from patchloom.data.stats import normalize
 from patchloom.display import track_progress
 from patchloom.errors import PatchloomError, listing
+from patchloom.evaluate.answers import constant_answers, results_of_answers
+from patchloom.evaluate.calibration import calibrate
 from patchloom.evaluate.classifier import Classifier, class_names
 from patchloom.evaluate.features import (
     Precision,
@@ -32,7 +34,6 @@ from patchloom.evaluate.features import (
     runs_in_bfloat16,
     trains_in_bfloat16,
 )
-from patchloom.evaluate.frozen import constant_answer
 from patchloom.evaluate.recipes import (
     ONLY_FOR,
     RECIPES,
@@ -50,6 +51,7 @@ from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.encode import attention_heads
 from patchloom.nets.performance import choose_kernels
 from patchloom.nets.swin import Encoder
+from patchloom.results.classes import called, explain_measure, headline_row, quoted_first, score_of_choice
 from patchloom.results.evaluation import Evaluation, as_control, note_unreadable
 from patchloom.results.result import Result
 from patchloom.system.distributed import collected, rank, refused_by_all, world
@@ -104,12 +106,15 @@ class ClassPredictions:
         """Top-1 accuracy in [0, 1]."""
         return self.right.double().mean().item()
 
+    def choice(self) -> float:
+        """Accuracy by which recipes and weights are chosen; balanced accuracy with a rare class."""
+        return score_of_choice(self.right.double().numpy(), self.labels.numpy())
+
     def score(self) -> Score:
-        """Score by accuracy and, for ties, by the loss."""
-        return Score(self.accuracy(), -torch.nn.functional.cross_entropy(self.logits.double(), self.labels).item())
+        """Score by `choice` and, for ties, by the loss."""
+        return Score(self.choice(), -torch.nn.functional.cross_entropy(self.logits.double(), self.labels).item())
 
 
-@torch.inference_mode()
 def predict_classes(
     model: Classifier,
     source: Source,
@@ -119,11 +124,33 @@ def predict_classes(
     name: str = "",
     test_crop: float = 1.0,
 ) -> ClassPredictions:
-    """Predict the class of every image of ``source``, centre-cropped; ``test_crop`` is as in `CentreCrop`.
+    """Predict the class of every labelled image of ``source``; arguments as in `logits_of`.
 
-    Several processes share the batches, and all must call this. ``name`` is that of the model on the line of progress.
+    ``name`` is that of the model on the line of progress.
     """
-    device, what = settings.torch_device, name and f"  {name}: predictions for {source.name}"
+    what = name and f"  {name}: predictions for {source.name}"
+    logits, indices, unreadable = logits_of(model, source, card, settings, precision, what, test_crop)
+    return ClassPredictions(logits, labels_of(source, indices), unreadable, groups_of(source, indices))
+
+
+@torch.inference_mode()
+def logits_of(
+    model: Classifier,
+    source: Source,
+    card: EncoderCard,
+    settings: EvalSettings,
+    precision: Precision = "auto",
+    what: str = "",
+    test_crop: float = 1.0,
+) -> tuple[Tensor, Tensor, list[str]]:
+    """Apply a classifier to every image of ``source``, labelled or not, centre-cropped as by `CentreCrop`.
+
+    Several processes share the batches, and all must call this. ``what`` is the line of progress.
+
+    Returns:
+        Logits [n c] float32 on the CPU, indices [n] of the images, and the names of those that could not be read.
+    """
+    device = settings.torch_device
     model.to(device).eval()
     reading, count = {**settings.reading(source), "test_crop": test_crop}, settings.batches(source)
     first, stop = count * rank() // world(), count * (rank() + 1) // world()
@@ -142,8 +169,15 @@ def predict_classes(
     if not logits.isfinite().all():
         raise refused_by_all("the classifier gives non-finite logits: lower --blr")
     indices = torch.cat([batch.indices for _, batch in each])
-    unreadable = [name for _, batch in each for name in batch.unreadable]
-    return ClassPredictions(logits, labels_of(source, indices), unreadable, groups_of(source, indices))
+    return logits, indices, [name for _, batch in each for name in batch.unreadable]
+
+
+def calibration_of(
+    plan: Plan[Source, ResolvedRecipe], card: EncoderCard, precision: Precision, model: Classifier, held: Source
+) -> dict[str, Any]:
+    """Return the setting ``calibration`` of a trained classifier, fitted to the images ``held``."""
+    found = predict_classes(model, held, card, plan.settings, precision, test_crop=plan.recipe.test_crop)
+    return {"calibration": calibrate(found.logits, found.labels).plain()}
 
 
 def begin_classifier(
@@ -293,7 +327,7 @@ def plan_for(
     kernels, _ = choose_kernels(vit, device.type, alone, recipe.batch // recipe.parts(recipe.batch))
 
     def score(model: Classifier, card: EncoderCard, images: Source) -> float:
-        return predict_classes(model, images, card, settings, precision, test_crop=recipe.test_crop).accuracy()
+        return predict_classes(model, images, card, settings, precision, test_crop=recipe.test_crop).choice()
 
     started = partial(begin, settings=settings, half=half, kernels=kernels)
     return Plan(name, tuple(recipes), parts, settings, started, score, half)
@@ -336,16 +370,29 @@ def train_and_test(
 def test_classifiers(
     protocol: str, fitted: Sequence[Fitted], plan: Plan[Source, ResolvedRecipe], precision: Precision
 ) -> tuple[list[Result], list[ClassPredictions]]:
-    """Return the result of each trained candidate on the test images, and its predictions."""
-    rows, found = [], []
+    """Return the results of each trained candidate on the test images, and its predictions."""
+    rows, found = list[Result](), list[ClassPredictions]()
     for one in fitted:
         name, crop = one.candidate.name, plan.recipe.test_crop
         its = predict_classes(one.model, plan.parts.test, one.candidate.card, plan.settings, precision, name, crop)
         settings = {"pooling": one.model.pooling, **one.settings}
-        rows.append(Result.of_images(name, protocol, settings, its.right, its.groups))
+        rows += results_of_predictions(name, protocol, settings, plan.parts.test, plan.settings, its)
         found.append(its)
         one.model.cpu()
     return rows, found
+
+
+def results_of_predictions(
+    name: str,
+    protocol: str,
+    about: Mapping[str, Any],
+    test: Source,
+    settings: EvalSettings,
+    found: ClassPredictions,
+) -> list[Result]:
+    """Return all results of the predictions of one classifier; see `results_of_answers`."""
+    given = found.labels, found.logits.argmax(1), found.logits, found.groups
+    return results_of_answers(name, protocol, about, test, settings, *given)
 
 
 def training_report(
@@ -357,17 +404,20 @@ def training_report(
     settings: EvalSettings,
     found: ClassPredictions,
 ) -> Evaluation:
-    """Return a report that quotes every row, with the best constant answer as a control."""
+    """Return a report that quotes every encoder, with the best constant answer as a control."""
     n, noun = len(found.labels), parts.test.noun
-    chance = constant_answer(protocol, found.labels, parts.test, found.groups)
-    first = rows[0].text() if rows[0].encoder != SCRATCH else f"{SCRATCH} {rows[0].text()}"
-    against = listing([as_control(row) for row in (*rows[1:], chance)], "and")
+    constant = constant_answers(protocol, found.labels, parts.test, found.groups)
+    quoted = [row for row in rows if row.quoted]
+    first = f"{f'{SCRATCH} ' * (quoted[0].encoder == SCRATCH)}{called(quoted[0])}{quoted[0].text()}"
+    against = listing([as_control(row) for row in (*quoted[1:], headline_row(constant, found.labels))], "and")
+    rule = explain_measure(found.labels.numpy(), parts.test.classes, noun)
     return Evaluation.of_test(
         parts.test,
         settings.seed,
         n,
-        results=[*rows, chance],
-        method=" ".join([*said, parts.story, *note_unreadable(found.unreadable, f"test {noun}")]),
+        results=quoted_first([*rows, *constant], found.labels),
+        method=" ".join([*said, rule, parts.story, *note_unreadable(found.unreadable, f"test {noun}")]),
         headline=f"{title}{first} against {against} on {n:,} test {noun}.",
-        quoted=tuple(rows),
+        quoted=tuple(quoted),
+        classes=class_names(parts.test),
     )

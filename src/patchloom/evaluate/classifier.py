@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -13,9 +13,11 @@ from torch import Tensor, nn
 
 from patchloom.data.source import Source
 from patchloom.errors import PatchloomError, conforms
-from patchloom.evaluate.features import labels_of
+from patchloom.evaluate.calibration import Calibration, calibration_from
+from patchloom.evaluate.features import Pooling, labels_of
 from patchloom.nets.build import initialize
 from patchloom.nets.checkpoints.format import (
+    CLASSIFIER_FORMAT,
     EncoderCard,
     checked_card,
     expect_intact,
@@ -36,13 +38,12 @@ from patchloom.nets.encode import (
     prefix_count,
 )
 from patchloom.nets.encode import width as token_width
-from patchloom.nets.finetune import Variant, with_variant
-from patchloom.nets.heads import InstanceHead, OnEncoder, Stem, represent
+from patchloom.nets.finetune import Variant, with_variant, without_last_norm
+from patchloom.nets.heads import InstanceHead, OnEncoder, Stem, pooled_tokens, represent, select_pooling
 from patchloom.nets.swin import Encoder
 from patchloom.withhold.encoder_input import all_patches
 
-CLASSIFIER_FORMAT = "patchloom-classifier-1"
-
+_WIDEST = 2**14
 Pool = Literal["class", "mean", "instance"]
 PositionChoice = Literal["auto", "keep", "fixed", "learned", "relative", "none"]
 
@@ -59,27 +60,32 @@ class Classifier(OnEncoder):
         stem: layer between the pooling and the linear layer, such as the first of ExtreMA's projection.
         fresh_norm: put a new LayerNorm before the head instead of the encoder's last norm, as the programs of MAE,
             DropPos, LUT, ExtreMA and SimMIM do; not on an instance representation.
+        probe: take the features of a linear probe, whose tokens are normed before they are pooled, and which have more
+            poolings; ``encoder`` is frozen.
     """
 
     def __init__(
         self,
         encoder: Encoder,
         classes: int,
-        pooling: Pool,
+        pooling: Pooling,
         *,
         instance: InstanceHead | None = None,
         body: nn.Module | None = None,
         stem: Stem | None = None,
         fresh_norm: bool = False,
+        probe: bool = False,
     ) -> None:
         super().__init__()
         self.encoder, self.pooling, self.instance, self.body, self.stem = encoder, pooling, instance, body, stem
+        self.probe = probe
         new_norm = body is not None or fresh_norm
         self.norm: nn.Module | None = nn.LayerNorm(token_width(encoder), eps=1e-6) if new_norm else None
-        self.head = nn.Linear(token_width(encoder) if stem is None else stem.sizes["hidden"], classes)
+        width = token_width(encoder) * (1 + (pooling == "both"))
+        self.head = nn.Linear(width if stem is None else stem.sizes["hidden"], classes)
         nn.init.trunc_normal_(self.head.weight, std=2e-5)  # as in MAE: all classes are equally likely at first
         nn.init.zeros_(self.head.bias)
-        if body is not None:
+        if body is not None or probe:
             self.encoder.requires_grad_(False)
         elif fresh_norm:
             for unused in last_norms(encoder):
@@ -105,6 +111,8 @@ class Classifier(OnEncoder):
     def pooled(self, images: Tensor) -> Tensor:
         """Return the input of the stem or head [b d]. The mean is normed, as in MAE's code, which trains faster."""
         vit, frozen = self.encoder, self.body is not None
+        if self.probe:
+            return select_pooling(self.pooling, pooled_tokens(vit, images, self.instance))
         with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):
             tokens = encode(vit, all_patches(images, patch_count(vit)), norm=frozen)
         if self.pooling == "instance":
@@ -149,17 +157,24 @@ class ClassifierCard:
         seed: random seed of split and training.
         settings: values of the recipe.
         fresh_norm: whether the head has a norm of its own.
+        probe: whether it is a linear probe on frozen features.
+        instance, stem: sizes of an instance head and of a stem; {} without them.
+        calibration: values of its `Calibration`; {} without one.
     """
 
     encoder: EncoderCard
     positions: Variant
-    pooling: Pool
+    pooling: Pooling
     classes: tuple[str, ...]
     data: str
     test: str
     seed: int
     settings: dict[str, Any]
     fresh_norm: bool = False
+    probe: bool = False
+    instance: dict[str, int] = field(default_factory=dict)
+    stem: dict[str, Any] = field(default_factory=dict)
+    calibration: dict[str, Any] = field(default_factory=dict)
 
     @property
     def test_crop(self) -> float:
@@ -169,6 +184,16 @@ class ClassifierCard:
             raise ValueError("test_crop is no fraction")
         return value
 
+    @property
+    def last_norm(self) -> bool:
+        """Whether the tokens of a linear probe pass the encoder's last norm."""
+        return self.settings.get("last_norm") is not False
+
+    @property
+    def calibrated(self) -> Calibration | None:
+        """Calibration of its probabilities; None without validation images."""
+        return calibration_from(self.calibration)
+
 
 def save_classifier(model: Classifier, card: ClassifierCard, path: Path) -> None:
     """Write weights and card atomically."""
@@ -176,13 +201,29 @@ def save_classifier(model: Classifier, card: ClassifierCard, path: Path) -> None
 
 
 def load_classifier(path: str | Path) -> tuple[Classifier, ClassifierCard]:
-    """Load a fine-tuned classifier in eval mode and its card."""
+    """Load a fine-tuned or probed classifier in eval mode and its card.
+
+    Args:
+        path: file from `evaluate finetune`, or from `evaluate linear` with ``--save``.
+
+    Returns:
+        The classifier, a module from images [b c h w], normalised by ``card.encoder.mean`` and ``card.encoder.std``, to
+        logits [b classes]; and its card, with the names of the classes and the calibration.
+
+    Raises:
+        PatchloomError: if there is no such file, or it is damaged or something else.
+    """
     card, weights = read_classifier(path), read_weights(Path(path))
     refuse_larger(card.encoder, weights, Path(path))
     with expect_intact(path), torch.random.fork_rng(devices=[]):
         twin, _ = untrained_twin(card.encoder)
-        encoder = with_variant(twin, card.encoder, card.positions, card.pooling == "class")
-        model = Classifier(encoder, len(card.classes), card.pooling, fresh_norm=card.fresh_norm)
+        encoder = with_variant(twin, card.encoder, card.positions, card.pooling == "class" and not card.probe)
+        if card.probe and not card.last_norm:
+            encoder = without_last_norm(encoder)
+        instance = InstanceHead(**card.instance) if card.instance else None
+        stem = Stem.fresh(**card.stem) if card.stem else None
+        parts: dict[str, Any] = {"instance": instance, "stem": stem, "probe": card.probe}
+        model = Classifier(encoder, len(card.classes), card.pooling, fresh_norm=card.fresh_norm, **parts)
         model.load_state_dict(weights, strict=True)
     return model.eval(), card
 
@@ -195,5 +236,17 @@ def read_classifier(path: str | Path) -> ClassifierCard:
     about = read_about(path, CLASSIFIER_FORMAT, "a classifier")
     with expect_intact(path):
         card = checked_card(ClassifierCard, about)
-        card.test_crop  # noqa: B018  # raises if the file has another value
+        card.test_crop, card.calibrated  # noqa: B018  # raise if the file has another value
+        _check_head(card)
     return card
+
+
+def _check_head(card: ClassifierCard) -> None:
+    """Raise an error if the sizes of the parts of a head, from an untrusted file, are invalid."""
+    sizes = {**card.instance, **{name: value for name, value in card.stem.items() if name != "pooling"}}
+    if not all(isinstance(value, int) and 0 < value <= _WIDEST for value in sizes.values()):
+        raise ValueError("its head has invalid sizes")
+    if card.instance and {*card.instance} != {"width", "heads", "depth"}:
+        raise ValueError("its instance head has other sizes")
+    if card.stem and {*card.stem} != {"width", "hidden", "pooling"}:
+        raise ValueError("its stem has other sizes")

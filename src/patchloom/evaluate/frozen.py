@@ -11,10 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from torch import Tensor
-
 from patchloom.data.source import Source
 from patchloom.errors import PatchloomError, listing
+from patchloom.evaluate.answers import constant_answers
+from patchloom.evaluate.classifier import class_names
 from patchloom.evaluate.features import (
     USUAL_FEATURES,
     FeatureOptions,
@@ -33,7 +33,8 @@ from patchloom.evaluate.subjects import Subject, Subjects
 from patchloom.look.charts import draw_blends
 from patchloom.nets.encode import input_size
 from patchloom.nets.finetune import without_last_norm
-from patchloom.results.claims import BLEND, CONSTANT, START
+from patchloom.results.claims import BLEND, START
+from patchloom.results.classes import called, explain_measure, quoted_first
 from patchloom.results.evaluation import Drawing, Evaluation, as_control, compare_results, note_unreadable
 from patchloom.results.result import Result
 from patchloom.runs.encoder import blend, load_blend
@@ -225,14 +226,15 @@ def frozen_report(
     """
     n, noun = len(test.labels), parts.test.noun
     quoted = [row for row in rows if row.quoted]
-    results = [*rows, constant_answer(rows[0].protocol, test.labels, parts.test, test.groups)]
+    constant = constant_answers(rows[0].protocol, test.labels, parts.test, test.groups)
+    results = quoted_first([*rows, *constant], test.labels)
     against = against or listing([as_control(row) for row in quoted[1:]], "and")
     origin = f"; test: {parts.origin}" if parts.origin else ""
     headline = (
-        f"{wording.title}: {quoted[0].text()} against {against} on {n:,} test {noun}. "
+        f"{wording.title}: {called(quoted[0])}{quoted[0].text()} against {against} on {n:,} test {noun}. "
         f"{wording.fitted}: {len(train.labels):,} training {parts.train.noun}{origin}."
     )
-    method = f"{wording.method} {around}"
+    method = f"{wording.method} {explain_measure(test.labels.numpy(), parts.test.classes, noun)} {around}"
     if blends:
         curve = sorted(blends, key=lambda row: row.settings["blend"])
         chosen = max(curve, key=lambda row: row.settings[_HELD_OUT])  # ties go to the one nearest to the start
@@ -258,18 +260,8 @@ def frozen_report(
         headline=headline,
         quoted=tuple(quoted),
         across=wording.across,
+        classes=class_names(parts.test),
     ).with_differences(trained)
-
-
-def constant_answer(protocol: str, labels: Tensor, test: Source, groups: Tensor | None) -> Result:
-    """Return the row of the best constant answer to the test images with ``labels`` [n] of the source ``test``.
-
-    It is the most frequent class of the test images, not of the training images: what a classifier has to beat to show
-    anything, whatever the two parts hold.
-    """
-    best = int(labels.bincount().argmax())
-    answer = test.classes[best] if test.classes else str(best)
-    return Result.of_images(CONSTANT, protocol, {"answer": answer}, labels == best, groups)
 
 
 # Blends of a run's encoder with its start (WiSE-FT).
@@ -312,6 +304,6 @@ def blend_drawings(report: Evaluation, run: str | Path) -> tuple[Drawing, ...]:
         "baselines": {row.encoder: row.value for row in controls if row.encoder != START},
         "best": blends.index(chosen),
         "name": trained.encoder,
-        "note": f"accuracy by evaluate {trained.protocol}, 95 % interval",
+        "note": f"{trained.measure} by evaluate {trained.protocol}, 95 % interval",
     }
     return (Drawing(draw_blends, Path(run) / "pictures" / f"blends-{trained.protocol}.png", content),)

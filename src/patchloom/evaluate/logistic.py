@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from patchloom.data.splits import pick, pick_groups
 from patchloom.errors import PatchloomError
+from patchloom.results.classes import score_of_choice
 
 L2_STRENGTHS: tuple[float, ...] = (10.0, 1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
 CHOICE_VALIDATION_SHARE = 0.2
@@ -54,12 +55,30 @@ class Probe:
 
     def predict(self, features: Tensor) -> Tensor:
         """Predict labels [m] of features [m d], on the CPU."""
-        # the standardisation is folded into weights and biases to avoid a copy of the features
-        weights = self.weights / self.scale[:, None]
-        biases = self.biases - self.mean @ weights
-        rows = _rows_for(len(biases))
-        best = [(part.to(weights) @ weights + biases).argmax(1) for part in features.split(rows)]
+        best = [logits.argmax(1) for logits in self._in_parts(features)]
         return self.classes.cpu()[torch.cat(best).cpu()]
+
+    def scores(self, features: Tensor) -> Tensor:
+        """Return logits [m k] of features [m d], on the CPU, for labels 0 ... k-1; of labels without training images
+        -1e9."""
+        logits = self.logits(features)
+        found = logits.new_full((len(logits), int(self.classes.max()) + 1), -1e9)
+        found[:, self.classes.cpu()] = logits
+        return found
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Return logits [m c] of features [m d], on the CPU."""
+        return torch.cat([*self._in_parts(features)]).cpu()
+
+    def folded(self) -> tuple[Tensor, Tensor]:
+        """Return weights [d c] and biases [c] for features that are not standardised."""
+        weights = self.weights / self.scale[:, None]
+        return weights, self.biases - self.mean @ weights
+
+    def _in_parts(self, features: Tensor) -> Iterator[Tensor]:
+        weights, biases = self.folded()  # to avoid a copy of the features
+        for part in features.split(_rows_for(len(biases))):
+            yield part.to(weights) @ weights + biases
 
     def accuracy(self, features: Tensor, labels: Tensor) -> float:
         """Return top-1 accuracy on features [m d] with labels [m]; classes without training images count as errors."""
@@ -76,7 +95,7 @@ class Choice:
 
     Attributes:
         strength: strength of the regularisation.
-        accuracy: accuracy on held-out training images.
+        accuracy: accuracy on held-out training images; balanced accuracy where `quoted_measure` says so.
         held_out: number of held-out images.
     """
 
@@ -135,7 +154,8 @@ def choose_strength(
 ) -> Choice:
     """Choose the strength with the best accuracy on a stratified fifth of the training images, held out from the fit.
 
-    Ties go to the strongest. The only image of a class is not held out.
+    With a rare class it is balanced accuracy (`score_of_choice`). Ties go to the strongest. The only image of a class
+    is not held out.
 
     Args:
         features: [n d] features of training images only.
@@ -150,7 +170,9 @@ def choose_strength(
     rest, held = hold_out_for_choice(labels, seed, groups)
     ordered = sorted(strengths, reverse=True)
     probes = fit_path(features[rest], labels[rest], ordered, device)
-    accuracies = [probe.accuracy(features[held], labels[held]) for probe in probes]
+    truth, rule = labels[held].numpy(), labels.numpy()
+    right = [probe.right(features[held], labels[held]).double().numpy() for probe in probes]
+    accuracies = [score_of_choice(one, truth, rule) for one in right]
     best = int(np.argmax(accuracies))
     return Choice(ordered[best], accuracies[best], len(held))
 

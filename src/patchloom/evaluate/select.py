@@ -63,6 +63,8 @@ class Candidate:
         build: function from a recipe to the model; random values come from torch's global generator.
         settings: additional settings of its results.
         save: function called with the trained model and all settings, before test images are read.
+        calibrate: function from the trained model and the validation images that chose its weights to settings for
+            ``save`` alone; all processes call it.
     """
 
     name: str
@@ -70,6 +72,7 @@ class Candidate:
     build: Callable[[Any], Any]
     settings: Mapping[str, Any] = field(default_factory=dict)
     save: Callable[[Any, dict[str, Any]], None] | None = None
+    calibrate: Callable[[Any, Any], dict[str, Any]] | None = None
 
 
 @dataclass(frozen=True)
@@ -156,8 +159,12 @@ def train_candidates(candidates: Sequence[Candidate], plan: Plan[D, R]) -> list[
         precision = "bfloat16" if plan.half else "float32"
         settings = {"recipe": plan.name, **plan.values(recipe), "precision": precision, **candidate.settings}
         settings |= {**chosen, **trained.chosen}
+        about = {}
+        if candidate.calibrate is not None:
+            _, validation = plan.parts.trained_on(recipe, plan.settings)
+            about = {} if validation is None else candidate.calibrate(trained.model, validation)
         if candidate.save is not None and is_first():
-            candidate.save(trained.model, settings)
+            candidate.save(trained.model, {**settings, **about})
         found.append(Fitted(candidate, trained.model.cpu(), settings))
     return found
 

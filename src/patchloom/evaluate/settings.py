@@ -74,6 +74,8 @@ class EvalSettings:
             the papers' own code.
         network: student, or teacher (its moving average) of a run that has one; by default the student, but the
             teacher in linear --recipe extrema, and for frozen features of a file of ExtreMA's program.
+        measures: measures of classifiers: usual (accuracy, balanced accuracy, recall of each class), or all (also
+            macro F1, AUROC, average precision, confusion matrix, and the accuracy in each group of --group).
         dry_run: plan only: encoder and data are opened, and nothing is trained or written.
     """
 
@@ -89,6 +91,7 @@ class EvalSettings:
     group: str | None = None
     model: str | None = None
     network: Network | None = None
+    measures: Literal["usual", "all"] = "usual"
     dry_run: bool = False
 
     def check(self) -> None:
@@ -105,6 +108,11 @@ class EvalSettings:
         """End a dry run: encoder and data have been opened, and ``sentences`` say what would be done."""
         if self.dry_run:
             raise DryRun(test, sentences)
+
+    @property
+    def all_measures(self) -> bool:
+        """Whether all measures of classifiers are made."""
+        return self.measures == "all"
 
     @property
     def torch_device(self) -> torch.device:

@@ -13,6 +13,7 @@ from patchloom.export.encoder import Export, ExportPooling, default_out, load_ex
 from patchloom.export.examples import make_examples, open_run_images
 from patchloom.export.to_timm import to_timm
 from patchloom.export.without_positions import remove_positions_of
+from patchloom.nets.checkpoints.format import is_model
 from patchloom.nets.checkpoints.load import check_model
 
 # options of single formats with their defaults
@@ -46,7 +47,7 @@ def export(
 
     Args:
         run: folder of a run, finished or stopped, ``.safetensors`` file of an encoder, or a published checkpoint of a
-            model in a standard size.
+            model in a standard size; for onnx also the file of a classifier, segmenter or detector, as a whole.
         to: format: timm (weights and code), hf (folder for the Hugging Face Hub, loaded by timm and transformers), or
             onnx (graph with normalisation, for onnxruntime).
         data: images or recordings for the comparison; default: those of the run, or noise if they are unavailable.
@@ -79,6 +80,18 @@ def export(
     if blend is not None and not 0 <= blend <= 1:
         raise PatchloomError(f"--blend is the share of the adapted weights, from 0 to 1, not {blend:g}")
     blend = 0.0 if start else blend
+    if is_model(run):
+        idle = {"pooling": pooling != "mean", "model": model is not None, "fp16": fp16, "blend": blend is not None}
+        if to != "onnx":
+            raise PatchloomError(
+                f"{run} is a classifier, segmenter or detector, which is exported as a whole to ONNX only: use --to "
+                "onnx, or export the encoder of its run"
+            )
+        if used := [name for name, given in idle.items() if given]:
+            raise PatchloomError(f"--{used[0]} is for encoders: leave it out with {run}")
+        from patchloom.export.model_to_onnx import model_to_onnx
+
+        return model_to_onnx(run, data, out)
     check_model(run, model)
     if to == "hf":
         from patchloom.export.to_hub import to_hub  # imports modules of the report, which the others do not need

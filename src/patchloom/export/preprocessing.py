@@ -71,11 +71,27 @@ def preparing_by_torch(size: tuple[int, int], channels: int, by_file: bool) -> s
     )
 
 
-def preparing_by_pillow(size: tuple[int, int], channels: int) -> str:
-    """Return code of the same function for pixels [h w 3], without torch."""
+def preparing_by_pillow(size: tuple[int, int], channels: int, test_crop: float = 1.0) -> str:
+    """Return code of the same function for pixels [h w 3], without torch; ``test_crop`` is as in `CentreCrop`."""
     h, w = size
-    grey = f"    pixels = np.round(pixels @ np.float32({_LUMA})).astype(np.uint8)\n" if channels == 1 else ""
+    grey = _grey_code(channels)
     axes = "[None, None]" if channels == 1 else ".transpose(2, 0, 1)[None]"
+    if test_crop < 1:
+        return (
+            "def prepare(pixels):\n"
+            f'    """Resize pixels [h w 3] and crop them at the centre to [1 {channels} {h} {w}] in [0, 1]."""\n'
+            f"{grey}"
+            "    height, width = pixels.shape[:2]\n"
+            f"    tall, wide = {int(h / test_crop)}, {int(w / test_crop)}\n"
+            "    if tall * width >= wide * height:\n"
+            "        wide = max(wide, int(tall * width / height))\n"
+            "    else:\n"
+            "        tall = max(tall, int(wide * height / width))\n"
+            "    resized = Image.fromarray(pixels).resize((wide, tall), Image.Resampling.BICUBIC)\n"
+            f"    top, left = round((tall - {h}) / 2), round((wide - {w}) / 2)\n"
+            f"    crop = np.asarray(resized, dtype=np.float32)[top : top + {h}, left : left + {w}]\n"
+            f"    return crop{axes} / 255\n"
+        )
     return (
         "def prepare(pixels):\n"
         f'    """Crop pixels [h w 3] at the centre and resize them to [1 {channels} {h} {w}] in [0, 1]."""\n'
@@ -85,6 +101,88 @@ def preparing_by_pillow(size: tuple[int, int], channels: int) -> str:
         "    crop = Image.fromarray(pixels[top : top + h, left : left + w])\n"
         f"    resized = np.asarray(crop.resize(({w}, {h}), Image.Resampling.BICUBIC), dtype=np.float32)\n"
         f"    return resized{axes} / 255\n"
+    )
+
+
+def _grey_code(channels: int) -> str:
+    """Return code that turns ``pixels`` [h w 3] into [h w] for an encoder of grey images."""
+    return f"    pixels = np.round(pixels @ np.float32({_LUMA})).astype(np.uint8)\n" if channels == 1 else ""
+
+
+def segmenting_by_pillow(size: tuple[int, int], channels: int, side: int | None) -> str:
+    """Return code that gives each pixel of an image file its class, in windows of a segmenter's ``size``.
+
+    Args:
+        size: height and width of a window in pixels.
+        channels: number of channels, 1 or 3.
+        side: shorter side to which images are resized; None: they are not.
+    """
+    h, w = size
+    factor = "1" if side is None else f"{side} / min(image.size)"
+    axes = "[None]" if channels == 1 else ".transpose(2, 0, 1)"
+    return (
+        "def starts(length, window):\n"
+        "    step = max(1, int(2 / 3 * window))\n"
+        "    count = -(-max(0, length - window) // step) + 1\n"
+        "    return [min(i * step, length - window) for i in range(count)]\n\n\n"
+        "def segment(file):\n"
+        '    """Return the class of each pixel [h w] of an image file, as a number in CLASSES."""\n'
+        "    pixels = read(file)\n"
+        f"{_grey_code(channels)}"
+        "    image = Image.fromarray(pixels)\n"
+        f"    factor = {factor}\n"
+        "    small = image.resize([max(1, round(side * factor)) for side in image.size], Image.Resampling.BILINEAR)\n"
+        f"    values = np.asarray(small, np.float32){axes}\n"
+        "    height, width = values.shape[1:]\n"
+        f"    padded = np.empty((len(values), max(height, {h}), max(width, {w})), np.float32)\n"
+        "    padded[:] = np.round(values.mean((1, 2)))[:, None, None]  # the mean colour, to the right and below\n"
+        "    padded[:, :height, :width] = values\n"
+        "    total = 0 * np.resize(padded[:1], (len(CLASSES), *padded.shape[1:]))\n"
+        "    count = np.zeros(padded.shape[1:], np.float32)\n"
+        f"    for top in starts(padded.shape[1], {h}):\n"
+        f"        for left in starts(padded.shape[2], {w}):\n"
+        f"            place = np.s_[top : top + {h}, left : left + {w}]\n"
+        "            total[:, *place] += run(padded[None, :, *place] / 255)[0][0]\n"
+        "            count[place] += 1\n"
+        "    logits = (total / count)[:, :height, :width]\n"
+        "    maps = [Image.fromarray(one).resize(image.size, Image.Resampling.BILINEAR) for one in logits]\n"
+        "    return np.argmax([np.asarray(one) for one in maps], axis=0)\n"
+    )
+
+
+def detecting_by_pillow(
+    size: tuple[int, int], channels: int, mean: Sequence[float], sides: tuple[int, int] | None
+) -> str:
+    """Return code that detects the objects of an image file.
+
+    Args:
+        size: height and width of the detector's canvas in pixels.
+        channels: number of channels, 1 or 3.
+        mean: mean of each channel, the colour of the padding.
+        sides: largest shorter and longer side of an image; None: it fills the canvas.
+    """
+    h, w = size
+    limits = [f"{h} / height", f"{w} / width"]
+    if sides is not None:
+        limits += [f"{sides[0]} / min(height, width)", f"{sides[1]} / max(height, width)"]
+    axes = "[None]" if channels == 1 else ".transpose(2, 0, 1)"
+    return (
+        "def detect(file, score=0.5):\n"
+        '    """Return (class, score, box) of each object of an image file; boxes are x0 y0 x1 y1 in its pixels."""\n'
+        "    pixels = read(file)\n"
+        f"{_grey_code(channels)}"
+        "    height, width = pixels.shape[:2]\n"
+        f"    factor = min({', '.join(limits)})\n"
+        f"    h, w = min({h}, max(1, round(height * factor))), min({w}, max(1, round(width * factor)))\n"
+        "    small = Image.fromarray(pixels).resize((w, h), Image.Resampling.BILINEAR)\n"
+        f"    canvas = np.empty((1, {channels}, {h}, {w}), np.float32)\n"
+        f"    canvas[:] = np.float32({[*mean]})[:, None, None]  # zero after the normalisation\n"
+        f"    canvas[0, :, :h, :w] = np.asarray(small, np.float32){axes} / 255\n"
+        "    boxes, labels, scores = run(canvas)[:3]\n"
+        "    boxes = boxes * np.float32([width / w, height / h, width / w, height / h])\n"
+        "    boxes = np.clip(boxes, 0, np.float32([width, height, width, height]))\n"
+        "    each = zip(labels, scores, boxes)\n"
+        "    return [(CLASSES[k], float(s), box.tolist()) for k, s, box in each if s >= score]\n"
     )
 
 

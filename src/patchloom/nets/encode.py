@@ -270,7 +270,7 @@ def embed(
             place = required_stand_in("position_token", position_token)
             positions = torch.where(given.dropped[..., None], place, positions)
         tokens = tokens + positions
-    prefix = [token.expand(len(tokens), -1, -1) for token in _prefix_tokens(vit)]
+    prefix = [token.expand(tokens.shape[0], -1, -1) for token in _prefix_tokens(vit)]
     return vit.norm_pre(vit.pos_drop(torch.cat([*prefix, tokens], dim=1)))
 
 

@@ -18,14 +18,14 @@ def gather_tokens(tokens: Tensor, indices: Tensor) -> Tensor:
     """
     if tokens.ndim == 2:
         return tokens.gather(1, indices)
-    first = torch.arange(len(indices), device=indices.device)[:, None] * tokens.shape[1]
+    first = torch.arange(indices.shape[0], device=indices.device)[:, None] * tokens.shape[1]
     # tokens[images, indices] would sort all indices in its backward pass on a GPU; gather is slower on a CPU
     return tokens.flatten(0, 1).index_select(0, (first + indices).flatten()).unflatten(0, indices.shape)
 
 
 def scatter_tokens(tokens: Tensor, indices: Tensor, into: Tensor) -> Tensor:
     """Return a copy of ``into`` [b n d] with ``tokens`` [b k d] at ``indices`` [b k]; undoes `gather_tokens`."""
-    rows = torch.arange(len(indices), device=indices.device)[:, None]
+    rows = torch.arange(indices.shape[0], device=indices.device)[:, None]
     return into.index_put((rows, indices), tokens.to(into.dtype))
 
 
@@ -57,16 +57,18 @@ def patchify(images: Tensor, p: Sides, indices: Tensor | None = None) -> Tensor:
     patches = _grid_of_patches(images, p)
     if indices is None:
         return patches.flatten(3).flatten(1, 2)
-    if len(images) and len(indices) % len(images):
-        raise ValueError(f"{len(indices)} rows of indices are not a multiple of {len(images)} images")
+    if images.shape[0] and indices.shape[0] % images.shape[0]:
+        raise ValueError(f"{indices.shape[0]} rows of indices are not a multiple of {images.shape[0]} images")
     columns = patches.shape[2]
-    rows = torch.arange(len(images), device=indices.device).repeat(len(indices) // max(1, len(images)))[:, None]
+    rows = torch.arange(images.shape[0], device=indices.device).repeat(indices.shape[0] // max(1, images.shape[0]))[
+        :, None
+    ]
     return patches[rows, indices // columns, indices % columns].flatten(2)
 
 
 def unpatchify(patches: Tensor, p: Sides, grid: Sides) -> Tensor:
     """Put flat patches [b n c*p[0]*p[1]] of a ``grid`` back into images [b c h w]; undoes `patchify`."""
-    b = len(patches)
+    b = patches.shape[0]
     rows, columns = grid
     cut = patches.reshape(b, rows, columns, -1, *p).permute(0, 3, 1, 4, 2, 5)
     return cut.reshape(b, -1, rows * p[0], columns * p[1])

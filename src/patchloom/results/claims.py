@@ -217,6 +217,7 @@ def difference(
     n: int | None = None,
     noun: str = "images",
     groups: ArrayLike | None = None,
+    classes: ArrayLike | None = None,
 ) -> Difference:
     """Compare two results in [0, 1] on the same test images, with an interval over images and over seeds.
 
@@ -235,25 +236,37 @@ def difference(
         n: number of test images, if the pseudo-values belong to groups of images.
         noun: "images" or "recordings".
         groups: [n] groups of the images; None: no groups. Only without ``values``.
+        classes: [n] true classes, for balanced accuracies: means over classes, each of which has the half cases of an
+            accuracy. Only without ``values``.
     """
     sides = [np.atleast_2d(np.asarray(side, dtype=np.float64)) for side in (one, other)]
     k, seeds = sides[0].shape[1], max(map(len, sides))
     if sides[1].shape[1] != k:
         raise ValueError(f"the two sides have {k} and {sides[1].shape[1]} images, which are not the same")
     gains = sides[0].mean(0) - sides[1].mean(0)
+    # images of each mean: of each class of a balanced accuracy, or all of them
+    each: list[Any] = [slice(None)]
+    if classes is not None:
+        each = [np.flatnonzero(np.asarray(classes) == label) for label in np.unique(classes)]
     if values is None:
-        results = [side.mean(1) for side in sides]
-        middle = gains.sum() / (k + 2)
-        quantile, images = Z, ((gains @ gains + 1) / (k + 2) - middle**2) / (k + 2)
+        results = [np.mean([side[:, its].mean(1) for its in each], 0) for side in sides]
+        middle, images, apart = 0.0, 0.0, np.zeros(k)
+        for its in each:
+            own = gains[its]
+            m = len(own)
+            centre = own.sum() / (m + 2)
+            middle += centre / len(each)
+            images += ((own @ own + 1) / (m + 2) - centre**2) / (m + 2) / len(each) ** 2
+            apart[its] = (own - own.mean()) / (m * len(each))
+        quantile = Z
         if groups is not None:
-            quantile, images = over_groups(gains - gains.mean(), images * k**2, groups)
-            images /= k**2
+            quantile, images = over_groups(apart, images, groups)
     else:
         results = [np.asarray(value, dtype=np.float64) for value in values]
         middle = results[0].mean() - results[1].mean()
         quantile, images = (student(k - 1), gains.var(ddof=1) / k) if k > 1 else (math.inf, math.inf)
     if groups is None and math.isfinite(images):  # of groups it is not known: their interval is wider without it
-        images = max(0.0, images - sum(map(_flips, sides)))
+        images = max(0.0, images - sum(_flips(side[:, its]) for side in sides for its in each) / len(each) ** 2)
     over_images = quantile * math.sqrt(images) if images != 0 else 0.0
     over_seeds, freedom = _welch(results)
     reach = math.hypot(over_images, over_seeds)

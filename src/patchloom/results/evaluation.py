@@ -22,8 +22,21 @@ from patchloom.results.claims import (
     difference_over_splits,
     raw_remark,
 )
-from patchloom.results.result import Result
-from patchloom.results.table import cell, choose_fitting_table, table_across, table_by_row
+from patchloom.results.classes import MACRO_F1
+from patchloom.results.result import ACCURACY, Result
+from patchloom.results.table import (
+    cell,
+    choose_fitting_table,
+    class_table,
+    confusion_table,
+    table_across,
+    table_by_row,
+)
+
+
+def _alike(one: Result, quoted: Result) -> bool:
+    return (one.encoder, one.settings) == (quoted.encoder, quoted.settings)
+
 
 _WIDE = 0.07  # half-width of an interval from which a sentence says that the images are few
 
@@ -44,7 +57,7 @@ def compare_results(ours: Sequence[Result], theirs: Sequence[Result], trained: b
     one, two = (np.stack([outcome.values for outcome in side]).astype(np.float64) for side in sides)
     if sides[0][0].pseudo:
         return difference(one, two, values, n=n, **about)
-    return difference(one, two, groups=sides[0][0].groups, **about)
+    return difference(one, two, groups=sides[0][0].groups, classes=sides[0][0].classes, **about)
 
 
 def as_control(one: Result) -> str:
@@ -101,6 +114,8 @@ class Evaluation(Displayable):
         seed: random seed of splits and of the untrained encoder.
         n_test: number of readable test images.
         controls: indices in ``quoted`` of the controls from which there are differences.
+        classes: names of the classes, if the results are those of `patchloom.results.classes.class_results`: then the
+            table has the quoted measure and accuracy, and a second one the other measures of the quoted settings.
         telling: measure that may show an encoder to be better than a constant answer; "": none but the quoted one.
         date: ISO 8601, UTC.
         others: evaluations of other seeds, each with its own differences.
@@ -130,6 +145,7 @@ class Evaluation(Displayable):
     noun: str = "images"
     controls: tuple[int, ...] = ()
     telling: str = ""
+    classes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Complete each result by what all of them share."""
@@ -164,7 +180,10 @@ class Evaluation(Displayable):
         said: list[str | TextTable] = [self.headline]
         said += [self.spread()] * bool(self.others)
         said += [one for one in (few_remark(self.quoted[0]) if self.quoted else "", self.conclusion()) if one]
-        said += ["", self.table(width), "", self.method] if self.results else [self.method]
+        said += ["", self.table(width), ""] if self.results else []
+        if self.results and self.classes:
+            said += self._class_tables(width)
+        said.append(self.method)
         return [*said, *(Verbatim(f"Picture: {drawing.out}") for drawing in self.drawings)]
 
     def plain(self) -> dict[str, Any]:
@@ -199,10 +218,28 @@ class Evaluation(Displayable):
                     f"constant answer {found.interval()}, so something was learnt, though by {own.measure} that is "
                     f"not clear on {found.n:,} test {found.noun}."
                 )
+        if self.classes and self.quoted and self.quoted[0].measure != ACCURACY and 0 not in level:
+            said += self._accuracy_remark()
         for i, one in enumerate(self.quoted):
             if one.encoder in RAW:
                 said.append(raw_remark(compare_results(self._quoted_by_seed(0), self._quoted_by_seed(i), False)))
         return [*filter(None, said)]
+
+    def _accuracy_remark(self) -> list[str]:
+        """Return a sentence if the encoder's accuracy is that of a constant answer, though the quoted measure is
+        not."""
+        own, constant = self._beside(self.quoted[0], ACCURACY), self._by_seed(CONSTANT, ACCURACY)
+        if own is None or not constant or compare_results([own], [constant[-1]], False).exceeds:
+            return []
+        return [
+            f"By accuracy alone, {own.encoder} ({own.number()}) would be no better than always answering "
+            f"{constant[-1].settings['answer']} ({constant[-1].number()})."
+        ]
+
+    def _beside(self, quoted: Result, measure: str) -> Result | None:
+        """Return the result of a quoted one's encoder and settings by another measure."""
+        alike = (quoted.encoder, quoted.settings, measure)
+        return next((one for one in self.results if (one.encoder, one.settings, one.measure) == alike), None)
 
     def _level_with_constant(self) -> list[int]:
         """Return the indices in ``quoted`` of results no better than the best constant answer by any measure."""
@@ -252,15 +289,34 @@ class Evaluation(Displayable):
 
     def over_seeds(self, others: Sequence[Evaluation]) -> Evaluation:
         """Return the evaluation of the last of several seeds, with differences over all of them."""
-        whole = replace(self, others=tuple(others))
+        whole = replace(self, others=tuple(one._quoting(self.quoted[0].measure) for one in others))
         return whole.with_differences(self.against[0].trained, *self.controls) if self.controls else whole
 
+    def _quoting(self, measure: str) -> Evaluation:
+        """Return the evaluation with another quoted measure, if it has it: test images of seeds differ a little."""
+        if not self.classes or not self.quoted or self.quoted[0].measure == measure:
+            return self
+        quoted = tuple(self._beside(one, measure) or one for one in self.quoted)
+        return replace(self, quoted=quoted).with_differences(self.against[0].trained, *self.controls)
+
     def table(self, width: int) -> TextTable:
-        """Return all results as a table that fits into ``width`` characters."""
-        how, forms = (self.down, self.symbols, self.short), list[TextTable]()
-        if self.across == "measure" or any(self.across in row.settings for row in self.results):
-            forms = [table_across(self.results, self.across, gap, *how) for gap in (" ", "\n")]
-        return choose_fitting_table([*forms, table_by_row(self.results)], width)
+        """Return all results as a table that fits into ``width`` characters; of classifiers, see ``classes``."""
+        how, forms, rows = (self.down, self.symbols, self.short), list[TextTable](), self.results
+        if self.classes:
+            shown = {ACCURACY, *(one.measure for one in self.quoted)}
+            rows = [one for one in rows if one.measure in shown]
+        if self.across == "measure" or any(self.across in row.settings for row in rows):
+            forms = [table_across(rows, self.across, gap, *how) for gap in (" ", "\n")]
+        return choose_fitting_table([*forms, table_by_row(rows)], width)
+
+    def _class_tables(self, width: int) -> list[str | TextTable]:
+        """Return the measures of the quoted settings with a column per encoder, and a confusion matrix if there is
+        one."""
+        rows = [one for one in self.results if any(_alike(one, quoted) for quoted in self.quoted)]
+        said: list[str | TextTable] = [*class_table(rows, self.noun, width), ""]
+        if matrix := next((one for one in rows if one.measure == MACRO_F1), None):
+            said += [*confusion_table(matrix, self.classes), ""]
+        return said
 
     def spread(self) -> str:
         """Return a sentence with mean and range of the quoted numbers over seeds."""

@@ -29,11 +29,13 @@ class Outcomes(NamedTuple):
             pseudo-values of images or groups, for a value that is no mean over images.
         pseudo: whether they are pseudo-values.
         groups: [n] groups of the images, such as patients; None: no groups.
+        classes: [n] true classes, if the result is the mean over classes of the means of their images; else None.
     """
 
     values: np.ndarray
     pseudo: bool = False
     groups: np.ndarray | None = None
+    classes: np.ndarray | None = None
 
 
 class Baseline(NamedTuple):

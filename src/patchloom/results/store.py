@@ -184,6 +184,8 @@ def _write_outcomes(folder: Path, results: Sequence[Result]) -> str:
             arrays[f"{place}"] = one.outcomes.values
             if one.outcomes.groups is not None:
                 arrays[f"{place} groups"] = one.outcomes.groups
+            if one.outcomes.classes is not None:
+                arrays[f"{place} classes"] = one.outcomes.classes
     if not arrays:
         return ""
     content = io.BytesIO()
@@ -201,14 +203,15 @@ def _outcomes(folder: Path, where: Any, opened: dict[str, dict[str, np.ndarray]]
     if name not in opened:
         size = sum(array.nbytes for arrays in opened.values() for array in arrays.values())
         opened[name] = _read_arrays(folder / FOLDER / name, _MOST - size)
-    values, groups = opened[name].get(place), opened[name].get(f"{place} groups")
+    values, groups, classes = (opened[name].get(f"{place}{what}") for what in ("", " groups", " classes"))
     if values is None or values.ndim != 1 or values.dtype.kind not in "bfiu" or (len(values) != n and not pseudo):
         return None
     if not np.isfinite(values).all():
         return None
-    if groups is not None and (groups.shape != values.shape or groups.dtype.kind not in "iu"):
-        return None
-    return Outcomes(values, pseudo, groups)
+    for beside in (groups, classes):
+        if beside is not None and (beside.shape != values.shape or beside.dtype.kind not in "iu"):
+            return None
+    return Outcomes(values, pseudo, groups, classes)
 
 
 def _read_arrays(path: Path, most: int) -> dict[str, np.ndarray]:

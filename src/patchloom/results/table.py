@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from patchloom.display import Lines, TextTable
+from patchloom.results.classes import IN_GROUP, RECALL, cell_name
 from patchloom.results.newest import settings_of
 from patchloom.results.result import Result
 
@@ -101,6 +102,57 @@ def table_across(
     called = {name: (symbols or {}).get(name, name.replace("_", " ")) for name in (across, *names)}
     headings = (value if isinstance(value, str) else f"{called[across]} = {_short(value)}" for value in columns)
     return TextTable((*(called[name] for name in names), *headings), cells, names=frozenset({0}), ends=_ends(cells))
+
+
+_MANY, _LOWEST = 10, 5  # recalls or groups that are all shown, and those that are shown of more
+_WIDEST = 10  # classes of a confusion matrix that is shown as text
+
+
+def class_table(rows: Sequence[Result], noun: str, width: int) -> list[str | TextTable]:
+    """Return a title and a table of measures by class, with a line per measure and a column per encoder.
+
+    Of many recalls, or groups, the lowest ones of the first encoder are shown.
+
+    Args:
+        rows: results of `patchloom.results.classes.class_results`, of one setting per encoder.
+        noun: "images" or "recordings".
+        width: characters of a line.
+    """
+    found: dict[str, dict[str, Result]] = {}
+    for row in rows:
+        found.setdefault(row.measure, {})[row.encoder] = row
+    encoders, title = list(dict.fromkeys(row.encoder for row in rows)), "By class, in the quoted setting"
+    for start, what in ((RECALL, "recalls"), (IN_GROUP, "groups")):
+        its = [measure for measure in found if measure.startswith(start)]
+        if len(its) > _MANY:
+            lowest = sorted(its, key=lambda measure: found[measure][encoders[0]].value)[:_LOWEST]
+            found = {measure: each for measure, each in found.items() if measure in lowest or measure not in its}
+            title += f"; the {_LOWEST} lowest of {len(its)} {what}"
+
+    def line(measure: str, each: Mapping[str, Result], gap: str) -> tuple[str, ...]:
+        some = next(iter(each.values()))
+        counted = f"{some.also.get('images', some.n):,.0f}"
+        return measure, counted, *(Lines(each[name].text(gap)) if name in each else "" for name in encoders)
+
+    forms = []
+    for gap in (" ", "\n"):
+        lines = tuple(line(measure, each, gap) for measure, each in found.items())
+        forms.append(TextTable(("measure", noun, *encoders), lines, names=frozenset({0})))
+    fitting = next((form for form in forms if form.least() <= width), None)
+    if fitting is None:  # a table for each encoder
+        lines = tuple((name, *line(measure, each, " ")[:2], each[name].text()) for name in encoders
+                      for measure, each in found.items() if name in each)  # fmt: skip
+        fitting = _names_above(TextTable(("encoder", "measure", noun, "value"), lines, names=frozenset({0, 1})))
+    return [f"{title}:", "", fitting]
+
+
+def confusion_table(row: Result, classes: Sequence[str]) -> list[str | TextTable]:
+    """Return a title and the confusion matrix of a macro F1; a sentence if it has too many classes."""
+    if len(classes) > _WIDEST:
+        return [f"The confusion matrix of {len(classes)} classes is in the results and the picture."]
+    lines = tuple((of, *(f"{row.also.get(cell_name(of, to), 0):,.0f}" for to in classes)) for of in classes)
+    table = TextTable(("true class", *classes), lines, names=frozenset(range(len(classes) + 1)))
+    return [f"Confusion matrix of {row.encoder}, answers in columns:", "", table]
 
 
 def _columns(row: Result) -> dict[str, Any]:

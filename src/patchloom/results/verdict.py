@@ -418,7 +418,8 @@ def closing_sentence(signs: Signs, images: str = "held-out images", doubt: bool 
         found += f", {share.text()} of the way from {base} to {perfect}"
     said = [f"{task}: {found}{_others(measure)}."]
     if signs.knn is not None:
-        said += [f"Accuracy by kNN: {signs.knn.text()}.", *(one.sentence() for one in signs.knn.against)]
+        called = "Accuracy by kNN" if signs.knn.measure == "kNN" else signs.knn.measure.capitalize()
+        said += [f"{called}: {signs.knn.text()}.", *(one.sentence() for one in signs.knn.against)]
     return " ".join(said)
 
 

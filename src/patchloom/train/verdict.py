@@ -13,7 +13,7 @@ from patchloom.questions.agreement import GAUSSIAN
 from patchloom.questions.question import Measure
 from patchloom.results.claims import START, UNTRAINED
 from patchloom.results.evaluation import Evaluation, compare_results
-from patchloom.results.result import Baseline, Result
+from patchloom.results.result import ACCURACY, Baseline, Result
 from patchloom.results.shares import SMALL, Level, fell, level_of, share_of_way, share_over
 from patchloom.results.verdict import HIGHER, Actions, Signs
 from patchloom.runs.settings import ResolvedSettings
@@ -155,4 +155,5 @@ def _with_controls(trained: Result, controls: Sequence[Result], noun: str) -> Re
     against, baselines = [compare_results([trained], [one], trained=False) for one in ranked], list[Baseline]()
     for one, found in zip(ranked, against, strict=True):
         baselines.append(Baseline(one.encoder, one.value, share_over(trained, one, found), True, not baselines))
-    return replace(trained, measure="kNN", noun=noun, baselines=tuple(baselines), against=tuple(against))
+    measure = "kNN" if trained.measure == ACCURACY else f"{trained.measure} by kNN"
+    return replace(trained, measure=measure, noun=noun, baselines=tuple(baselines), against=tuple(against))

@@ -92,7 +92,7 @@ def check_images(images: object, channels: int, size: tuple[int, int] | None, of
 
 def all_patches(images: Tensor, n: int) -> EncoderInput:
     """Return an input of images [b c h w] with all ``n`` patches in grid order."""
-    order = torch.arange(n, device=images.device).expand(len(images), n)
+    order = torch.arange(n, device=images.device).expand(images.shape[0], n)
     return EncoderInput(images, order, masked=order[:, :0])
 
 

@@ -61,7 +61,7 @@ def test_knn_agrees_with_scikit_learn_on_features_of_an_encoder(tiny_encoder: Pa
     assert {row.settings.get("gallery", 1.0) for row in report.results if "k" in row.settings} == {gallery}
     found = 0
     for row in report.results:
-        if row.encoder != "tiny":
+        if row.encoder != "tiny" or row.measure != "accuracy":
             continue
         theirs = KNeighborsClassifier(row.settings["k"], weights=_vote, metric="cosine", algorithm="brute")
         theirs.fit(train.pooled(row.pooling).numpy(), train.labels)
@@ -282,5 +282,6 @@ def test_the_probe_of_order_is_that_of_normal_images(tmp_path: Path, record_read
     for name, probe in (("linear", "linear"), ("knn", "kNN, k = 20")):
         ks = {"ks": (20,)} if name == "knn" else {}
         report = evaluate(name, encoder, "digits", device="cpu", pooling="class", **ks)
-        for row in report.results[:-1]:
+        assert len(report.quoted) == 3
+        for row in report.quoted:
             assert normal[row.encoder, probe] == row.value

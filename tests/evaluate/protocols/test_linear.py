@@ -226,8 +226,8 @@ def test_it_beats_chance_beside_an_untrained_encoder_and_one_seed_gives_one_resu
     hard = {**EASY, "recipe": "mae", "epochs": 12, "blr": 30.0, "max_train": 200, "batch_size": 50}
     hard["test_crop"] = 1.0  # digits of 8 pixels have no border to leave out
     first, again = (evaluate("linear", tiny_encoder, "digits", **hard) for _ in range(2))
-    assert [row.encoder for row in first.results] == ["tiny", "untrained", "best constant"]
-    assert first.results[0].low > first.results[-1].high and first.results[0].pooling == "class"
+    assert [row.encoder for row in first.results[:3]] == ["tiny", "untrained", "best constant"]
+    assert first.results[0].low > first.results[2].high and first.results[0].pooling == "class"
     assert numbers(first.results) == numbers(again.results)
     about = first.results[0].settings
     assert about.items() >= {"recipe": "mae", "optimizer": "LARS", "epochs": 12, "blr": 30.0, "momentum": 0.9}.items()
@@ -255,5 +255,5 @@ def test_extremas_is_on_the_instance_representation(run: Path) -> None:
     save_encoder(build_encoder(SPEC), replace(CARD, extra_modules={"head": "pooling"}), run / "encoder.safetensors")
     save_extra_module(InstanceHead(32, 2), run / "head.safetensors")
     report = evaluate("linear", run, "digits", **QUICK | {"recipe": "extrema"})
-    assert [row.pooling for row in report.results] == ["instance", "instance", "-"]
+    assert [row.pooling for row in report.results[:3]] == ["instance", "instance", "-"]
     assert "batch 60, not 4,096" in report.method and "ExtreMA (Table 14)" in report.method

@@ -16,10 +16,12 @@ from patchloom.display import is_first, print_line
 from patchloom.errors import PatchloomError, check_options, listing, suggestion
 from patchloom.evaluate.settings import DryRun, EvalSettings, print_notes_once, share_nothing
 from patchloom.evaluate.trainer import keep_until_done
+from patchloom.look.charts import draw_confusion
 from patchloom.nets.checkpoints.live import has_no_folder
 from patchloom.nets.checkpoints.load import check_model
 from patchloom.results import store
-from patchloom.results.evaluation import Evaluation, frozen_ahead
+from patchloom.results.classes import MACRO_F1, confusion_of
+from patchloom.results.evaluation import Drawing, Evaluation, frozen_ahead
 from patchloom.results.result import Result
 from patchloom.runs.encoder import encoder_place
 from patchloom.system.distributed import explain_peer_death
@@ -116,6 +118,21 @@ def _planned(plan: DryRun, settings: EvalSettings) -> Evaluation:
     )
 
 
+def with_confusion(report: Evaluation, run: Path, protocol: str) -> Evaluation:
+    """Return a report with a picture of the confusion matrix of the encoder, if it has one."""
+    own = next((one for one in report.results if one.measure == MACRO_F1 and one.also), None)
+    if own is None:
+        return report
+    content = {
+        "counts": confusion_of(own, report.classes),
+        "classes": report.classes,
+        "title": f"{own.encoder}, {protocol}: {report.quoted[0].measure} {report.quoted[0].text()}",
+        "caption": f"Each cell: number of {report.noun} and fraction of the row. Blue: correct; red: wrong.",
+    }
+    picture = Drawing(draw_confusion, run / "pictures" / f"confusion-{protocol.replace(':', '-')}.png", content)
+    return replace(report, drawings=(*report.drawings, picture))
+
+
 @validate_arguments
 @float32_products()
 def evaluate(
@@ -188,6 +205,8 @@ def evaluate(
             reports.append(report if settings.workers != "auto" else _with_readers(report, settings))
             if place is not None:
                 store.append(place, report.results)
+    if settings.all_measures and place is not None and protocol != "keywords":  # has its own
+        reports[-1] = with_confusion(reports[-1], place, protocol)
     for drawing in reports[-1].drawings if is_first() else ():
         drawing.function(**drawing.content, out=drawing.out)
     return reports[-1]

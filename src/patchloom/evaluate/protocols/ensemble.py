@@ -14,12 +14,16 @@ from patchloom.audio.compatibility import with_encoder_sound
 from patchloom.data.source import Data, Source
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.errors import PatchloomError, check_options, listing
-from patchloom.evaluate.classification import ClassPredictions, predict_classes, training_report
+from patchloom.evaluate.classification import (
+    ClassPredictions,
+    predict_classes,
+    results_of_predictions,
+    training_report,
+)
 from patchloom.evaluate.classifier import Classifier, ClassifierCard, class_names, load_classifier, read_classifier
 from patchloom.evaluate.features import FeatureOptions, Precision
 from patchloom.evaluate.settings import EvalSettings, parts_of
 from patchloom.results.evaluation import Evaluation
-from patchloom.results.result import Result
 
 _ENSEMBLE = "ensemble"
 
@@ -83,10 +87,10 @@ def ensemble(
     mean, agreement = average(said), agreement_of(said)
     row_settings: dict[str, Any] = {} if test_crop is None else {"test_crop": test_crop}
     row_settings |= {"members": len(members), "agreement": agreement}
-    rows = [Result.of_images(_ENSEMBLE, "ensemble", row_settings, mean.right, mean.groups)]
+    rows = results_of_predictions(_ENSEMBLE, "ensemble", row_settings, parts.test, settings, mean)
     for member, found in zip(members, said, strict=True):
         pooling = {"pooling": member.model.pooling}
-        rows.append(Result.of_images(member.name, "ensemble", pooling, found.right, found.groups))
+        rows += results_of_predictions(member.name, "ensemble", pooling, parts.test, settings, found)
     done = (
         f"Ensemble: the mean of the softmax outputs of {len(members)} fine-tuned classifiers; nothing was trained or "
         f"chosen. Two of them predict the same class for {agreement:.1%} of the test {parts.test.noun}"

@@ -14,7 +14,7 @@ from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.display import print_line
 from patchloom.errors import PatchloomError, check_options
-from patchloom.evaluate.classification import SCRATCH, about_control, plan_for, train_and_test
+from patchloom.evaluate.classification import SCRATCH, about_control, calibration_of, plan_for, train_and_test
 from patchloom.evaluate.classifier import (
     Classifier,
     ClassifierCard,
@@ -80,7 +80,8 @@ def finetune(
     else:
         place = classifier_path(run, data, recipe, settings, out)
         save = partial(save_candidate, ours, positions, parts, settings.seed, place)
-        candidates = [replace(candidate(ours, positions, parts), save=save)]
+        calibrate = partial(calibration_of, plan, ours.card, precision)
+        candidates = [replace(candidate(ours, positions, parts), save=save, calibrate=calibrate)]
         candidates += [candidate(start or scratch, positions, parts)] * control
     done = (
         "Fine-tuning: the encoder and a linear head were trained together, positions: "
@@ -138,16 +139,31 @@ def save_candidate(
     model: Classifier,
     settings: dict[str, Any],
 ) -> None:
-    """Save a trained classifier, with the values of the recipe that its training had."""
-    card = subject.card
+    """Save a trained classifier, with the values of the recipe that its training had, and its calibration."""
+    card, settings = subject.card, dict(settings)
+    calibration = settings.pop("calibration", {})
     if place is None:
         print_line(f"  {card.name} is not a local file, so its classifier was not saved: use --out FILE")
         return
     trained_on = class_names(parts.train), parts.train.name, parts.test.fingerprint(), seed
     variant = variant_of(positions, subject.vit)
-    about = ClassifierCard(card, variant, model.pooling, *trained_on, settings, model.norm is not None)
+    about = ClassifierCard(
+        card,
+        variant,
+        model.pooling,
+        *trained_on,
+        settings,
+        fresh_norm=model.norm is not None,
+        instance={} if model.instance is None else model.instance.sizes,
+        stem={} if model.stem is None else model.stem.sizes,
+        calibration=calibration,
+    )
     save_classifier(model, about, place)
-    print_line(f"  {card.name}: saved as {place}")
+    known = about.calibrated
+    said = (
+        "not calibrated, as no validation images were held out" if known is None else known.sentence(parts.train.noun)
+    )
+    print_line(f"  {card.name}: saved as {place}, {said}")
 
 
 def classifier_path(

@@ -16,10 +16,12 @@ from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError, check_options, listing
+from patchloom.evaluate.answers import results_of_answers
 from patchloom.evaluate.classification import (
     SCRATCH,
     ClassPredictions,
     about_control,
+    calibration_of,
     note_recordings,
     plan_for,
     test_classifiers,
@@ -46,6 +48,7 @@ from patchloom.evaluate.subjects import Subject, open_subjects
 from patchloom.look.charts import draw_confusion
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.encode import input_size
+from patchloom.results.classes import called
 from patchloom.results.evaluation import Drawing, Evaluation
 from patchloom.results.result import Result
 from patchloom.system.distributed import first_decides, rank
@@ -107,13 +110,14 @@ def keywords(
     # finetune on the same data has other classes
     place = classifier_path(run, data, label, settings, out, f"{_NAME}-")
     save = partial(save_candidate, ours, positions, parts, settings.seed, place)
-    candidates = [replace(candidate(ours, positions, parts, settings=what), save=save)]
+    calibrate = partial(calibration_of, plan, ours.card, precision)
+    candidates = [replace(candidate(ours, positions, parts, settings=what), save=save, calibrate=calibrate)]
     candidates += [candidate(start or scratch, positions, parts, settings=what)] * control
     end_if_dry(candidates, plan)
     raw_features: Any = _raw_features(ours, parts, settings, what) if rank() == 0 else None
     fitted = train_candidates(candidates, plan)
     rows, found = test_classifiers(_NAME, fitted, plan, precision)
-    rows.append(first_decides(raw_features))
+    rows += first_decides(raw_features)
 
     # ---- the report
     variant, classes = variant_of(positions, ours.vit), class_names(parts.train)
@@ -128,7 +132,7 @@ def keywords(
     said, title = [done, recipe_sentences(plan), *note_recordings(plan)], f"Keyword spotting ({label}): "
     report = training_report(_NAME, title, said, rows, parts, settings, found[-1]).with_differences(True)
     picture = place_in_run(run, data, label, settings.seed, "pictures", ".png", f"{_NAME}-")
-    return replace(report, drawings=_drawings(picture, found[0], rows[0], classes, parts))
+    return replace(report, drawings=_drawings(picture, found[0], report.quoted[0], classes, parts))
 
 
 def _opened(data: DataLike, words: str | list[str] | None, card: EncoderCard, settings: EvalSettings) -> KeywordParts:
@@ -149,7 +153,7 @@ def _opened(data: DataLike, words: str | list[str] | None, card: EncoderCard, se
 
 def _raw_features(
     ours: Subject, parts: Parts[Source], settings: EvalSettings, what: dict[str, Any]
-) -> Callable[[], Result]:
+) -> Callable[[], list[Result]]:
     """Fit a logistic regression on the training recordings; return a function that tests it."""
     raw = raw_extractor(ours, settings)
     train = raw.features_of(parts.train)
@@ -158,12 +162,13 @@ def _raw_features(
     )
     about = {"l2": choice.strength, "held_out_accuracy": choice.accuracy, "held_out": choice.held_out, **what}
 
-    def row() -> Result:
+    def rows() -> list[Result]:
         test = raw.features_of(parts.test)
-        right = probe.right(test.pooled("pixels"), test.labels)
-        return Result.of_images(raw.name, _NAME, about, right.cpu(), test.groups)
+        features = test.pooled("pixels")
+        given = test.labels, probe.predict(features), probe.scores(features), test.groups
+        return results_of_answers(raw.name, _NAME, about, parts.test, settings, *given)
 
-    return row
+    return rows
 
 
 def _drawings(
@@ -174,10 +179,11 @@ def _drawings(
         return ()
     c, n = len(classes), len(found.labels)
     pairs = c * found.labels + found.logits.argmax(1)
+    on = f"{n:,} recordings of {Path(parts.test.name).name}"
     content = {
         "counts": torch.bincount(pairs, minlength=c * c).view(c, c).numpy(),
         "classes": classes,
-        "title": f"{row.encoder}, fine-tuned: {row.text()} of {n:,} recordings of {Path(parts.test.name).name}",
+        "title": f"{row.encoder}, fine-tuned: {called(row)}{row.text()} of {on}",
         "caption": "Each cell: number of recordings and fraction of the row. Blue: correct; red: wrong.",
     }
     return (Drawing(draw_confusion, place, content),)

@@ -15,6 +15,7 @@ from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.display import track_progress
 from patchloom.errors import PatchloomError
+from patchloom.evaluate.answers import results_of_answers
 from patchloom.evaluate.features import FeatureOptions, ImageFeatures, Pooling
 from patchloom.evaluate.frozen import (
     Wording,
@@ -88,6 +89,28 @@ def knn_right(
     device: torch.device | str = "cpu",
 ) -> dict[int, Tensor]:
     """Return which queries are classified correctly [m], by k in ascending order; arguments as in `knn_accuracies`."""
+    options: dict[str, Any] = {"weighted": weighted, "temperature": temperature, "chunk": chunk, "device": device}
+    found = knn_answers(gallery, gallery_labels, queries, ks, **options)
+    return {k: answers == query_labels for k, (answers, _) in found.items()}
+
+
+@torch.no_grad()
+def knn_answers(
+    gallery: Tensor,
+    gallery_labels: Tensor,
+    queries: Tensor,
+    ks: Sequence[int] = KS,
+    *,
+    weighted: bool = True,
+    temperature: float = TEMPERATURE,
+    chunk: int | None = None,
+    device: torch.device | str = "cpu",
+    scored: Sequence[int] = (),
+) -> dict[int, tuple[Tensor, Tensor | None]]:
+    """Return the predicted classes of queries [m] by k in ascending order, and shares of the votes [m c].
+
+    The shares are None but for the ``scored`` k. Other arguments are as in `knn_accuracies`.
+    """
     n = len(gallery)
     counts = sorted({k for k in ks if k <= n})
     if not counts or counts[0] < 1:
@@ -95,16 +118,19 @@ def knn_right(
     similarities, nearest = _nearest(gallery, queries, counts[-1], chunk, torch.device(device))
     weights = (similarities / temperature).exp() if weighted else torch.ones_like(similarities)
     classes = int(gallery_labels.max()) + 1
-    correct: dict[int, list[Tensor]] = {k: [] for k in counts}
-    parts = (each.split(max(1, _SIMILARITIES // classes)) for each in (gallery_labels[nearest], weights, query_labels))
-    for labels, votes_of, truth in zip(*parts, strict=True):
-        votes = weights.new_zeros(len(truth), classes)
+    answers: dict[int, list[Tensor]] = {k: [] for k in counts}
+    shares: dict[int, list[Tensor]] = {k: [] for k in counts if k in scored}
+    parts = (each.split(max(1, _SIMILARITIES // classes)) for each in (gallery_labels[nearest], weights))
+    for labels, votes_of in zip(*parts, strict=True):
+        votes = weights.new_zeros(len(labels), classes)
         counted = 0
         for k in counts:
             votes.scatter_add_(1, labels[:, counted:k], votes_of[:, counted:k])
             counted = k
-            correct[k].append(votes.argmax(1) == truth)
-    return {k: torch.cat(hits) for k, hits in correct.items()}
+            answers[k].append(votes.argmax(1))
+            if k in shares:
+                shares[k].append(votes / votes.sum(1, keepdim=True))
+    return {k: (torch.cat(answers[k]), torch.cat(shares[k]) if k in shares else None) for k in counts}
 
 
 def _nearest(
@@ -182,7 +208,7 @@ def knn(
             held_out = held_out_accuracy(train, *quoted_choice(train, poolings, ks), settings)
         # all choices are made: read the test images
         test = one.features_of(parts.test)
-        found = knn_results(one.name, train, test, poolings, settings, ks, more)
+        found = knn_results(one.name, train, test, parts.test, poolings, settings, ks, more)
         cached += [one.name] * (train.cached or test.cached)
         if one.share is not None:
             blends += [blend_row(row, one.share, held_out) for row in found if row.quoted]
@@ -217,20 +243,23 @@ def knn_results(
     name: str,
     train: ImageFeatures,
     test: ImageFeatures,
+    source: Source,
     poolings: Sequence[str],
     settings: EvalSettings,
     ks: Sequence[int] = KS,
     more: Mapping[str, Any] | None = None,
 ) -> list[Result]:
-    """Return the accuracy of the subject ``name`` for each pooling and k, with ``more`` settings."""
-    rows, quoted = [], quoted_choice(train, poolings, ks)
+    """Return the results of the subject ``name`` on the images ``source`` for each pooling and k, with ``more``
+    settings; one of them is quoted."""
+    rows, choice = list[Result](), quoted_choice(train, poolings, ks)
     for pooling in track_progress(poolings, len(poolings), f"{name}: knn"):
         gallery, queries = train.pooled(pooling), test.pooled(pooling)
-        right = knn_right(gallery, train.labels, queries, test.labels, ks, device=settings.torch_device)
-        for k, correct in right.items():
+        scored = [choice[1]] if settings.all_measures and pooling == choice[0] else []
+        found = knn_answers(gallery, train.labels, queries, ks, device=settings.torch_device, scored=scored)
+        for k, given in found.items():
             about = {"pooling": pooling, "k": k, "temperature": TEMPERATURE, **(more or {})}
-            row = Result.of_images(name, "knn", about, correct.cpu(), test.groups)
-            rows.append(replace(row, quoted=(pooling, k) == quoted))
+            its, quoted = (name, "knn", about, source, settings), (pooling, k) == choice
+            rows += results_of_answers(*its, test.labels, *given, test.groups, quoted=quoted)
     return rows
 
 

@@ -7,17 +7,19 @@ from typing import Any
 
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.errors import PatchloomError
+from patchloom.evaluate.answers import constant_answers, results_of_answers
 from patchloom.evaluate.features import FeatureOptions, ImageFeatures
-from patchloom.evaluate.frozen import INSTEAD, circumstances, constant_answer, extractors, plan_frozen
+from patchloom.evaluate.frozen import INSTEAD, circumstances, extractors, plan_frozen
 from patchloom.evaluate.logistic import CHOICE_VALIDATION_SHARE, hold_out_for_choice
-from patchloom.evaluate.protocols.knn import TEMPERATURE, knn_accuracies, knn_right
+from patchloom.evaluate.protocols.knn import TEMPERATURE, knn_accuracies, knn_answers
 from patchloom.evaluate.settings import EvalSettings, parts_of
 from patchloom.evaluate.subjects import open_subjects
 from patchloom.look.charts import draw_layers
 from patchloom.nets.checkpoints.live import has_no_folder
 from patchloom.nets.swin import refuse_hierarchical
+from patchloom.results.classes import called, explain_measure, headline_row
 from patchloom.results.evaluation import Drawing, Evaluation
-from patchloom.results.result import Result
+from patchloom.results.result import ACCURACY, Result
 
 
 def layers(
@@ -51,6 +53,7 @@ def layers(
 
     # ---- accuracies of each layer of each encoder
     groups: list[list[Result]] = []
+    beside: list[Result] = []
     cached = []
     for one in extractors(subjects, settings, layers=True, options=options):
         train, raw = one.features_of(parts.train), one.subject is None
@@ -59,16 +62,20 @@ def layers(
         test = one.features_of(parts.test)
         pooling, found = "pixels" if raw else "mean", []
         for values, queries, about in zip(train.tokens.values(), test.tokens.values(), row_settings, strict=True):
-            right = knn_right(values, train.labels, queries, test.labels, (k,), device=settings.torch_device)[k]
-            about = {"k": k, "temperature": TEMPERATURE, **about, **options.plain()}
-            found.append(Result.of_images(one.name, "layers", {"pooling": pooling, **about}, right, test.groups))
+            answers, _ = knn_answers(values, train.labels, queries, (k,), device=settings.torch_device)[k]
+            about = {"pooling": pooling, "k": k, "temperature": TEMPERATURE, **about, **options.plain()}
+            its = one.name, "layers", about, parts.test, settings, test.labels, answers, None, test.groups
+            made = results_of_answers(*its, quoted=False)
+            found.append(headline_row(made, test.labels))
+            if found[-1].measure != ACCURACY:
+                beside += [row for row in made if row.measure == ACCURACY]
         groups.append(found)
         cached += [one.name] * (train.cached or test.cached)
 
     # ---- the report
     ours, *starts, twins, (pixels,) = groups
     n_test = len(test.labels)
-    guessed = constant_answer("layers", test.labels, parts.test, test.groups)
+    guessed = headline_row(constant_answers("layers", test.labels, parts.test, test.groups), test.labels)
     last, best, twin, twins_best = ours[-1], _best(ours), twins[-1], _best(twins)
     quoted = (last, best, twin, twins_best, pixels, *(its[-1] for its in starts))
     pairs = (*range(5, len(quoted)), 2)  # in the last layer: start, untrained
@@ -80,18 +87,19 @@ def layers(
         f"{100 * CHOICE_VALIDATION_SHARE:.0f} % of the training {train.noun}, with votes of the rest, without the test "
         f"{test.noun}. {circumstances(subjects, parts, train, test, cached, options)}"
     )
+    method += f" {explain_measure(test.labels.numpy(), parts.test.classes, test.noun)}"
     if starts:
         method += " Start: the weights that the run began with, with their own normalisation."
     return Evaluation.of_test(
         parts.test,
         settings.seed,
         n_test,
-        results=[*ours, *sum(starts, []), *twins, pixels, guessed],
+        results=[*ours, *sum(starts, []), *twins, pixels, guessed, *beside],
         method=method,
-        headline=f"Layers (kNN, k={k}, mean): last layer {last.text()} against {twin.number()} untrained; best layer "
-        f"by held-out training {test.noun}, {best.settings['layer']}, {best.text()} against {twins_best.number()} "
-        f"untrained ({twins_best.settings['layer']}); {pixels.encoder} {pixels.number()}; on {n_test:,} test "
-        f"{test.noun}.",
+        headline=f"Layers (kNN, k={k}, mean): last layer {called(last)}{last.text()} against {twin.number()} "
+        f"untrained; best layer by held-out training {test.noun}, {best.settings['layer']}, {best.text()} against "
+        f"{twins_best.number()} untrained ({twins_best.settings['layer']}); {pixels.encoder} {pixels.number()}; on "
+        f"{n_test:,} test {test.noun}.",
         quoted=quoted,
         across="layer",
         down=True,
@@ -130,6 +138,6 @@ def _drawings(
         "baselines": {row.encoder: row.value for row in baselines},
         "best": ours.index(_best(ours)),
         "name": ours[0].encoder,
-        "note": f"accuracy of {ours[0].settings['k']} nearest neighbours, mean patch token, 95 % interval",
+        "note": f"{ours[0].measure} of {ours[0].settings['k']} nearest neighbours, mean patch token, 95 % interval",
     }
     return (Drawing(draw_layers, Path(out), content),)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
+
+import torch
 
 from patchloom.arguments import takes_recipe
 from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike
-from patchloom.display import track_progress
+from patchloom.display import print_line, track_progress
 from patchloom.errors import PatchloomError, check_options
+from patchloom.evaluate.answers import results_of_answers
+from patchloom.evaluate.calibration import Calibration, calibrate
 from patchloom.evaluate.classification import plan_for, train_and_test
-from patchloom.evaluate.classifier import class_names
+from patchloom.evaluate.classifier import Classifier, ClassifierCard, class_names, save_classifier
 from patchloom.evaluate.features import USUAL_FEATURES, FeatureOptions, ImageFeatures, Pooling, Precision
 from patchloom.evaluate.frozen import (
     FeatureExtractor,
@@ -29,15 +33,24 @@ from patchloom.evaluate.frozen import (
     plan_frozen,
 )
 from patchloom.evaluate.lars_probe import LinearClassifier, begin_probe, refuse_accumulation
-from patchloom.evaluate.logistic import CHOICE_VALIDATION_SHARE, L2_STRENGTHS, Choice, Probe, linear_probe
+from patchloom.evaluate.logistic import (
+    CHOICE_VALIDATION_SHARE,
+    L2_STRENGTHS,
+    Choice,
+    Probe,
+    fit_path,
+    hold_out_for_choice,
+    linear_probe,
+)
 from patchloom.evaluate.protocols.knn import knn_results
 from patchloom.evaluate.recipes import PROBES, ProbeRecipe, Recipe, ResolvedRecipe, published_recipe
 from patchloom.evaluate.select import Candidate, Plan, format_recipe_value
-from patchloom.evaluate.settings import EvalSettings, Parts, parts_of, share_nothing, share_steps
+from patchloom.evaluate.settings import EvalSettings, Parts, parts_of, place_in_run, share_nothing, share_steps
 from patchloom.evaluate.subjects import Subject, Subjects, open_probed, open_subjects
 from patchloom.nets.encode import has_class_token
 from patchloom.nets.finetune import with_variant, without_last_norm
 from patchloom.nets.heads import check_pooling, tokens_of
+from patchloom.results.classes import quoted_measure
 from patchloom.results.evaluation import Evaluation
 from patchloom.results.result import Result
 from patchloom.runs.encoder import has_teacher
@@ -65,6 +78,8 @@ def linear(
     control: bool = True,
     precision: Precision = "auto",
     blend: float | list[float] | None = None,
+    save: bool = False,
+    out: str | None = None,
     **changes: Any,
 ) -> Evaluation:
     """Train a linear classifier on frozen features.
@@ -80,6 +95,8 @@ def linear(
         precision: precision of the frozen encoder: float32 or bfloat16 products; auto is that of pretrain.
         blend: shares of the trained weights in blends with those that the run began with, such as 0.25,0.5,0.75;
             logistic only.
+        save: whether to save the encoder with the quoted probe as a classifier, for the verb predict; logistic only.
+        out: file for that classifier; default: probed/DATA-linear-SEED.safetensors in the run.
         changes: overrides of the recipe's values.
 
     Raises:
@@ -97,12 +114,15 @@ def linear(
             )
         share_nothing(settings, "linear --recipe logistic")
         shares = blend_shares(blend, run, pooling, settings)
+        saved = probe_path(run, data, settings, save, out)
         subjects = open_probed(run, settings, pooling)
         parts = parts_of(data, settings, card=subjects.ours.card, run=run)
-        report = logistic_probe(
-            "linear", "Linear probe", subjects, parts, settings, pooling=pooling, options=options, shares=shares
-        )
+        more: Any = {"pooling": pooling, "options": options, "shares": shares}
+        keep = None if saved is None else partial(save_probe, saved, parts, settings, options)
+        report = logistic_probe("linear", "Linear probe", subjects, parts, settings, **more, keep=keep)
         return replace(report, drawings=blend_drawings(report, run))
+    if save or out is not None:
+        raise PatchloomError(f"--save and --out apply to --recipe logistic only, not to {recipe}: leave them out")
     if recipe not in PROBES:
         raise PatchloomError(f"there is no recipe {recipe}: choose one of {', '.join((_LOGISTIC, *PROBES))}")
     if blend is not None:
@@ -190,11 +210,13 @@ def logistic_probe(
     shares: Sequence[float] = (),
     more: Mapping[str, Any] | None = None,
     trained: bool = False,
+    keep: Callable[[Subject, ImageFeatures, dict[str, tuple[Probe, Choice]]], None] | None = None,
 ) -> Evaluation:
     """Evaluate an encoder and its controls by a logistic regression on their features.
 
-    ``shares`` are those of the encoder in blends with its start, ``more`` are settings of the rows, and ``trained``
-    means that another draw of labels would give other results.
+    ``shares`` are those of the encoder in blends with its start, ``more`` are settings of the rows, ``trained`` means
+    that another draw of labels would give other results, and ``keep`` is called with the encoder, its training features
+    and its probes before test images are read.
     """
     options.check(parts.test)
     plan_frozen(protocol, subjects, parts, settings)
@@ -202,12 +224,17 @@ def logistic_probe(
     for one in extractors(subjects, settings, options=options, shares=shares):
         train = one.features_of(parts.train)
         probes = fit_probes(one.name, train, chosen_poolings(train, pooling), settings)
+        if keep is not None and one.subject is subjects.ours:
+            keep(one.subject, train, probes)
         # all choices are made: read the test images
         test = one.features_of(parts.test)
-        found = linear_results(one.name, probes, test, protocol, {**options.plain(), **(more or {})})
+        about = {**options.plain(), **(more or {})}
+        found = linear_results(one.name, probes, test, parts.test, settings, protocol, about)
         cached += [one.name] * (train.cached or test.cached)
         if one.share is not None:
-            best = max((row for row in found if row.pooling != "instance"), key=_on_held_out)
+            measure = quoted_measure(test.labels.numpy())
+            usual = [row for row in found if row.pooling != "instance" and row.measure == measure]
+            best = max(usual, key=_on_held_out)
             blends.append(blend_row(best, one.share, _on_held_out(best)))
         if not one.is_blend:
             rows += found
@@ -226,22 +253,89 @@ def fit_probes(
     return {pooling: probe(train.pooled(pooling), train.labels) for pooling in shown}
 
 
+def probe_path(run: str | Path, data: DataLike, settings: EvalSettings, save: bool, out: str | None) -> Path | None:
+    """Return the path of the saved probe; None if it is not saved."""
+    if out is not None:
+        if settings.seeds > 1:
+            raise PatchloomError(f"--out names one file, but --seeds {settings.seeds} gives several: use --save true")
+        return Path(out)
+    place = place_in_run(run, data, "linear", settings.seed, "probed", ".safetensors") if save else None
+    if save and place is None:
+        raise PatchloomError(f"{run} has no folder for its classifier: give --out FILE")
+    return place
+
+
+def save_probe(
+    place: Path,
+    parts: Parts[Source],
+    settings: EvalSettings,
+    options: FeatureOptions,
+    subject: Subject,
+    train: ImageFeatures,
+    probes: dict[str, tuple[Probe, Choice]],
+) -> None:
+    """Save an encoder with the probe that is best on held-out images as a classifier, which computes the same.
+
+    Its temperature is fitted to the held-out images, with a probe that was fitted without them.
+    """
+    pooling = max(probes, key=lambda name: probes[name][1].accuracy)
+    probe, choice = probes[pooling]
+    features = train.pooled(pooling)
+    rest, held = hold_out_for_choice(train.labels, settings.seed, train.groups)
+    strengths = [one for one in L2_STRENGTHS if one >= choice.strength]
+    partly = fit_path(features[rest], train.labels[rest], strengths, settings.torch_device)[-1]
+    known = torch.isin(train.labels[held], partly.classes.cpu())  # a class whose images are all held out has no column
+    targets = torch.searchsorted(partly.classes.cpu(), train.labels[held][known])
+    calibration = calibrate(partly.logits(features[held][known]), targets).plain()
+    names = class_names(parts.train)
+    classes = tuple(names[k] for k in probe.classes.tolist())
+    vit = with_variant(subject.vit, subject.card)
+    encoder = vit if options.last_norm else without_last_norm(vit)
+    head = subject.head if pooling == "instance" else None
+    model = Classifier(encoder, len(classes), cast(Pooling, pooling), instance=head, probe=True)
+    weights, biases = probe.folded()
+    model.head.load_state_dict({"weight": weights.T, "bias": biases})
+    about = {"recipe": _LOGISTIC, "l2": choice.strength, **asdict(options)}
+    card = ClassifierCard(
+        subject.card,
+        "keep",
+        model.pooling,
+        classes,
+        parts.train.name,
+        parts.test.fingerprint(),
+        settings.seed,
+        about,
+        probe=True,
+        instance={} if head is None else head.sizes,
+        calibration=calibration,
+    )
+    save_classifier(model, card, place)
+    said = Calibration(**calibration).sentence(parts.train.noun)
+    print_line(f"  {subject.name}: probe ({pooling}) saved as {place}, {said}")
+
+
 def linear_results(
     name: str,
     probes: Mapping[str, tuple[Probe, Choice]],
     test: ImageFeatures,
+    source: Source,
+    settings: EvalSettings,
     protocol: str = "linear",
     more: Mapping[str, Any] | None = None,
 ) -> list[Result]:
-    """Return the accuracy of each pooling's probe, with ``more`` settings; the best on held-out images is quoted."""
-    rows = []
+    """Return the results of each pooling's probe on the images ``source``, with ``more`` settings.
+
+    The best on held-out images is quoted.
+    """
+    rows, best = list[Result](), max(probes, key=lambda pooling: probes[pooling][1].accuracy)
     for pooling, (probe, choice) in probes.items():
         about = {"pooling": pooling, "l2": choice.strength, "held_out_accuracy": choice.accuracy}
         about |= {"held_out": choice.held_out, **(more or {})}
-        right = probe.right(test.pooled(pooling), test.labels)
-        rows.append(Result.of_images(name, protocol, about, right.cpu(), test.groups))
-    best = max(rows, key=_on_held_out)
-    return [replace(row, quoted=row is best) for row in rows]
+        features, quoted = test.pooled(pooling), pooling == best
+        given = probe.predict(features), probe.scores(features) if quoted and settings.all_measures else None
+        its = name, protocol, about, source, settings
+        rows += results_of_answers(*its, test.labels, *given, test.groups, quoted=quoted)
+    return rows
 
 
 def _on_held_out(row: Result) -> float:
@@ -276,6 +370,6 @@ def knn_and_linear(
         probes = fit_probes(one.name, train, poolings, settings)
         # all choices are made: read the test images
         test = one.features_of(parts.test)
-        near += knn_results(one.name, train, test, poolings, settings)
-        probed += linear_results(one.name, probes, test)
+        near += knn_results(one.name, train, test, parts.test, poolings, settings)
+        probed += linear_results(one.name, probes, test, parts.test, settings)
     return near, probed, train, test

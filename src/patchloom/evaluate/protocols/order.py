@@ -13,17 +13,17 @@ from torch import Tensor
 
 from patchloom.data.source import Source, digest
 from patchloom.data.sources.in_memory import DataLike
+from patchloom.evaluate.answers import constant_answers, results_of_answers
 from patchloom.evaluate.features import ImageFeatures
 from patchloom.evaluate.frozen import (
     INSTEAD,
     circumstances,
-    constant_answer,
     encoder_extractor,
     extractors,
     plan_frozen,
 )
 from patchloom.evaluate.logistic import linear_probe
-from patchloom.evaluate.protocols.knn import TEMPERATURE, knn_right
+from patchloom.evaluate.protocols.knn import TEMPERATURE, knn_answers
 from patchloom.evaluate.settings import EvalSettings, parts_of
 from patchloom.evaluate.subjects import open_subjects
 from patchloom.nets.encode import has_positions, has_rotations, input_size, patch_positions, patch_size
@@ -31,8 +31,9 @@ from patchloom.nets.heads import check_pooling, tokens_of
 from patchloom.nets.swin import Encoder, refuse_hierarchical
 from patchloom.patches.tokens import grid_of, patchify, unpatchify
 from patchloom.results.claims import START
+from patchloom.results.classes import called, explain_measure, headline_row
 from patchloom.results.evaluation import Evaluation
-from patchloom.results.result import Result
+from patchloom.results.result import ACCURACY, Result
 from patchloom.sizes import Sides, compact, in_pixels, to_pair
 
 _LINEAR_PROBE = "linear"
@@ -67,6 +68,7 @@ def order(
     # ---- two probes of each encoder on each kind of test images
     shuffled = ShuffledPatches(parts.test, input_size(vit), patch_size(vit), settings.seed)
     rows: list[Result] = []
+    beside: list[Result] = []
     cached: list[str] = []
     for one in extractors(subjects, settings):
         train = one.features_of(parts.train)
@@ -77,22 +79,27 @@ def order(
         if one.subject is not None and has_positions(one.subject.vit):
             blind = one.subject._replace(vit=without_positions(one.subject.vit))
             tests[ZEROED] = encoder_extractor(blind, settings).features_of(parts.test)
-        for probe, right in probes.items():
+        for probe, answers in probes.items():
             for given, test in tests.items():
                 row_settings = {"pooling": pooled, "probe": probe, "test_images": given}
-                rows.append(Result.of_images(one.name, "order", row_settings, right(test).cpu(), test.groups))
+                its = one.name, "order", row_settings, parts.test, settings, test.labels, answers(test), None
+                made = results_of_answers(*its, test.groups, quoted=False)
+                rows.append(headline_row(made, test.labels))
+                beside += [row for row in made if rows[-1].measure != ACCURACY == row.measure]
         cached += [one.name] * any(features.cached for features in (train, *tests.values()))
 
     # ---- the report
     test = tests[AS_THEY_ARE]
     n_test = len(test.labels)
+    constant = constant_answers("order", test.labels, parts.test, test.groups)
     quoted = tuple(row for row in rows if row.settings["probe"] == _LINEAR_PROBE)
     report = Evaluation.of_test(
         parts.test,
         settings.seed,
         n_test,
-        results=[*rows, constant_answer("order", test.labels, parts.test, test.groups)],
+        results=[*rows, headline_row(constant, test.labels), *beside],
         method=_sentences(vit, len(train.labels), n_test, k, train.noun)
+        + f"{explain_measure(test.labels.numpy(), parts.test.classes, test.noun)} "
         + circumstances(subjects, parts, train, test, cached),
         headline=_headline(quoted, f"{n_test:,} test {train.noun}"),
         quoted=quoted,
@@ -155,14 +162,14 @@ def without_positions(vit: Encoder) -> Encoder:
 def _probes(
     train: ImageFeatures, pooled: str, k: int, settings: EvalSettings
 ) -> dict[str, Callable[[ImageFeatures], Tensor]]:
-    """Return probes fitted to training features, by name: functions from test features to correctness."""
+    """Return probes fitted to training features, by name: functions from test features to predicted classes."""
     features, labels, device = train.pooled(pooled), train.labels, settings.torch_device
     probe, _ = linear_probe(features, labels, seed=settings.seed, device=device, groups=train.groups)
 
     def nearest(test: ImageFeatures) -> Tensor:
-        return knn_right(features, labels, test.pooled(pooled), test.labels, (k,), device=device)[k]
+        return knn_answers(features, labels, test.pooled(pooled), (k,), device=device)[k][0]
 
-    return {_LINEAR_PROBE: lambda test: probe.right(test.pooled(pooled), test.labels), f"kNN, k = {k}": nearest}
+    return {_LINEAR_PROBE: lambda test: probe.predict(test.pooled(pooled)), f"kNN, k = {k}": nearest}
 
 
 def _sentences(vit: Encoder, n: int, n_test: int, k: int, noun: str) -> str:
@@ -182,7 +189,7 @@ def _sentences(vit: Encoder, n: int, n_test: int, k: int, noun: str) -> str:
 def _headline(quoted: Sequence[Result], tested: str) -> str:
     said: dict[str, list[str]] = {}
     for row in quoted:
-        number = row.number() if said else row.text()
+        number = row.number() if said else f"{called(row)}{row.text()}"
         said.setdefault(row.encoder, []).append(f"{number} {row.settings['test_images']}")
     each = "; ".join(f"{name} {', '.join(numbers)}" for name, numbers in said.items())
     return f"Order (linear probe, {quoted[0].pooling}): {each}; on {tested}."

@@ -47,6 +47,14 @@ from patchloom.system.files import regular, write_whole
 from patchloom.system.network import from_cache_alone, network_error, why_offline
 
 ENCODER_FORMAT = "patchloom-encoder-1"
+CLASSIFIER_FORMAT = "patchloom-classifier-1"
+DENSE_FORMAT = "patchloom-dense-1"
+# for the message of a verb that takes something else
+_KINDS = {
+    ENCODER_FORMAT: "an encoder",
+    CLASSIFIER_FORMAT: "a classifier",
+    DENSE_FORMAT: "a segmenter or detector",
+}
 _SUM = "sha256"
 _STATISTICS = {"mean": (-1e6, 1e6), "std": (0.0, 1e6)}
 _LARGEST_IMAGE = 2**28  # numbers in an encoder's input
@@ -240,6 +248,9 @@ def read_about(path: Path, key: str, what: str) -> dict[str, Any]:
     """Read the metadata that `save_net` wrote under ``key``; ``what`` names the expected contents in errors."""
     about = read_metadata(path, what)
     if key not in about:
+        if kind := next((kind for name, kind in _KINDS.items() if name in about), None):
+            takes = "" if kind == _KINDS[ENCODER_FORMAT] else "; patchloom predict and patchloom export take it"
+            raise PatchloomError(f"{path} is {kind}, not {what}: give another file{takes}")
         if any(name.startswith("patchloom-") for name in about):
             raise PatchloomError(f"{path} was written by patchloom, but is not {what}: give another file")
         raise PatchloomError(f"{path} has no patchloom metadata: use a file that patchloom wrote, or timm:NAME")
@@ -298,6 +309,14 @@ def read_weights(path: Path, prefix: str = "") -> dict[str, Tensor]:
 def is_pickle(path: Path) -> bool:
     """Return whether a file has one of torch's names; all other files of weights are safetensors."""
     return path.suffix.lower() in (".pth", ".pt", ".bin", ".ckpt", ".tar")
+
+
+def is_model(path: str | Path) -> bool:
+    """Return whether a path is the file of a classifier, segmenter or detector."""
+    path = Path(path)
+    if path.suffix != ".safetensors" or not path.is_file():
+        return False
+    return bool({CLASSIFIER_FORMAT, DENSE_FORMAT} & read_metadata(path, "a model").keys())
 
 
 def is_encoder_file(path: Path) -> bool:

@@ -1,8 +1,6 @@
 """predict writes label maps and objects that belong to the images, and nothing over what others wrote."""
 
-import importlib
 import json
-import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -18,19 +16,20 @@ from refusing import refusal
 from patchloom import predict
 from patchloom.cli import main
 from patchloom.data.decode import read_image
+from patchloom.data.naming import name_images
 from patchloom.data.sources.open import open_data
 from patchloom.dense.annotations.boxes import category_ids
 from patchloom.dense.annotations.detection import open_boxes
 from patchloom.dense.checkpoint import load_dense, save_dense
 from patchloom.dense.metrics import DetectedObjects, run_lengths
 from patchloom.dense.pictures import class_colours
-from patchloom.dense.predict import Predictions, coco_entries, label_png, name_images
+from patchloom.dense.predictions import coco_entries, label_png
 from patchloom.dense.segmenter import Segmenter
 from patchloom.dense.windows import detect_images, segment_image
-from patchloom.evaluate.classifier import Classifier, ClassifierCard, save_classifier
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.format import EncoderCard, save_encoder
 from patchloom.nets.finetune import at_size
+from patchloom.predict import Predictions
 
 
 def noise(path: Path, seed: int = 0, size: tuple[int, ...] = (32, 32, 3), **options) -> None:
@@ -214,25 +213,18 @@ def test_files_that_are_no_model_are_refused_with_the_command_that_makes_one(seg
     run = tmp_path / "run"
     save_encoder(model.maps.encoder, card.encoder, run / "encoder.safetensors")
     for given in (run, run / "encoder.safetensors"):
-        assert f"patchloom evaluate segment {given} LABELLED --save true" in said(given)
-    save_dense(model, card, run / "segmented" / "photos-0.safetensors")
-    assert "give one of its models" in said(run) and "photos-0.safetensors" in said(run)
+        assert f"patchloom evaluate finetune {given} LABELLED" in said(given)
+    for name in ("photos-0", "photos-1"):
+        save_dense(model, card, run / "segmented" / f"{name}.safetensors")
+    assert "has 2 models: give one of them" in said(run) and "photos-1.safetensors" in said(run)
+    (run / "segmented" / "photos-1.safetensors").unlink()
+    assert predict(run, photos / "a.png", out=tmp_path / "of-run", pictures=0).images == 1
+    assert "--top is for classifiers" in refusal(predict, segmenter, photos, top=1)
     assert "timm:vit_tiny is an encoder" in said("timm:vit_tiny")
     assert "broken.jpg" in said(segmenter, photos / "broken.jpg")
     np.save(tmp_path / "five.npy", np.zeros((32, 32, 5), np.uint8))
     said_of_five = refusal(predict, segmenter, tmp_path / "five.npy", out=tmp_path / "five")
     assert "five.npy has 5 channels where 3 are expected" in said_of_five
-
-
-def test_a_classifier_is_refused_with_a_function_that_there_is(photos, tmp_path):
-    card = EncoderCard(EncoderSpec("nano", (32, 32), 8, 3, options=SIZES), (0.0,) * 3, (1.0,) * 3, "mae", "a")
-    model = Classifier(build_encoder(card.spec), 2, "mean")
-    path = tmp_path / "run" / "finetuned" / "photos-small-0.safetensors"
-    save_classifier(model, ClassifierCard(card, "keep", "mean", ("a", "b"), "photos", "0" * 16, 0, {}), path)
-    for given in (path, tmp_path / "run"):
-        said = refusal(predict, given, photos, out=tmp_path / "out")
-        module, name, file = re.search(r"(patchloom[.\w]+)\.(\w+)\('(.+)'\)", said).groups()
-        assert "a classifier" in said and getattr(importlib.import_module(module), name)(file)[1].classes == ("a", "b")
 
 
 def test_a_model_of_grey_images_notes_that_it_drops_colours(photos, tmp_path):
