@@ -52,6 +52,7 @@ OTHERS = {  # options of a task that the page defines, of other programs, and of
     **dict.fromkeys(("extend.md", "extend-parts.md", "extend-question.md"), {"task.share"}),
     "compare-and-extend.md": {"task.side"},
     "pretrain.md": {"lr"},
+    "rare-classes.md": {"times"},
     "slurm.md": {*"cpus_per_task kill_on_bad_exit rdzv_conf requeue shutdown_timeout signal".split()},
     "kubernetes.md": {"shutdown_timeout"},
     "exit-codes.md": {"kill_on_bad_exit"},

@@ -124,7 +124,7 @@ def test_the_control_is_measured_with_the_untrained_head(tmp_path: Path) -> None
     parts = parts_of("digits", EvalSettings(seed=3, max_train=50))
     train, test = (extract(twin, card, one, device="cpu", head=head) for one in (parts.train, parts.test))
     right = knn_right(train.pooled("instance"), train.labels, test.pooled("instance"), test.labels, (1,))[1]
-    (row,) = (row for row in report.results if row.encoder == "untrained")
+    (row,) = (row for row in report.quoted if row.encoder == "untrained")
     assert row.pooling == "instance" and row.outcomes.values.tolist() == right.tolist()
 
 

@@ -434,7 +434,7 @@ def test_a_recipe_has_it_and_an_ensemble_repeats_it(
         out = str(tmp_path / f"{seed}.safetensors")
         evaluate("finetune", encoder, framed, recipe="mae", control=False, out=out, **short, **change)
     evaluate("finetune", encoder, framed, control=False, **short, validation=0.2)
-    assert crops == [0.875, 0.75, 1.0, 1.0]  # small: validation images, too
+    assert crops == [0.875, 0.75, 1.0, 1.0, 1.0]  # small: validation images, also for the temperature
     crops.clear()
     for change in ({}, {"test_crop": 0.5}):
         pair = tmp_path / "0.safetensors", str(tmp_path / "1.safetensors")

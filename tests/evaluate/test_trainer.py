@@ -91,9 +91,11 @@ def test_it_is_validated_up_to_thirty_times() -> None:
 def test_a_score_is_accuracy_and_then_loss() -> None:
     logits = torch.tensor([[4.0, 0.0], [0.0, 1.0], [1.0, 0.0]])
     found = ClassPredictions(logits, torch.tensor([0, 1, 1]), []).score()
-    assert found.value == 2 / 3
+    assert found.value == (1 + 1 / 2) / 2  # balanced, since always answering 1 would be right for two of three
     expected = nn.functional.cross_entropy(logits.double(), torch.tensor([0, 1, 1])).item()
     assert found.tie == -expected
+    assert ClassPredictions(logits[:2], torch.tensor([1, 0]), []).score().value == 0
+    assert ClassPredictions(logits[[0, 1, 2, 2]], torch.tensor([0, 1, 1, 0]), []).score().value == 3 / 4
 
 
 def test_validation_images_are_not_trained_on(tiny_encoder) -> None:

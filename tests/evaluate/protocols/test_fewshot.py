@@ -112,7 +112,7 @@ def test_fine_tuning_sees_only_those(tiny_encoder: Path, record_reads) -> None:
     record = record_reads(120, 40)
     report = evaluate("few-shot", tiny_encoder, "digits", per_class=2, blr=0.02, **QUICK)
     assert record.count("test") == 80 and set(record[: record.index("test")]) == {"train"}  # tiny, and from scratch
-    assert [row.encoder for row in report.results] == ["tiny", "from scratch", "best constant"]
+    assert list(dict.fromkeys(row.encoder for row in report.results)) == ["tiny", "from scratch", "best constant"]
     assert report.results[0].settings.items() >= {"per_class": 2, "labelled": 20, "head_on": "features"}.items()
     assert report.headline.startswith("Fine-tuning with 20 labels (small): ")
     assert {row.protocol for row in report.results} == {"few-shot"}
@@ -127,7 +127,8 @@ def test_the_linear_probe_is_that_of_frozen_features(tiny_encoder: Path) -> None
     assert all(row in report.results for row in report.quoted) and {row.protocol for row in report.results} == {
         "few-shot"
     }
-    assert report.headline.startswith("With 144 labels: Linear probe") and report.results[-2].value > 0.8
+    assert report.headline.startswith("With 144 labels: Linear probe")
+    assert next(row for row in report.quoted if row.encoder == "raw pixels").value > 0.8
 
 
 @pytest.mark.parametrize("class_token", ["cait", "vit", "mean"])

@@ -278,10 +278,14 @@ def test_the_probe_of_order_is_that_of_normal_images(tmp_path: Path, record_read
     record_reads(120, 60)
     encoder = write_encoder(tmp_path / "e.safetensors", depth=2)
     rows = evaluate("order", encoder, "digits", device="cpu", pooling="class").results
-    normal = {(row.encoder, row.settings["probe"]): row.value for row in rows if AS_THEY_ARE in row.settings.values()}
+    normal = {
+        (row.encoder, row.settings["probe"], row.measure): row.value
+        for row in rows
+        if AS_THEY_ARE in row.settings.values()
+    }
     for name, probe in (("linear", "linear"), ("knn", "kNN, k = 20")):
         ks = {"ks": (20,)} if name == "knn" else {}
         report = evaluate(name, encoder, "digits", device="cpu", pooling="class", **ks)
         assert len(report.quoted) == 3
         for row in report.quoted:
-            assert normal[row.encoder, probe] == row.value
+            assert normal[row.encoder, probe, row.measure] == row.value
