@@ -10,7 +10,7 @@ from pathlib import Path
 
 from patchloom.arguments import CommandSpec, Option, shorten_options
 from patchloom.cli import format_default, format_kind
-from patchloom.options import SIGNATURES, evaluate_spec, pretrain_spec, protocols, task_spec, verb_spec
+from patchloom.options.parse import SIGNATURES, evaluate_spec, pretrain_spec, protocols, task_spec, verb_spec
 from patchloom.tasks import TASKS, usual_task
 
 PAGE = Path(__file__).parent / "reference" / "command-line.md"

@@ -11,7 +11,7 @@ import pytest
 from patchloom.arguments import Option, command_line_hint, from_source, read_signature
 from patchloom.data.sources import builtin
 from patchloom.evaluate.protocols import PROTOCOLS, protocol_of
-from patchloom.options import SIGNATURES, protocols
+from patchloom.options.parse import SIGNATURES, protocols
 from patchloom.tasks import TASKS
 
 READ = [

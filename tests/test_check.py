@@ -18,7 +18,7 @@ from patchloom.cli import main
 from patchloom.data.scan import survey
 from patchloom.data.sources.open import open_data
 from patchloom.errors import PatchloomError
-from patchloom.options import parse_pretrain
+from patchloom.options.parse import parse_pretrain
 from patchloom.runs.held_out import with_share
 from patchloom.runs.settings import request
 from patchloom.system.load import Load

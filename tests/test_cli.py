@@ -12,7 +12,7 @@ from refusing import failed
 
 import patchloom
 from patchloom.cli import main
-from patchloom.options import parse_call, parse_evaluate, parse_pretrain
+from patchloom.options.parse import parse_call, parse_evaluate, parse_pretrain
 from patchloom.runs.settings import request
 
 pytestmark = pytest.mark.usefixtures("quick_probe")

@@ -11,7 +11,15 @@ import pytest
 from patchloom.cli import COMMANDS, HELP_EXAMPLES, help_page, overview
 from patchloom.data.sources.builtin import BUILTIN
 from patchloom.evaluate.protocols import PROTOCOLS
-from patchloom.options import VERBS, evaluate_spec, parse_call, parse_evaluate, parse_pretrain, pretrain_spec, verb_spec
+from patchloom.options.parse import (
+    VERBS,
+    evaluate_spec,
+    parse_call,
+    parse_evaluate,
+    parse_pretrain,
+    pretrain_spec,
+    verb_spec,
+)
 from patchloom.tasks import TASKS
 
 _ASK = """

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from patchloom.options import parse_pretrain
+from patchloom.options.parse import parse_pretrain
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="bash")
 

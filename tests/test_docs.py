@@ -23,7 +23,7 @@ from patchloom.cli import main
 from patchloom.data.source import Data
 from patchloom.data.sources import builtin
 from patchloom.evaluate.protocols import PROTOCOLS
-from patchloom.options import (
+from patchloom.options.parse import (
     VERBS,
     evaluate_spec,
     parse_call,

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from labelled import write_noise
 from typed import SMALL, configuration, other_verb, pretraining
 
-from patchloom import cli, options
+from patchloom import cli
 from patchloom.errors import PatchloomError
+from patchloom.options import parse as options
 from patchloom.runs.task import prepare_task
 from patchloom.train import loop
 

@@ -20,7 +20,7 @@ from patchloom.compare import runner
 from patchloom.dense.checkpoint import save_dense
 from patchloom.display import json_value
 from patchloom.errors import AlreadyReported, Stopped
-from patchloom.options import VERBS
+from patchloom.options.parse import VERBS
 from patchloom.train.step import Stepper
 
 pytestmark = pytest.mark.usefixtures("quick_probe")

@@ -13,7 +13,7 @@ from refusing import refusal
 import patchloom
 from patchloom.cli import main
 from patchloom.errors import PatchloomError
-from patchloom.options import VERBS
+from patchloom.options.parse import VERBS
 
 CALLED = [name for name in VERBS if name not in ("tasks", "recipes")]  # these list what there is
 

@@ -14,7 +14,7 @@ from patchloom.cli import main
 from patchloom.data.stats import Stats, unknown_stats
 from patchloom.evaluate.recipes import RECIPES
 from patchloom.nets.build import outline
-from patchloom.options import parse_evaluate, parse_pretrain
+from patchloom.options.parse import parse_evaluate, parse_pretrain
 from patchloom.recipes import recipe_named, recipe_names
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.settings import Settings, request

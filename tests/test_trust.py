@@ -61,7 +61,7 @@ from patchloom.nets.checkpoints.format import (
     stock_encoder,
 )
 from patchloom.nets.heads import InstanceHead
-from patchloom.options import VERBS, parse_call, parse_evaluate, parse_pretrain
+from patchloom.options.parse import VERBS, parse_call, parse_evaluate, parse_pretrain
 from patchloom.report.load_run import load_run
 from patchloom.report.pictures import collect_pictures, images_of
 from patchloom.results import store

@@ -7,8 +7,7 @@ import inspect
 import os
 import re
 import sys
-import types
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields
 from functools import cache, wraps
 from inspect import Parameter, Signature, signature
@@ -16,65 +15,27 @@ from pathlib import Path
 from typing import (
     TYPE_CHECKING,
     Any,
-    Literal,
-    NamedTuple,
     ParamSpec,
     TypeVar,
-    Union,
-    get_args,
-    get_origin,
     get_type_hints,
 )
 
 from docstring_parser import parse as parse_docstring
 
 from patchloom.display import clear_status
-from patchloom.errors import OBJECTS, PatchloomError, check_type, closest_word, describe_type, listing, normalize_word
+from patchloom.errors import OBJECTS, PatchloomError, check_type, describe_type, listing, normalize_word
+from patchloom.options.declare import CommandSpec, Option, command_line_hint, to_plain_value
+from patchloom.options.messages import (
+    _WORDS,
+    _mistyped,
+    _otherwise_called,
+    shorten_options,
+    unknown_option_error,
+    without_hyphens,
+)
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
-
-
-# Messages about unknown options and wrong values, each with a suggestion.
-
-
-# names of options in other programs, without hyphens and underscores
-_RATE = "the base learning rate: the peak is blr · (images per update) / 256, independent of the batch size"
-_ELSEWHERE: dict[str, tuple[str, str]] = {
-    **dict.fromkeys(("lr", "learningrate", "baselr"), ("blr", _RATE)),
-    **dict.fromkeys(("batch", "bs", "b", "batchsizepergpu"), ("batch_size", "")),
-    **dict.fromkeys(("output", "outputdir", "outdir", "outfolder", "savedir", "logdir", "name"), ("out", "")),
-    **dict.fromkeys(("imagesize", "inputsize", "resolution", "size", "imgsz"), ("img_size", "")),
-    **dict.fromkeys(("numworkers", "nworkers", "j"), ("workers", "")),
-    **dict.fromkeys(("gpus", "ngpus", "numgpus", "nprocpernode"), ("devices", "")),
-    **dict.fromkeys(("gpu", "cuda", "cpu"), ("device", "it takes cuda or cpu, and has a default")),
-    **dict.fromkeys(("amp", "fp16", "bf16", "halfprecision"), ("precision", "")),
-    **dict.fromkeys(("arch", "architecture", "backbone", "encoder", "net"), ("model", "")),
-    **dict.fromkeys(("pretrained", "weights", "checkpoint", "ckpt"), ("init", "it takes timm:NAME or a file")),
-    **dict.fromkeys(("steps", "iterations", "niter", "maxepochs", "numepochs"), ("epochs", "")),
-    **dict.fromkeys(("wd", "decay"), ("weight_decay", "")),
-    **dict.fromkeys(("warmup", "warmupsteps"), ("warmup_epochs", "")),
-    **dict.fromkeys(("pretext", "method", "objective"), ("task", "")),
-    **dict.fromkeys(("logger", "loggers", "tracker", "trackers", "reportto"), ("log", "")),
-    **dict.fromkeys(("earlystop", "earlystopping", "stopafter"), ("patience", "")),
-    **dict.fromkeys(("limit", "subset", "most", "maximages"), ("max_train", "")),
-    **dict.fromkeys(("cfg", "conf", "yaml"), ("config", "")),
-}
-_NEEDLESS = {
-    **dict.fromkeys(("resume", "continue"), "the same command, with the same --out, resumes a run"),
-    **dict.fromkeys(
-        ("nodes", "nnodes", "numnodes"),
-        "start processes on several machines by torchrun or srun (docs/how-to/slurm.md)",
-    ),
-    **dict.fromkeys(("verbose", "quiet"), "the output is always the same"),
-    **dict.fromkeys(("augment", "augmentation", "transforms"), "use --flip, --crop_scale and --randaugment"),
-}
-_WORDS = ("data", "dataset", "datapath", "datadir", "input", "images", "run")  # names of positional arguments
-
-
-def shorten_options(text: str) -> str:
-    """Replace the internal names of options, such as --task.name, by the names that users type, such as --task."""
-    return re.sub(r"--(task|model|config|from)[._](name|file|run)\b", r"--\1", text)
 
 
 def explain_error(problem: str, parser: ArgumentParser, owners: Callable[[str], Sequence[str]]) -> str:
@@ -102,16 +63,6 @@ def explain_error(problem: str, parser: ArgumentParser, owners: Callable[[str], 
     return " ".join(problem.split()) + f"; see {parser.prog} --help"
 
 
-def without_hyphens(word: str, known: Sequence[str]) -> str | None:
-    """Return the message about an option without its two hyphens, or None if no option in ``known`` is similar."""
-    name, equals, value = word.partition("=")
-    bare = name.lstrip("-–—")
-    meant = closest_word(bare, [one[2:] for one in known]) if equals or name != bare else None
-    if meant is None:
-        return None
-    return f"{word} is no option: options begin with two hyphens; did you mean --{meant}{equals}{value}?"
-
-
 def _unknown(word: str, parser: ArgumentParser, known: Sequence[str], owners: Callable[[str], Sequence[str]]) -> str:
     name = word.partition("=")[0]
     bare = name.lstrip("-")
@@ -136,33 +87,6 @@ def _unknown(word: str, parser: ArgumentParser, known: Sequence[str], owners: Ca
     return f"there is no option {name}; {parser.prog} --help all lists them"
 
 
-def _otherwise_called(name: str, bare: str, known: Sequence[str]) -> str | None:
-    """Return the message about an option that does not exist here, or that has another name, or None."""
-    if normalize_word(bare) in _NEEDLESS:
-        return f"there is no option {name}: {_NEEDLESS[normalize_word(bare)]}"
-    meant, why = _ELSEWHERE.get(normalize_word(bare), ("", ""))
-    if f"--{meant}" in known:
-        return f"there is no option {name}; did you mean --{meant}" + (f"? It is {why}" if why else "?")
-    if re.match("no[-_]", bare) and (switch := f"--{bare[3:].replace('-', '_')}") in known:
-        return f"there is no option {name}; did you mean {switch} false?"
-    return None
-
-
-def _mistyped(name: str, bare: str, known: Sequence[str]) -> str | None:
-    """Return the message about an option whose name is similar to a known one, or None."""
-    inside = [one for one in known if one.endswith(f".{bare}")]
-    if near := inside[0] if inside else closest_word(name, known):
-        return f"there is no option {name}; did you mean {near if near.startswith('--') else f'--{near}'}?"
-    return None
-
-
-def unknown_option_error(name: str, known: Iterable[str], otherwise: str) -> PatchloomError:
-    """Return the error about an unknown keyword of a Python call, in the words of the command line."""
-    options = [f"--{one}" for one in known]
-    said = _otherwise_called(f"--{name}", name, options) or _mistyped(f"--{name}", name, options)
-    return PatchloomError(said or f"there is no option --{name}; {otherwise}")
-
-
 # Options from signatures and docstrings, of live objects or of source files that are not imported.
 
 
@@ -170,40 +94,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 _JOINED = ("data", "runs")  # parameters that take several words, which the function joins
 _PLAIN = (int, float, bool, str, Path, type(None))
-
-
-class Option(NamedTuple):
-    """Option or positional argument.
-
-    Attributes:
-        name: name in the signature.
-        hint: the part of its type that can be typed on a command line.
-        default: default value; None if there is none.
-        about: its description in the docstring.
-        positional: whether it is positional.
-        required: whether it is required.
-        kind: name of its kind of value, if that of the hint does not fit.
-    """
-
-    name: str
-    hint: Any
-    default: Any = None
-    about: str = ""
-    positional: bool = False
-    required: bool = False
-    kind: str = ""
-
-
-class CommandSpec(NamedTuple):
-    """Options of a verb, a task or a protocol.
-
-    Attributes:
-        about: first line of its docstring.
-        options: its options, in the order of the signature.
-    """
-
-    about: str
-    options: tuple[Option, ...]
 
 
 def read_signature(owner: Callable[..., Any], skip: Collection[str] = ()) -> CommandSpec:
@@ -229,19 +119,6 @@ def read_signature(owner: Callable[..., Any], skip: Collection[str] = ()) -> Com
         positional = not inspect.isclass(owner) and parameter.kind is not Parameter.KEYWORD_ONLY
         found.append(Option(name, hint, default, about, positional, required))
     return CommandSpec((text.splitlines() or [""])[0], tuple(found))
-
-
-def command_line_hint(hint: Any) -> Any:
-    """Return the part of a type hint whose values can be typed on a command line; None if there is none."""
-    origin, inside = get_origin(hint), get_args(hint)
-    if hint in _PLAIN or origin is Literal:
-        return hint
-    if origin in (Union, types.UnionType):
-        kept = [one for one in map(command_line_hint, inside) if one is not None]
-        return None if set(kept) <= {type(None)} else Union[tuple(kept)]  # noqa: UP007
-    if origin in (list, tuple, dict, Sequence) and all(one in _PLAIN for one in inside if one is not ...):
-        return hint
-    return None
 
 
 def takes_recipe(protocol: Callable[P, R], kind: type[Any], only: Collection[str] = ()) -> Callable[P, R]:
@@ -394,13 +271,6 @@ PathLike = str | Path | os.PathLike[str]
 def plain_path(path: PathLike) -> str | Path:
     """Return a string unchanged, and any other path, such as a run, as a `Path`."""
     return path if isinstance(path, str) else Path(path)
-
-
-def to_plain_value(value: Any) -> Any:
-    """Return a number of NumPy or torch as a Python number, and an object with `__fspath__` as a `Path`."""
-    if isinstance(value, os.PathLike) and not isinstance(value, Path):
-        return Path(value)
-    return value.item() if hasattr(value, "item") and getattr(value, "shape", None) == () else value
 
 
 def validate_arguments(function: Callable[P, R]) -> Callable[P, R]:

@@ -38,7 +38,7 @@ from patchloom.display import (
     visible,
 )
 from patchloom.errors import AlreadyReported, PatchloomError, Stopped, closest_word, listing
-from patchloom.options import (
+from patchloom.options.parse import (
     MODEL_OPTIONS,
     SIGNATURES,
     VERBS,

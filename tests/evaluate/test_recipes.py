@@ -39,7 +39,7 @@ from patchloom.evaluate.trainer import Trainer, temporary_seed
 from patchloom.nets.build import EncoderSpec, build_encoder, outline
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.finetune import with_variant
-from patchloom.options import evaluate_spec, parse_evaluate
+from patchloom.options.parse import evaluate_spec, parse_evaluate
 from patchloom.pace import Pace
 from patchloom.results.claims import CONSTANT
 

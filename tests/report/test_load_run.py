@@ -10,7 +10,7 @@ from refusing import refusal
 from running import csv_rows
 from safetensors.torch import load_file, save_file
 
-from patchloom.options import parse_pretrain
+from patchloom.options.parse import parse_pretrain
 from patchloom.report.load_run import (
     CHOSEN,
     DEFAULT,

@@ -15,7 +15,7 @@ from patchloom.evaluate.protocols import PROTOCOLS, protocol_of
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.export.export import export
 from patchloom.look.look import look
-from patchloom.options import MODEL_OPTIONS
+from patchloom.options.parse import MODEL_OPTIONS
 from patchloom.runs.settings import Settings
 from patchloom.tasks import TASKS, task_class
 

@@ -20,7 +20,7 @@ import patchloom
 from patchloom.cli import main
 from patchloom.errors import PatchloomError
 from patchloom.nets.encode import encode, entry_width, input_size, patch_count
-from patchloom.options import parse_pretrain
+from patchloom.options.parse import parse_pretrain
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.settings import request
 from patchloom.runs.task import load_task

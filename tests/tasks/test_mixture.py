@@ -11,7 +11,7 @@ from small import indices_of, seeded
 from torch.nn import functional as F
 
 from patchloom.data.augment import TwoViews
-from patchloom.options import parse_pretrain
+from patchloom.options.parse import parse_pretrain
 from patchloom.patches.tokens import gather_tokens, in_grid_order, patchify
 from patchloom.tasks import encoder_defaults
 from patchloom.tasks.droppos import DropPos

@@ -17,7 +17,7 @@ from patchloom.data.loader import Batch
 from patchloom.data.sources.open import open_data
 from patchloom.data.splits import hold_out
 from patchloom.errors import AlreadyReported, PatchloomError, TemporaryError
-from patchloom.options import parse_pretrain
+from patchloom.options.parse import parse_pretrain
 from patchloom.runs.settings import Settings, request
 from patchloom.schedules import cosine_rate, halving_rate
 from patchloom.train import loop

@@ -17,7 +17,7 @@ from patchloom.data.source import Data, Source
 from patchloom.data.stats import Stats
 from patchloom.display import StatusMessage, duration
 from patchloom.errors import PatchloomError, listing, typed_fields
-from patchloom.options import parse_pretrain
+from patchloom.options.parse import parse_pretrain
 from patchloom.report.load_run import COMPARISON
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.held_out import HeldOut, choose_held_out

@@ -106,7 +106,7 @@ _OTHERWISE = {
 @cache
 def protocols() -> dict[str, str]:
     """Return the evaluation protocols: import path of the function by name."""
-    source = Path(__file__).parent / "evaluate" / "protocols" / "__init__.py"
+    source = Path(__file__).parents[1] / "evaluate" / "protocols" / "__init__.py"
     found = dict[str, str]()
     for case in ast.walk(ast.parse(source.read_text("utf-8"))):
         match case:  # read, since an import would wait for torch

@@ -1,0 +1,1 @@
+"""Options of every verb, protocol and task: declared, parsed and checked."""
