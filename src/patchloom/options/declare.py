@@ -67,10 +67,10 @@ class Bounds(NamedTuple):
             whole = isinstance(one, int) and one > _MOST >= self.least  # a typo, which would overload a machine
             if whole or one < self.least or one <= self.above or one > self.most or (one >= self.below < inf):
                 shown = f"{one:g}" if isinstance(one, float) else one
-                raise PatchloomError(f"--{name} must be {self.text(whole or one == inf)}, not {shown}")
+                raise PatchloomError(f"--{name} must be {self.text("finite" if one == inf else f"at most {_MOST:,}" if whole else "")}, not {shown}")
 
-    def text(self, vast: bool = False) -> str:
-        """Return the range in words, such as ``above 0 and at most 1``; ``vast`` names the limit of all numbers."""
+    def text(self, otherwise: str = "") -> str:
+        """Return the range in words, such as ``above 0 and at most 1``; ``otherwise`` stands for an infinite limit."""
         low = f"{self.least:,} or more" if self.least > -inf else f"above {self.above:,}" if self.above > -inf else ""
         if self.below < inf:
             return f"{low} and below {self.below:,}" if low else f"below {self.below:,}"
@@ -78,7 +78,7 @@ class Bounds(NamedTuple):
             if self.least > -inf:
                 return f"{self.least:,} to {self.most:,}"
             return f"{low} and at most {self.most:,}" if low else f"{self.most:,} or less"
-        return " and ".join(filter(None, (low, f"at most {_MOST:,}" if vast else "")))
+        return " and ".join(filter(None, (low, otherwise)))
 
 
 class Option(NamedTuple):
