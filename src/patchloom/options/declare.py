@@ -67,7 +67,8 @@ class Bounds(NamedTuple):
             whole = isinstance(one, int) and one > _MOST >= self.least  # a typo, which would overload a machine
             if whole or one < self.least or one <= self.above or one > self.most or (one >= self.below < inf):
                 shown = f"{one:g}" if isinstance(one, float) else one
-                raise PatchloomError(f"--{name} must be {self.text("finite" if one == inf else f"at most {_MOST:,}" if whole else "")}, not {shown}")
+                limit = f"at most {_MOST:,}" if whole else "finite" if one == inf else ""
+                raise PatchloomError(f"--{name} must be {self.text(limit)}, not {shown}")
 
     def text(self, otherwise: str = "") -> str:
         """Return the range in words, such as ``above 0 and at most 1``; ``otherwise`` stands for an infinite limit."""
