@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate, pad
 
 from patchloom.errors import check_type
+from patchloom.options.pretrain import Border
 
 # Colour jitter: drawn per image on the CPU, applied to a whole batch at once on any device.
 
@@ -196,9 +197,6 @@ _CHANGES |= {"solarize": _solarize, "blur": _blur}
 # RandAugment of single views, in pre-training and in fine-tuning.
 
 
-MAX_MAGNITUDE = 10
-
-
 class RandAugment:
     """timm's RandAugment, ``rand-mM-mstdS-inc1``, as in DeiT's and MAE's programs (Cubuk et al. 2020).
 
@@ -283,7 +281,6 @@ _NATIVE = (
     2.0,
 )  # range of the area of crops at native scale, relative to the view's: sides differ by a factor of up to 1.4
 # crops of the whole image with more pixels around it: black ones (DeiT at 32 pixels), or reflected ones (LUT's program)
-Border = Literal["padded", "reflected"]
 _PADDING = 4  # pixels, in both programs
 _LONGEST = 8  # times the view's aspect ratio: a longer, thinner image is cut before it is resized
 _USUAL = 0.2  # smallest share of the area, for images that are hardly larger than the view

@@ -37,6 +37,7 @@ from patchloom.nets.swin import (
     patch_embedding,
     patches_along_unit,
 )
+from patchloom.options.pretrain import PositionKind
 from patchloom.patches.positions import sincos_2d
 from patchloom.sizes import PatchSize, compact, in_pixels, to_pair
 
@@ -132,8 +133,6 @@ def _servable(name: str) -> bool:
         pass
     return False
 
-
-PositionKind = Literal["sincos", "sincos-learned", "learned", "random", "rotary", "none"]
 
 # patchloom's presets are small, for images of 8 to 64 pixels: stock timm models with other sizes, loadable by timm.
 _SMALL = "vit_tiny_patch16_224"

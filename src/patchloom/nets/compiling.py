@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, wraps
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
+
+from patchloom.options.pretrain import Compile
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-Compile = bool | Literal["graphs"]
 
 _LIMIT = 64  # graphs of one part: students, teachers and crops have more shapes than torch's limit of 8
 _chosen: Compile = False

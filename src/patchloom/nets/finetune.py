@@ -28,6 +28,7 @@ from patchloom.nets.encode import (
 )
 from patchloom.nets.lora import Target, add_adapters
 from patchloom.nets.swin import Encoder, PlainViT, blocks_of, is_hierarchical, resize_swin, stages_of
+from patchloom.options.pretrain import Adapt
 from patchloom.patches.positions import sincos_2d
 
 # MP3's variants (section 4.2.3, Table 3), and the encoder's own positions
@@ -170,8 +171,6 @@ def at_size(
 
 
 # Training a part of an encoder, so that a large one can be adapted on a small machine, and little is forgotten.
-
-Adapt = Literal["all", "blocks", "lora"]
 
 
 def block_count(vit: Encoder) -> int:

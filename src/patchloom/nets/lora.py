@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from patchloom.errors import PatchloomError
-
-Target = Literal["both", "attention", "mlp"]
+from patchloom.options.pretrain import Target
 
 _INSIDE = ".parametrizations."
 _ORIGINAL = f"{_INSIDE}weight.original"

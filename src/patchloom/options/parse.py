@@ -3,33 +3,26 @@
 from __future__ import annotations
 
 import ast
-import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import yaml
 
-from patchloom.arguments import (
-    CommandSpec,
-    Option,
-    explain_error,
-    from_source,
-    read_signature,
-    shorten_options,
-    without_hyphens,
-)
+from patchloom.arguments import from_source, read_signature
+from patchloom.data.sources.names import FETCHED
 from patchloom.errors import PatchloomError, listing, suggestion
 from patchloom.loggers import TRACKERS
+from patchloom.options.declare import MODEL, TASK, CommandSpec, Option, declared
+from patchloom.options.messages import shorten_options, unknown_word_error, without_hyphens
+from patchloom.options.pretrain import PretrainOptions
+from patchloom.options.values import convert_value, parse_value
 from patchloom.recipes import nested, recipe_named
 from patchloom.system.files import read_text, read_yaml
 from patchloom.tasks import AUTO, TASKS, task_class, usual_task
-
-if TYPE_CHECKING:
-    from jsonargparse import ArgumentParser
 
 # Options of each verb: those of the function's signature, and a few that only the command line has.
 
@@ -83,7 +76,6 @@ _LABELLED = {
 # functions and settings that define the options of each verb
 SIGNATURES: dict[str, tuple[str, ...]] = {
     "check": ("patchloom.check.check",),
-    "pretrain": ("patchloom.train.loop.pretrain", "patchloom.runs.settings.Settings"),
     "evaluate": ("patchloom.evaluate.protocols.evaluate", "patchloom.evaluate.settings.EvalSettings"),
     "compare": ("patchloom.compare.compare.compare",),
     "look": ("patchloom.look.look.look",),
@@ -139,27 +131,25 @@ def protocol_spec(name: str) -> CommandSpec:
 
 def pretrain_spec(task: str) -> CommandSpec:
     """Return the options of ``patchloom pretrain --task TASK``."""
-    own = verb_spec("pretrain")
+    own = declared(PretrainOptions)
     folder = "folder of the run (default runs/DATA-TASK or -RECIPE); a run that was stopped there resumes"
-    size = "image size of the encoder in pixels; 64x128 is height x width"
     model = "nano, micro, mini (our sizes, smallest first), swin-nano, or a ViT, Eva (DINOv3) or Swin by timm's name"
-    word = str | Literal["auto"]
+    chosen = f"pretext task: {listing(TASKS)}; auto is mae, and droppos for shapes"
+    plan = "plan of the run with its time, memory and disc space; nothing is trained. Only caches about this machine "
+    plan += "and the images are written. For devices that are not here, the plan has no time"
+    word, named = str | Literal["auto"], {"kind": "name or auto"}
     options = [
-        Option("data", str, None, _IMAGES, positional=True, required=True),
+        *own.options,
+        Option("model.name", word, "auto", model, **named, group=MODEL),
+        *(
+            Option(f"model.{name}", kind | None, None, about, group=MODEL, rare=True)
+            for name, (kind, about) in MODEL_OPTIONS.items()
+        ),
+        Option("task.name", str, AUTO, chosen, **named, group=TASK),
+        *(one._replace(name=f"task.{one.name}", group=TASK, rare=True) for one in task_spec(task).options),
         Option("out", str | None, None, folder, kind="folder"),
         Option("config.file", str | None, None, "YAML file with options; the command line overrides it", kind="file"),
-        *own.options,
-        Option("img_size", word, "auto", size, kind="96, 64x128 or auto"),
-        Option("model.name", word, "auto", model, kind="name or auto"),
-        *(Option(f"model.{name}", kind | None, None, about) for name, (kind, about) in MODEL_OPTIONS.items()),
-        Option(
-            "task.name",
-            str,
-            AUTO,
-            f"pretext task: {listing(TASKS)}; auto is mae, and droppos for shapes",
-            kind="name or auto",
-        ),
-        *(option._replace(name=f"task.{option.name}") for option in task_spec(task).options),
+        Option("dry_run", bool, False, plan),
     ]
     return CommandSpec(own.about, tuple(options))
 
@@ -183,41 +173,36 @@ _TRUTHS = ("true", "false", "yes", "no", "on", "off", "1", "0", "auto", "null")
 
 
 def parse_pretrain(words: Sequence[str]) -> tuple[dict[str, Any], str | None]:
-    """Parse the words after ``patchloom pretrain`` into the arguments of `patchloom.pretrain`, and its folder."""
+    """Parse the words after ``patchloom pretrain`` into the arguments of `patchloom.pretrain`, and its folder.
+
+    A configuration overrides a recipe, and the command line overrides both.
+    """
     words = _trackers_together([_named(word) for word in words])
     typed = join_values(words)
     refuse_repeated(typed)
-    data, options = _configuration(file := last_value(typed, "--config.file"))
+    data, found = _configuration(file := last_value(typed, "--config.file"))
+    places = [word for word in join_values(words, pretrain_spec(usual_task(None)[0])) if not word.startswith("-")]
     if file is not None:
-        refuse_repeated(options)
-        _refuse_untyped(file, data if all(word.startswith("-") for word in typed) else [], options, typed)
-    given_words = [*options, *join_values(words)]
-    recipe = last_value(given_words, "--recipe")
-    task = last_value(given_words, "--task.name") or AUTO
+        _refuse_untyped(file, [] if places else data, found, typed)
+    recipe = last_value(typed, "--recipe") or found.get("recipe")
+    task = last_value(typed, "--task.name") or found.get("task.name") or AUTO
     if recipe not in (None, "null"):
         task = recipe_named(recipe).task
     elif task == AUTO:  # the data determine the task, and the task its options
-        places = [word for word in join_values(words, pretrain_spec(usual_task(None)[0])) if not word.startswith("-")]
         task = usual_task(places or data)[0]
-    typed = join_values(words, pretrain_spec(task))
-    if recipe not in (None, "null"):
-        options = [*_recipe_words(recipe, [*options, *typed]), *options]
-        typed.append(f"--task.name={task}")  # the user may have given auto
-    if all(word.startswith("-") for word in typed):
-        options = [*data, *options]
-    words, several = _several([*options, *typed], 0, pretrain_spec(task))
-    given = _parse(pretrain_parser(task), words) | several
-    del given["config"]
+    taken = pretrain_spec(task)
+    typed, several = _several(join_values(words, taken), 0, taken)
+    named = {"data": data[0] if len(data) == 1 else data} if data and not places else {}
+    given = parse_words("patchloom pretrain", taken, typed, named, found) | several
+    if given.get("recipe") is not None:
+        left = _dotted(recipe_named(given["recipe"]).beside(nested(given)))
+        given = _converted(taken, left, f"the recipe {recipe}") | given | {"task.name": task}
+    given = nested({one.name: one.default for one in taken.options} | given)
+    del given["config.file"]
     if not given["dry_run"]:  # the rest are settings of the run, and this is none
         del given["dry_run"]
-    given["img_size"] = image_size(given["img_size"])
     given["model"] = {name: value for name, value in given["model"].items() if value is not None}
     return given, given.pop("out")
-
-
-def pretrain_parser(task: str) -> ArgumentParser:
-    """Return the parser of ``patchloom pretrain --task NAME``."""
-    return _parser("patchloom pretrain", pretrain_spec(task))
 
 
 # verbs that take several sources, with the number of positional words before these
@@ -240,22 +225,12 @@ def parse_call(verb: str, words: Sequence[str]) -> dict[str, Any]:
     typed = join_values(words, taken)
     refuse_repeated(typed)
     typed, several = _several(typed, _BEFORE_SEVERAL[verb], taken) if verb in _BEFORE_SEVERAL else (typed, {})
-    return _parse(_parser(prog, taken), typed) | several
+    return {one.name: one.default for one in taken.options} | parse_words(prog, taken, typed) | several
 
 
 def parse_evaluate(words: Sequence[str]) -> dict[str, Any]:
     """Parse the words after ``patchloom evaluate`` into the arguments of its function."""
     return parse_call("evaluate", words)
-
-
-def image_size(text: str) -> tuple[int, int] | str:
-    """Parse 'auto', '96' (square), '64x128' or '[64, 128]' (height, width)."""
-    if text == "auto":
-        return "auto"
-    match = re.fullmatch(r"\s*[\[(]?\s*(\d+)(?:\s*[x,]\s*(\d+))?\s*[\])]?\s*", text)
-    if match is None:
-        raise PatchloomError(f"--img_size cannot be {text}: it takes a size such as 96, 64x128 or auto")
-    return (int(match[1]), int(match[2] or match[1]))
 
 
 def _named(word: str) -> str:
@@ -278,40 +253,52 @@ def _trackers_together(words: Sequence[str]) -> list[str]:
     return found
 
 
-def _parser(prog: str, taken: CommandSpec) -> ArgumentParser:
-    from jsonargparse import ArgumentParser  # slow to import, and help pages do not need it
+def parse_words(
+    prog: str,
+    taken: CommandSpec,
+    words: Sequence[str],
+    places: Mapping[str, Any] | None = None,
+    before: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Parse joined words of a command into values by name of option, without defaults.
 
-    parser = ArgumentParser(prog=prog, exit_on_error=False, allow_abbrev=False, add_help=False)
-    for option in taken.options:
-        extra = {} if option.required else {"default": option.default}
-        if option.positional and not option.required:
-            extra["nargs"] = "?"
-        name = option.name if option.positional else f"--{option.name}"
-        parser.add_argument(name, type=option.hint, help=option.about, **extra)
-    return parser
+    Args:
+        prog: the command.
+        taken: its options.
+        words: joined words.
+        places: positional arguments from a configuration.
+        before: values of options from a configuration, which the words override.
 
-
-def _parse(parser: ArgumentParser, words: list[str]) -> dict[str, Any]:
-    from jsonargparse import ArgumentError
-
-    # values are parsed as YAML, which spells infinity .inf, and needs a space in {mask: 0.5} and brackets around 5,20
-    words = [re.sub(r"^(--[^=]+=)([-+]?)inf(inity)?$", r"\1\2.inf", word, flags=re.IGNORECASE) for word in words]
-    words = [re.sub(r":(?=\S)", ": ", word) if re.match(r"--[\w.]+=\{.*\}$", word) else word for word in words]
-    words = [re.sub(r"^(--(?:ks|few)=)([\d.]+(?:,[\d.]+)*)$", r"\1[\2]", word) for word in words]
-    words = [re.sub(r"^(--blend=)([\d.]+(?:,[\d.]+)+)$", r"\1[\2]", word) for word in words]  # of export: a number
-    words = [re.sub(r"^(--(?:img|patch)_size=)(\d+)x(\d+)$", r"\1[\2, \3]", word) for word in words]  # 40x1
+    Raises:
+        PatchloomError: an unknown or missing option, or one word too many.
+    """
+    options = {f"--{one.name}": one for one in taken.options if not one.positional}
+    lacking = [one for one in taken.options if one.positional and one.name not in (places or {})]
+    names, known = [one.name.upper() for one in taken.options if one.positional], [*map(shorten_options, options)]
+    for name in before or {}:
+        if f"--{name}" not in options:
+            raise unknown_word_error(shorten_options(f"--{name}"), prog, names, known, _owners)
+    found = _converted(taken, before or {}, "the configuration") | {**(places or {})}
     for word in words:
-        name = word.partition("=")[0]
-        if word.startswith("--") and " " in word and name not in parser._option_string_actions:
-            # argparse would take it for a positional argument
-            raise PatchloomError(explain_error(f"Unrecognized arguments: {name}", parser, _owners))
-        if long := re.match(r"(--[\w.]+)=[-+]?[\d_]{300,}$", word):  # more than a float, or a file's name, can have
-            raise PatchloomError(f"{long[1]} cannot be a number of {len(word) - len(long[1]) - 1} digits")
-    try:
-        parsed: dict[str, Any] = parser.parse_args(words).as_dict()
-        return parsed
-    except ArgumentError as problem:
-        raise PatchloomError(explain_error(str(problem), parser, _owners)) from problem
+        name, equals, text = word.partition("=")
+        if name in options and not equals:
+            raise PatchloomError(f"{shorten_options(name)} needs a value; see {prog} --help")
+        if name in options:
+            found[options[name].name] = parse_value(options[name], text)
+        elif word.startswith("-") or not lacking:
+            raise unknown_word_error(shorten_options(word), prog, names, known, _owners)
+        else:
+            one = lacking.pop(0)
+            found[one.name] = parse_value(one, word)
+    if needed := [f"{one.name.upper()} ({one.about.rstrip('.')})" for one in lacking if one.required]:
+        raise PatchloomError(f"{prog} needs {listing(needed, 'and')}; see {prog} --help")
+    return found
+
+
+def _converted(taken: CommandSpec, values: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """Return values of a configuration or a recipe in the types of the options."""
+    options = {one.name: one for one in taken.options}
+    return {name: convert_value(options[name], value, place) for name, value in values.items() if name in options}
 
 
 def _owners(option: str) -> list[str]:
@@ -366,7 +353,7 @@ def refuse_repeated(words: Sequence[str]) -> None:
         seen.add(name)
 
 
-def _refuse_untyped(file: str, data: Sequence[str], options: Sequence[str], typed: Sequence[str]) -> None:
+def _refuse_untyped(file: str, data: Sequence[str], options: Mapping[str, Any], typed: Sequence[str]) -> None:
     """Raise if a configuration would run code or fetch data or weights: it may come from a stranger."""
     for name in dict.fromkeys(part.strip() for one in data for part in (one, *one.split(","))):
         made = re.fullmatch(r"(shapes|tones):\d+", name)
@@ -376,15 +363,15 @@ def _refuse_untyped(file: str, data: Sequence[str], options: Sequence[str], type
         if (
             (colon and not os.path.exists(name))
             or (place and not made and _untyped(name))
-            or name.partition("@")[0] in from_source("patchloom.data.sources.builtin.FETCHED")
+            or name.partition("@")[0] in FETCHED
         ):
             raise PatchloomError(
                 f"the configuration {file} names the data {name[:80]}, which runs a command, is not on this machine or "
                 "could be a whole disc: give the data on the command line, too, since a file alone may not do that"
             )
     for option in ("--task.name", "--init", "--from_run", "--task.features_of"):
-        value = last_value(options, option)
-        if value is None or last_value(typed, option) is not None:
+        value = str(options.get(option[2:]) or "")
+        if last_value(typed, option) is not None:
             continue
         code = option == "--task.name" and (":" in value or value.endswith(".py"))
         if code or (option != "--task.name" and re.search(r"^\s*timm:|://", value)):
@@ -425,19 +412,10 @@ def last_value(words: Sequence[str], option: str) -> str | None:
     return next((word.split("=", 1)[1] for word in reversed(words) if word.startswith(f"{option}=")), None)
 
 
-def _recipe_words(recipe: str, words: Sequence[str]) -> list[str]:
-    """Return the settings of a recipe that joined words do not override, as joined words."""
-    given: dict[str, Any] = dict(word[2:].split("=", 1) for word in words if re.match("--[^=]+=", word))
-    for name in ("epochs", "batch_size", "accumulate"):  # other settings of the recipe are computed from these
-        if re.fullmatch(r"\d{1,9}", given.get(name, "")):
-            given[name] = int(given[name])
-    return list(_as_words(recipe_named(recipe).beside(nested(given)), f"the recipe {recipe}"))
-
-
-def _configuration(file: str | None) -> tuple[list[str], list[str]]:
-    """Return the data and the options of a ``--config`` file, as joined words."""
+def _configuration(file: str | None) -> tuple[list[str], dict[str, Any]]:
+    """Return the data and the options of a ``--config`` file, by dotted name."""
     if file is None:
-        return [], []
+        return [], {}
     try:
         values = read_yaml(read_text(file, follow=True))
     except (OSError, UnicodeDecodeError) as problem:
@@ -451,31 +429,19 @@ def _configuration(file: str | None) -> tuple[list[str], list[str]]:
         )
     values = {**values}
     data = values.pop("data", None)
-    options = list(_as_words(values, f"the configuration {file}"))
-    return list(map(str, data if isinstance(data, list) else [] if data is None else [data])), options
+    found = dict[str, Any]()
+    for name, value in _dotted(values).items():
+        plain = _named(f"--{name.replace('-', '_')}")[2:]
+        if plain in found:
+            raise PatchloomError(f"--{name} is given twice in the configuration {file}: give it once")
+        found[plain] = value
+    return list(map(str, data if isinstance(data, list) else [] if data is None else [data])), found
 
 
-def _as_words(values: Mapping[str, Any], place: str) -> Iterator[str]:
-    """Yield settings as joined words; error messages name ``place`` as their origin."""
+def _dotted(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested settings by dotted name: the name in ``task`` is ``task.name``."""
+    found = dict[str, Any]()
     for name, value in values.items():
-        nested = name in ("task", "model")
-        pairs = {name: value}
-        if nested:
-            inside = value if isinstance(value, Mapping) else {"name": value}
-            pairs = {f"{name}.{key}": inner for key, inner in inside.items()}
-        for key, inner in pairs.items():
-            try:
-                if isinstance(inner, Mapping) and not nested:
-                    raise TypeError("it contains further settings")
-                word = f"--{key.replace('-', '_')}={_word(inner)}"
-            except (
-                TypeError,
-                ValueError,
-                RecursionError,
-            ) as problem:  # not expressible in JSON, so no value of a setting
-                raise PatchloomError(f"{key} in {place} must be a plain value: {problem}") from problem
-            yield word
-
-
-def _word(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+        inside = value if isinstance(value, Mapping) else {"name": value}
+        found |= {f"{name}.{key}": one for key, one in inside.items()} if name in ("task", "model") else {name: value}
+    return found

@@ -3,40 +3,30 @@
 from __future__ import annotations
 
 import json
-import math
 import shlex
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal
 
-from patchloom.arguments import to_plain_value, unknown_option_error
 from patchloom.audio.compatibility import wrong_kind_error
-from patchloom.audio.config import FeatureKind, Sound
-from patchloom.data.augment import MAX_MAGNITUDE, Border
+from patchloom.audio.config import Sound
 from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike, is_object_name
 from patchloom.data.sources.open import absolute_name
 from patchloom.errors import PatchloomError, check_type, conforms
-from patchloom.nets.build import EncoderSpec, PositionKind, check_model_options
-from patchloom.nets.compiling import Compile
-from patchloom.nets.finetune import Adapt
-from patchloom.nets.lora import Target
+from patchloom.nets.build import EncoderSpec, check_model_options
+from patchloom.options.declare import to_plain_value
+from patchloom.options.messages import unknown_option_error
+from patchloom.options.pretrain import Adapt, Border, Compile, PositionKind, PretrainOptions
 from patchloom.recipes import recipe_named, recipe_names
-from patchloom.sizes import PatchSize, compact, in_pixels, to_pair
+from patchloom.sizes import PatchSize, compact, in_pixels
 from patchloom.tasks import AUTO, task_class, task_name, usual_task, with_defaults
 from patchloom.tasks.custom import Code, is_code, is_loaded, label, only_here, refuse_changed
 
-Auto = Literal["auto"]
 # type of a task in Python: a name, the place of a class, a class, or a dict of one of these and options
 TaskLike = str | type[Any] | Mapping[str, Any]
-# larger numbers of processes, threads or pixels are typos that would overload a machine
-_MAX = {"workers": 1024, "threads": 1024, "devices": 1024, "channels": 2**16}
-_MAX |= {"epochs": 2**31 - 1, "minutes": 10**6, "seconds": 3600, "rate": 10**6, "bins": 4096}
-_MAX_SIDE = 2**16
-_RANDAUGMENT_STD = 0.5
-_LORA: tuple[int, Target] = 16, "both"
 # settings for one kind of data only, by the noun of a source
 _ONLY_FOR = {
     "images": ("img_size", "channels", "crop_scale", "flip", "randaugment", "normalization", "crop_on"),
@@ -46,243 +36,8 @@ LAUNCH = ("devices", "strategy", "keep_every", "log")  # settings that may chang
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Settings of a pre-training run, with the names of the command line.
-
-    Attributes:
-        data: folder of images, list or table of them, pattern, shards, or name of a data set; or several of these.
-        task: pretext task: ``name`` and its options.
-        model: encoder: ``name`` and overrides of timm's sizes.
-        img_size: height and width in pixels.
-        patch_size: side of a patch in pixels; 40x1 is rows x columns.
-        positions: position embeddings: sincos, sincos-learned (starts as sincos), learned (starts random), random or
-            none. sincos and random stay fixed. rotary: rotations only, for models such as DINOv3.
-        channels: number of channels; greyscale and colour are converted into each other.
-        epochs: passes over the training images; 0.5 is half a pass.
-        minutes: training time by the clock instead of epochs, with held-out measures; the number of epochs is planned
-            from a timing, anew on the way, and is stored.
-        batch_size: images per step, over all devices.
-        accumulate: steps per update, whose gradients are accumulated.
-        blr: base learning rate; the peak is blr · (images per update) / 256.
-        least_rate: learning rate at the end of the cosine, not scaled by the batch (DINO, I-JEPA: 1e-6; MAE: 0).
-        weight_decay: weight decay of AdamW, without biases, norms and positions; auto: 0.05, for extrema 0.1.
-        final_weight_decay: weight decay at the end of training, which --weight_decay reaches as a cosine (DINO, I-JEPA:
-            from 0.04 to 0.4); constant if absent.
-        layer_decay: ratio of the learning rates of a block and the next one; 1 disables it.
-        betas: decay rates of AdamW's two moments; DeiT and MP3 use [0.9, 0.999].
-        warmup_epochs: epochs of linear warm-up to the peak learning rate.
-        halve_every: updates between halvings of the learning rate (MP3's speech models); 0: cosine decay to 0. With
-            halvings, the warm-up is constant at a tenth of the peak.
-        clip: largest gradient norm; 0 switches clipping off.
-        crop_scale: smallest area of a random crop, as a fraction of the image; native: crops at the image's own scale.
-            padded or reflected: the whole image, shifted by up to 4 pixels, with black or reflected pixels around it.
-        flip: random horizontal flips. Switch them off if left and right matter.
-        randaugment: magnitude of RandAugment, up to 10 (DeiT and MP3: 9); 0 switches it off.
-        randaugment_std: standard deviation of that magnitude.
-        seconds: length to which recordings are cut or padded.
-        rate: sampling rate in Hz to which recordings are resampled.
-        features: pictures of recordings: mel-frequency cepstral coefficients (mfcc) or mel spectrograms (logmel).
-        bins: rows in the pictures of recordings: coefficients or mel bands.
-        held_out: fraction of images held out for validation, at most 2,000 images; auto: 5 %, more for small data sets;
-            0 trains on all, and measures nothing.
-        knn_k: number of neighbours for the kNN accuracy during training, with labels only (ExtreMA: 200).
-        knn_gallery: largest number of training images to search for neighbours (ExtreMA: a tenth of ImageNet).
-        group: images held out together, such as frames of a video: parent (folder), a column of a table, or a regular
-            expression. The parentheses of the expression capture the group in the path.
-        normalization: source of the mean and std of the channels: the data, ImageNet, or the initial weights (init);
-            auto: init with --init, else data.
-        workers: processes that read images; 0 reads in the main process.
-        cache: cache of decoded training images, filled in the first epoch: none, whole (full size), or a shorter side
-            in pixels for larger images. auto: whole, if that saves much work and fits into memory and on the disc.
-        crop_on: place where random crops are resized: in the workers, or on the device, for GPUs that wait for images.
-            Equal up to rounding.
-        device: device for training; auto: a GPU if there is one.
-        devices: processes per machine, with one device each; auto: as started by torchrun or SLURM, else 1.
-        strategy: ddp, or fsdp, which shards weights, gradients and moments.
-        precision: precision of matrix products: float32, tf32 (NVIDIA GPUs), bfloat16, or float16 for GPUs without
-            bfloat16. Weights stay float32.
-        teacher_precision: precision of teachers and of droppos's guide, which need no gradient: same as --precision, or
-            bfloat16.
-        attention: form of attention: torch's fused kernel, or an explicit softmax. Equal up to rounding.
-        kernels: attention kernels: torch, or native ones for bfloat16 on CPUs with AVX512-BF16, compiled on first use.
-        compile: torch.compile for stacks of blocks and for losses; graphs: as CUDA graphs, too, for small models on one
-            GPU (experimental: not yet run on a GPU).
-        checkpointing: gradient checkpointing: less memory, and a third more time.
-        threads: CPU threads per training process.
-        from_run: folder of a run to take the initial weights from.
-        initialization: random initial weights: xavier, as in MAE, or normal with deviation 0.02, as in DeiT and SimMIM.
-        init: initial weights: timm:NAME, a run, a file, or a published checkpoint; for unusual sizes, give --model.
-        adapt: trained weights of an encoder from --init or --from: all, the last blocks, or low-rank updates of the
-            blocks' weights (lora), which are merged when the encoder is written.
-        train_blocks: number of last blocks to train with --adapt blocks (2 if absent), with the last norm; with lora,
-            they are trained whole, and the others by updates.
-        lora_rank: rank of the low-rank updates.
-        lora_on: layers with low-rank updates: those of the attention, of the MLP, or both.
-        heads_first: fraction of the steps in which only new parts train: decoder, heads and tokens of the task.
-        anchor: weight of a loss that keeps features near those of the initial weights: 1 - their cosine on whole
-            images; 0 switches it off.
-        recipe: row of a paper's table, with defaults for settings that are not given; ``patchloom recipes`` lists them.
-        patience: evaluations without improvement before the run stops and keeps its best weights. Without it, the run
-            keeps its last weights.
-        keep_every: epochs between encoder files that are kept in the run's folder, as encoders/epoch-0010.safetensors.
-        log: experiment trackers, any number of them: tensorboard, wandb, mlflow, trackio.
-        split_seed: random seed of the held-out split, to compare runs of several seeds on the same images; else --seed.
-        seed: random seed.
-    """
-
-    data: str | list[str]
-    task: dict[str, Any] = field(default_factory=dict)
-    model: dict[str, Any] = field(default_factory=dict)
-    img_size: tuple[int, int] | Auto = "auto"
-    patch_size: PatchSize | Auto = "auto"
-    positions: PositionKind | Auto = "auto"
-    channels: int | Auto = "auto"
-    epochs: float | Auto = "auto"
-    minutes: float | None = None
-    batch_size: int | Auto = "auto"
-    accumulate: int = 1
-    blr: float | Auto = "auto"
-    least_rate: float = 0.0
-    weight_decay: float | Auto = "auto"
-    final_weight_decay: float | None = None
-    layer_decay: float | Auto = "auto"
-    betas: tuple[float, float] = (0.9, 0.95)
-    warmup_epochs: float | Auto = "auto"
-    halve_every: int = 0
-    clip: float = 5.0
-    crop_scale: float | Literal["auto", "native"] | Border = "auto"
-    flip: bool = True
-    randaugment: float = 0.0
-    randaugment_std: float = _RANDAUGMENT_STD
-    seconds: float = Sound.seconds
-    rate: int = Sound.rate
-    features: FeatureKind = Sound.features
-    bins: int = Sound.bins
-    held_out: float | Auto = "auto"
-    knn_k: int = 20
-    knn_gallery: int = 2000
-    group: str | None = None
-    normalization: Literal["data", "imagenet", "init"] | Auto = "auto"
-    workers: int | Auto = "auto"
-    cache: Literal["none", "whole"] | int | Auto = "auto"
-    crop_on: Literal["workers", "device"] = "workers"
-    device: Literal["cpu", "cuda", "mps"] | Auto = "auto"
-    devices: int | Auto = "auto"
-    strategy: Literal["ddp", "fsdp"] = "ddp"
-    precision: Literal["float32", "tf32", "bfloat16", "float16"] | Auto = "auto"
-    teacher_precision: Literal["same", "bfloat16"] = "same"
-    attention: Literal["fused", "explicit"] | Auto = "auto"
-    kernels: Literal["torch", "native"] | Auto = "auto"
-    compile: Compile | Auto = "auto"
-    checkpointing: bool = False
-    threads: int | Auto = "auto"
-    initialization: Literal["xavier", "normal"] = "xavier"
-    from_run: str | None = None
-    init: str | None = None
-    adapt: Adapt | Auto = "auto"
-    train_blocks: int | None = None
-    lora_rank: int = _LORA[0]
-    lora_on: Target = _LORA[1]
-    heads_first: float | Auto = "auto"
-    anchor: float = 0.0
-    recipe: str | None = None
-    patience: int | None = None
-    keep_every: int | None = None
-    log: str | list[str] | None = None
-    split_seed: int | None = None
-    seed: int = 0
-
-    def check(self) -> None:
-        """Refuse invalid values and combinations."""
-        least = {"batch_size": 1, "accumulate": 1, "channels": 1, "threads": 1, "devices": 1}
-        least |= {"workers": 0, "weight_decay": 0, "warmup_epochs": 0, "clip": 0, "seed": 0, "halve_every": 0}
-        least |= {"rate": 1000, "bins": 1, "patience": 1, "train_blocks": 0, "knn_k": 1, "knn_gallery": 2}
-        least |= {"lora_rank": 1, "least_rate": 0, "final_weight_decay": 0, "keep_every": 1}
-        for name, bound in least.items():
-            value, most = getattr(self, name), _MAX.get(name, 2**31 - 1)
-            if value not in ("auto", None) and not bound <= value <= most:
-                limit = f"{bound} or more" if value < bound else f"{most} or less"
-                raise PatchloomError(f"--{name} must be {limit}, not {value}")
-        if self.epochs != "auto" and not 0 < self.epochs <= _MAX["epochs"]:
-            raise PatchloomError(f"--epochs must be above 0 and at most {_MAX['epochs']:,}, not {self.epochs:g}")
-        if self.minutes is not None and not 0 < self.minutes <= _MAX["minutes"]:
-            raise PatchloomError(f"--minutes must be above 0 and at most {_MAX['minutes']:,}, not {self.minutes:g}")
-        if self.minutes is not None and self.epochs != "auto":
-            raise PatchloomError("--minutes and --epochs both set the length of training: give one of them")
-        if self.epochs != "auto" and self.warmup_epochs != "auto" and self.warmup_epochs > self.epochs:
-            raise PatchloomError(f"--warmup_epochs {self.warmup_epochs} exceeds --epochs {self.epochs}: lower it")
-        if self.blr != "auto" and not 0 < self.blr < math.inf:
-            raise PatchloomError(f"--blr must be above 0 and finite, not {self.blr}")
-        if self.least_rate and self.halve_every:
-            raise PatchloomError("--least_rate ends the cosine, which --halve_every replaces: leave out one of them")
-        if self.final_weight_decay is not None and self.weight_decay == 0:
-            raise PatchloomError(
-                "--final_weight_decay is reached from --weight_decay, which is 0: give one above 0, or leave it out"
-            )
-        if not all(0 <= beta < 1 for beta in self.betas):
-            raise PatchloomError(f"--betas must lie in [0, 1), not {list(self.betas)}")
-        if not 0 < self.seconds <= _MAX["seconds"]:
-            raise PatchloomError(f"--seconds must be above 0, and {_MAX['seconds']} or less, not {self.seconds:g}")
-        allowed = {"crop_scale": 1, "held_out": 0}  # besides fractions
-        for name, end in allowed.items():
-            share = getattr(self, name)
-            if not isinstance(share, str) and not 0 < share < 1 and share != end:
-                raise PatchloomError(f"--{name} must be a fraction between 0 and 1, or {end}, not {share}")
-        if self.held_out == 0 and self.patience is not None:
-            raise PatchloomError(
-                "--patience compares measures on held-out images: leave out --patience or --held_out 0"
-            )
-        if self.crop_scale == "native" and isinstance(self.cache, int):
-            raise PatchloomError(
-                f"--cache {self.cache} shrinks images before --crop_scale native crops them: give --cache whole"
-            )
-        if self.crop_on == "device":
-            whole = isinstance(self.crop_scale, str) and self.crop_scale in get_args(Border)
-            for name, needed in (("crop_scale", whole), ("randaugment", self.randaugment)):
-                if needed:
-                    raise PatchloomError(
-                        f"--{name} {getattr(self, name)} changes crops after they are resized, in the workers: leave "
-                        "out --crop_on device"
-                    )
-        if not 0 <= self.randaugment <= MAX_MAGNITUDE:
-            raise PatchloomError(f"--randaugment must be 0 to {MAX_MAGNITUDE}, not {self.randaugment}")
-        if not 0 <= self.randaugment_std < math.inf:
-            raise PatchloomError(f"--randaugment_std must be 0 or more, not {self.randaugment_std}")
-        if not self.randaugment and self.randaugment_std != _RANDAUGMENT_STD:
-            raise PatchloomError("--randaugment_std has no effect without --randaugment: add --randaugment 9")
-        for name in ("img_size", "patch_size"):
-            size = getattr(self, name)
-            if size != "auto" and not 1 <= min(to_pair(size)) <= max(to_pair(size)) <= _MAX_SIDE:
-                raise PatchloomError(f"--{name} must be positive and {_MAX_SIDE} or less, not {in_pixels(size)}")
-        if self.from_run is not None and self.init is not None:
-            raise PatchloomError("--from and --init both set the initial weights: give one of them")
-        self._check_adaptation()
-
-    def _check_adaptation(self) -> None:
-        """Refuse invalid values and combinations of the options that adapt initial weights."""
-        if self.layer_decay != "auto" and not 0 < self.layer_decay <= 1:
-            raise PatchloomError(f"--layer_decay must be above 0 and at most 1, not {self.layer_decay:g}")
-        if self.heads_first != "auto" and not 0 <= self.heads_first < 1:
-            raise PatchloomError(f"--heads_first must be a fraction of the steps below 1, not {self.heads_first:g}")
-        if not 0 <= self.anchor < math.inf:
-            raise PatchloomError(f"--anchor must be 0 or more, not {self.anchor:g}")
-        if self.from_run is None and self.init is None:
-            kept = "which are random without --init"
-            without = {
-                "train_blocks": (self.train_blocks is not None, f"freezes the first blocks, {kept}"),
-                "adapt": (self.adapt not in ("auto", "all"), f"{self.adapt} freezes weights, {kept}"),
-                "heads_first": (self.heads_first not in ("auto", 0), f"keeps the encoder's weights, {kept}"),
-                "anchor": (self.anchor > 0, f"keeps features near those of initial weights, {kept}"),
-            }
-            for name, (given, why) in without.items():
-                if given:
-                    raise PatchloomError(f"--{name} {why}: give --init timm:NAME, a file or a run, or leave it out")
-        if self.adapt == "all" and self.train_blocks is not None:
-            raise PatchloomError("--adapt all trains every block: leave out --train_blocks, or give --adapt blocks")
-        if self.adapt != "lora" and (self.lora_rank, self.lora_on) != _LORA:
-            raise PatchloomError("--lora_rank and --lora_on are for low-rank updates: add --adapt lora")
-        if self.adapt == "lora" and self.strategy == "fsdp":
-            raise PatchloomError("--adapt lora has few weights to shard: use --strategy ddp")
+class Settings(PretrainOptions):
+    """Requested settings of a pre-training run: the options of ``patchloom pretrain``."""
 
     def sound(self) -> Sound:
         """Return the configuration of pictures of recordings, without statistics."""
@@ -436,9 +191,6 @@ def request(data: DataLike, task: TaskLike, settings: dict[str, Any]) -> Setting
             )
         given["held_out"] = 0
     asked = Settings(data=absolute_name(data), task=options, model={"name": "auto", **model}, **given)
-    hints = get_type_hints(Settings)
-    for name in known:
-        check_type(name, getattr(asked, name), hints[name])
     asked.check()
     return asked
 

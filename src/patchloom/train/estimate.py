@@ -28,9 +28,10 @@ from patchloom.display import StatusMessage, duration
 from patchloom.errors import PatchloomError, TemporaryError
 from patchloom.estimate import Estimate, count_step, time_steps, typical_seconds
 from patchloom.nets.build import on_meta, outline
-from patchloom.nets.compiling import Compile, compiling
+from patchloom.nets.compiling import compiling
 from patchloom.nets.lora import merged
 from patchloom.nets.performance import kept_bytes, patches_of
+from patchloom.options.pretrain import Compile
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.settings import ResolvedSettings
 from patchloom.runs.task import augment_of_readers, prepare_task

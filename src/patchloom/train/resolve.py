@@ -15,8 +15,9 @@ from patchloom.data.stats import Stats, measure, variance_lost
 from patchloom.errors import PatchloomError
 from patchloom.nets.build import PRESETS, outline, rotates, swin_sizes
 from patchloom.nets.performance import check_native, choose_attention, choose_kernels
+from patchloom.options.declare import Auto
 from patchloom.runs.held_out import with_share
-from patchloom.runs.settings import Auto, ResolvedSettings, Settings, encoder_spec
+from patchloom.runs.settings import ResolvedSettings, Settings, encoder_spec
 from patchloom.sizes import PatchSize, in_pixels, to_pair
 from patchloom.system.hardware import (
     Cores,

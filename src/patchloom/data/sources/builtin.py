@@ -14,29 +14,12 @@ from torch import Tensor
 from patchloom.data.decode import Unreadable, from_pil
 from patchloom.data.duplicates import PIXEL_KIND, contents_of, contents_on_disc, pieces_of_file
 from patchloom.data.source import Data, Source, digest, stamp_of_files
+from patchloom.data.sources.names import FETCHED
 from patchloom.data.sources.synthetic import Shapes, Tones
 from patchloom.data.splits import pick
 from patchloom.errors import PatchloomError
 from patchloom.system.files import cache_root
 from patchloom.system.network import network_error
-
-_FLAG = {"train": True}, {"train": False}
-_SPLIT = {"split": "train"}, {"split": "test"}
-# by name: a class of torchvision.datasets, and its arguments for training and test images (None: there are none)
-FETCHED: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
-    "cifar10": ("CIFAR10", *_FLAG),
-    "cifar100": ("CIFAR100", *_FLAG),
-    "stl10": ("STL10", *_SPLIT),
-    "svhn": ("SVHN", *_SPLIT),
-    "fashionmnist": ("FashionMNIST", *_FLAG),
-    "mnist": ("MNIST", *_FLAG),
-    "flowers102": ("Flowers102", *_SPLIT),
-    "food101": ("Food101", *_SPLIT),
-    "oxfordiiitpet": ("OxfordIIITPet", {"split": "trainval"}, {"split": "test"}),
-    "dtd": ("DTD", *_SPLIT),
-    "eurosat": ("EuroSAT", {}, None),
-}
-BUILTIN = ("shapes", "tones", "digits", *FETCHED)
 
 # Index of the first test image or recording, so large that training ones never reach it.
 _TEST = 2**40

@@ -1,0 +1,308 @@
+"""Help pages: examples, then options by group. Rare options are only named, unless the user types ``--help all``."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+import types
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin
+
+from patchloom.data.sources.names import BUILTIN
+from patchloom.errors import listing
+from patchloom.options.declare import DATA, MACHINE, MODEL, TASK, TRAINING, CommandSpec, Option
+from patchloom.options.messages import shorten_options
+from patchloom.options.parse import (
+    VERBS,
+    evaluate_spec,
+    join_values,
+    last_value,
+    pretrain_spec,
+    protocols,
+    task_spec,
+    verb_spec,
+)
+from patchloom.tasks import usual_task
+
+HELP_EXAMPLES: dict[str, list[tuple[str, str]]] = {
+    "": [
+        ("patchloom check photos/", "look at your images"),
+        ("patchloom pretrain photos/", "train on them"),
+        ("patchloom evaluate knn runs/photos-mae labelled/", "see what it learnt"),
+        ("patchloom pretrain shapes", "built-in images"),
+    ],
+    "check": [
+        ("patchloom check photos/", "read all, and time a few steps"),
+        ("patchloom check photos/ --images 1000", "read a random sample"),
+    ],
+    "pretrain": [
+        ("patchloom pretrain photos/", "defaults for all options"),
+        ("patchloom pretrain photos/ --task mae --epochs 50", "your choice"),
+        ("patchloom pretrain photos/ --init timm:vit_tiny_patch16_224", "from public weights"),
+    ],
+    "evaluate": [
+        ("patchloom evaluate knn runs/photos-mae labelled/", "in seconds"),
+        ("patchloom evaluate linear runs/photos-mae labelled/", "a linear layer"),
+        ("patchloom evaluate finetune runs/photos-mae labelled/", "all layers"),
+        ("patchloom evaluate segment runs/photos-mae frames/", "label maps"),
+        ("patchloom evaluate finetune --help", "options of one"),
+    ],
+    "compare": [
+        ("patchloom compare photos/ --tasks mae,droppos,mp3 --minutes 20", "20 minutes each"),
+        ("patchloom compare photos/ --labels labelled/ --seeds 3", "other labels"),
+        ("patchloom compare photos/ --dry-run", "only the plan"),
+        ("patchloom compare runs/photos-mae runs/photos-droppos", "evaluated runs"),
+    ],
+    "embed": [
+        ("patchloom embed runs/photos-mae photos/ --to photos.parquet", "one table"),
+        ("patchloom embed runs/photos-mae photos/ --to photos.npz --near a.jpg", "similar images"),
+        ("patchloom embed runs/photos-mae photos/ --to vectors/ --devices 4", "on four devices"),
+    ],
+    "predict": [
+        ("patchloom predict runs/photos-mae photos/", "with the model of a run"),
+        ("patchloom predict model.safetensors photos/", "a table, label maps, or COCO JSON"),
+        ("patchloom predict model.safetensors photos/ --pictures all", "draw every image"),
+    ],
+    "look": [
+        ("patchloom look runs/photos-mae", "held-out images"),
+        ("patchloom look runs/photos-mae others/ --images 4", "other images"),
+        ("patchloom look runs/photos-mae --what attention,features", "what it sees"),
+        ("patchloom look curves runs/photos-mae runs/photos-restore", "plot losses"),
+    ],
+    "look curves": [
+        ("patchloom look curves runs/photos-mae runs/photos-restore", "plot losses"),
+        ("patchloom look curves runs/* --against epochs", "plot results"),
+    ],
+    "report": [
+        ("patchloom report runs/photos-mae", "report.html in the run"),
+        ("patchloom report runs/photos-mae runs/photos-restore", "both on one page"),
+    ],
+    "results": [
+        ("patchloom results runs/photos-mae", "with intervals and controls"),
+        ("patchloom results runs/ --to table.csv", "all runs, for a spreadsheet"),
+        ("patchloom results runs/ --to table.tex", "for a paper"),
+    ],
+    "export": [
+        ("patchloom export runs/photos-mae", "weights and code for timm"),
+        ("patchloom export runs/photos-mae --to hf --push me/photos-mae", "upload to the Hub"),
+        ("patchloom export runs/photos-mae --to onnx --fp16", "for onnxruntime"),
+    ],
+    "distill": [
+        ("patchloom distill runs/photos-mae photos/ --student convnext_atto", "a small CNN"),
+        ("patchloom distill timm:vit_base_patch16_224.dino photos/ --student resnet18 --labels labelled/", "compared"),
+    ],
+    "bench": [
+        ("patchloom bench photos/ --tasks mae,droppos", "before a long run"),
+        ("patchloom bench --model vit_small_patch16_224 --img_size 224", "on built-in images"),
+    ],
+    "tasks": [("patchloom tasks", "")],
+    "recipes": [("patchloom recipes", "list all"), ("patchloom recipes mae-vit-b", "show one")],
+}
+_GROUPS = (DATA, MODEL, TASK, TRAINING, MACHINE)  # options in no group come last, under the verb's own heading
+HELP = ("-h", "--help", "--help=all", "--help-all", "--help_all")
+_COLUMN = 30  # column of the descriptions
+_LONG = 56  # an example longer than this has its explanation on the next line
+_FEW = 6  # up to this number, options are not grouped
+_FORMS = [
+    ("photos/", "folder of images; subfolders are classes, train/ and test/ are splits"),
+    ("recordings/", "folder of recordings: WAV, FLAC, Ogg, MP3"),
+    ("one/ two/", "several sources, for check, pretrain and evaluate"),
+    ("'a/**/*.jpg'", "pattern of paths, in quotes"),
+    ("list.txt", "text file with one path per line"),
+    ("table.csv", "table with a column of paths, and optionally labels; or .tsv"),
+    ("'shards-*.tar'", "WebDataset shards: files, URLs such as s3://..., or pipe:COMMAND"),
+    ("hf:NAME", "data set on the Hugging Face Hub, or hf:FOLDER for a local one"),
+]
+
+
+def overview() -> str:
+    """Return the text of ``patchloom --help``."""
+    width = page_width()
+    return "\n".join(
+        [
+            "usage: patchloom VERB ...",
+            "",
+            *wrap_to_page(
+                "Pre-train vision transformers on your own unlabelled images, and see honestly what they learnt."
+            ),
+            "",
+            *_examples("", "", width),
+            "",
+            *(line for verb, what in VERBS.items() for line in two_columns(f"  {verb}", what, 12, width)),
+            "",
+            "Options of a verb:         patchloom VERB --help",
+            "Traceback after an error:  --debug",
+        ]
+    )
+
+
+def help_page(verb: str, words: Sequence[str]) -> str:
+    """Return the text of ``patchloom VERB WORDS --help``; ``all`` among the words explains every option."""
+    asked = join_values([word for word in words if word not in (*HELP, "all")])
+    if verb == "look" and asked[:1] == ["curves"]:
+        verb, asked = "look curves", asked[1:]
+    taken, prog, title = _taken(verb, asked)
+    places = [option for option in taken.options if option.positional]
+    named = [option for option in taken.options if not option.positional]
+    full, width = not {"all", *HELP[2:]}.isdisjoint(words), page_width()
+    of_task = last_value(asked, "--task") is not None
+    shown = [option for option in named if full or not option.rare or (of_task and _of_task(option))]
+    if len(named) - len(shown) <= 2:
+        shown = named
+    usage = " ".join([f"usage: {prog}", *(_place(option) for option in places), "[--OPTION VALUE ...]" * bool(named)])
+    lines = [*wrap_to_page(usage), "", *wrap_to_page(taken.about), "", *_examples(verb, title, width), ""]
+    if places:
+        lines += [*(line for place in places for line in _explained(place, width)), ""]
+    if verb == "evaluate" and not title:
+        lines += ["PROTOCOL is one of"]
+        lines += [
+            line for name in protocols() for line in two_columns(f"  {name}", evaluate_spec(name).about, 24, width)
+        ] + [""]
+    groups = _grouped(shown, title) if len(shown) > _FEW else {"options": shown} if shown else {}
+    for group, options in groups.items():
+        lines += [group or "other", *(line for option in options for line in _explained(option, width))]
+        if group == "task" and verb == "pretrain" and not any(map(_of_task, shown)):
+            lines += two_columns(
+                "", f"Options of a task: patchloom pretrain --task {usual_task(None)[0]} --help", _COLUMN, width
+            )
+        lines.append("")
+    lines += [*two_columns("  --json", "one JSON document (docs/reference/json.md)", _COLUMN, width), ""]
+    if any("auto" in format_kind(option) for option in shown):
+        lines += [*wrap_to_page("Options that take auto are chosen for you if you leave them out."), ""]
+    rest = [shorten_options(f"--{option.name}") for option in named if option not in shown and not _of_task(option)]
+    if rest:
+        lines += [
+            *wrap_to_page(f"{len(rest)} more, explained by {prog} --help all:"),
+            *wrap_to_page(", ".join(rest)),
+            "",
+        ]
+    if any(place.name == "data" for place in places):
+        lines += [
+            "DATA is one of",
+            *(line for form, what in _forms() for line in two_columns(f"  {form}", what, 18, width)),
+            "",
+        ]
+    return "\n".join(lines[:-1])
+
+
+def _taken(verb: str, words: Sequence[str]) -> tuple[CommandSpec, str, str]:
+    """Return the options of a verb, the command that calls it, and the title of the options in no group."""
+    prog = f"patchloom {verb}"
+    if verb in ("tasks", "recipes"):
+        own = Option("name", str | None, None, "name of a recipe, to show all its settings", positional=True)
+        return CommandSpec(f"{VERBS[verb].capitalize()}.", (own,) if verb == "recipes" else ()), prog, ""
+    if verb == "pretrain":
+        task = last_value(words, "--task")
+        found = pretrain_spec(task or usual_task(None)[0])
+        return (found if task is None else found._replace(about=f"{task}: {task_spec(task).about}")), prog, "run"
+    if verb != "evaluate":
+        return verb_spec(verb), prog, "other"
+    name = next((word for word in words if word.partition(":")[0] in protocols()), None)
+    name = name or next((word for word in words if not word.startswith("-")), None)
+    found = evaluate_spec(name)
+    if name is None:
+        return found, prog, ""
+    plain = name.partition(":")[0]
+    return found._replace(options=found.options[1:]), f"{prog} {name}", plain  # the protocol is named already
+
+
+def _of_task(option: Option) -> bool:
+    return option.name.startswith("task.") and option.name != "task.name"
+
+
+def _grouped(options: Iterable[Option], title: str) -> dict[str, list[Option]]:
+    order = (title, *_GROUPS) if title in protocols() else (*_GROUPS, title)
+    found: dict[str, list[Option]] = {group: [] for group in order}
+    for option in options:
+        found[option.group or title].append(option)
+    return {group: options for group, options in found.items() if options}
+
+
+def _forms() -> list[tuple[str, str]]:
+    first, second, fetched, *others = BUILTIN
+    how = f"or {listing(others)}: downloaded by torchvision, or read from a folder as {fetched}@FOLDER"
+    return [*_FORMS, (f"{first}, {second}", "built-in images and sounds, offline"), (fetched, how)]
+
+
+def _explained(option: Option, width: int) -> list[str]:
+    if option.positional:
+        return two_columns(f"  {option.name.upper()}", _about(option), 12, width)
+    return two_columns(f"  {shorten_options(f'--{option.name}')} {format_kind(option)}", _about(option), _COLUMN, width)
+
+
+def _about(option: Option) -> str:
+    text = option.about.replace("``", "").rstrip(".")
+    shown = format_default(option.default)
+    return text if shown in ("", "None", "auto") else f"{text} (default {shown})"
+
+
+def _place(option: Option) -> str:
+    return option.name.upper() if option.required else f"[{option.name.upper()}]"
+
+
+def _examples(verb: str, title: str, width: int) -> list[str]:
+    """Return the lines with the examples of a verb, or of one of its protocols."""
+    found = HELP_EXAMPLES[verb]
+    if title in protocols():
+        places = "runs/recordings-mp3 speech_commands/" if title == "keywords" else "runs/photos-mae labelled/"
+        command = f"patchloom evaluate {title} {places}"
+        found = [one for one in found if one[0] == command] or [(command, "")]
+    column = 4 + max((len(command) for command, why in found if why and len(command) <= _LONG), default=_COLUMN)
+    return [line for command, why in found for line in two_columns(f"  {command}", why, column, width)]
+
+
+def two_columns(left: str, right: str, column: int, width: int) -> list[str]:
+    """Return lines in two columns; a left text that is too wide has its own line."""
+    lines = textwrap.wrap(right, max(20, width - column), break_on_hyphens=False) or [""]
+    indented = [" " * column + line for line in lines]
+    if len(left) + 2 > column:
+        lefts = textwrap.wrap(left, width, subsequent_indent=" " * 6, break_on_hyphens=False, break_long_words=False)
+        return [*lefts, *indented] if right else lefts
+    return [(left.ljust(column) + lines[0]).rstrip(), *indented[1:]]
+
+
+def wrap_to_page(text: str) -> list[str]:
+    """Wrap a text to the width of the page."""
+    return textwrap.wrap(text, page_width(), break_on_hyphens=False, break_long_words=False)
+
+
+def page_width() -> int:
+    """Return the number of characters per line: the terminal's width, within 60 to 100."""
+    return max(60, min(100, shutil.get_terminal_size((80, 24)).columns))
+
+
+def format_kind(option: Option) -> str:
+    """Return the kind of value that an option takes, such as ``int or auto``."""
+    return option.kind or _kind(option.hint)
+
+
+def _kind(hint: Any) -> str:
+    origin, inside = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        names = dict.fromkeys(name for one in inside if one is not type(None) for name in _names(one))
+        # kinds overlap: a list is typed as text, and a path is text, too
+        if "text" in names:
+            names = dict.fromkeys(name for name in names if not name.startswith("list"))
+        return listing(name for name in names if name != "text" or "path" not in names)
+    return listing(_names(hint))
+
+
+def _names(hint: Any) -> list[str]:
+    """Return the kinds of values of a hint that is no union: one name, or those of its literals."""
+    origin, inside = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return list(map(str, inside))
+    if inside == (int, int):
+        return ["HxW"]
+    if origin is not None:
+        return ["{NAME: float, ...}" if origin is dict else f"list of {_kind(inside[0])}"]
+    known = {int: ["int"], float: ["float"], bool: ["true", "false"], str: ["text"], Path: ["path"]}
+    return known[hint]
+
+
+def format_default(default: Any) -> str:
+    """Return a default as the user would type it."""
+    if isinstance(default, bool):
+        return str(default).lower()
+    return ",".join(map(str, default)) if isinstance(default, list | tuple) else str(default)
