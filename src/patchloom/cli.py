@@ -124,8 +124,13 @@ def _refuse_missing(data: object) -> None:
             raise PatchloomError(f"{data} does not exist: {then}")
 
 
-def _call(verb: str, words: list[str]) -> Any:
+def run_verb(verb: str, words: list[str]) -> Any:
     """Call a verb with the words after it, and return its result."""
+    match verb:
+        case "tasks":
+            return _tasks(words)
+        case "recipes":
+            return _recipes(words)
     if verb == "look" and words[:1] == ["curves"]:
         verb, words = "look curves", words[1:]
     given = parse_call(verb, words)
@@ -252,12 +257,7 @@ def _run(words: list[str]) -> Any:
     if any(word in HELP for word in rest):
         with _without_collection():
             return help_page(verb, rest)
-    match verb:
-        case "tasks":
-            return _tasks(rest)
-        case "recipes":
-            return _recipes(rest)
-    return _call(verb, rest)
+    return run_verb(verb, rest)
 
 
 def _print_document(verb: str, **content: Any) -> None:

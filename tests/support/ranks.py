@@ -94,7 +94,7 @@ def _rank(
     Stepper.update, Stepper.__init__, training.train = dying_update, noted_begin, noted_train
     if sent and sent.number != signal.SIGKILL:
         Checkpoints.save = slow_save
-    cli.COMMANDS["pretrain"] = lambda words: training.pretrain(images, out=out, **SMALL | options)
+    cli.run_verb = lambda verb, words: training.pretrain(images, out=out, **SMALL | options)
     sys.exit(cli.main(["pretrain", images]))
 
 

@@ -140,7 +140,7 @@ def test_a_signal_that_cannot_raise_is_sent_again(capsys):
 @pytest.mark.parametrize("verb", ["check", "pretrain", "evaluate", "look", "predict", "export", "bench", "tasks"])
 def test_every_verb_says_that_it_was_stopped(verb, monkeypatch, capsys):
     for number in SIGNALS:
-        monkeypatch.setitem(cli.COMMANDS, verb, lambda words, number=number: raise_signal(number))
+        monkeypatch.setattr(cli, "run_verb", lambda name, words, number=number: raise_signal(number))
         assert cli.main([verb]) == 130
         assert capsys.readouterr() == ("", "patchloom: stopped.\n")
     monkeypatch.setenv("LOCAL_RANK", "1")  # the first process reports for all
@@ -155,7 +155,7 @@ def test_consequences_of_a_signal_are_not_reported_as_errors(problem, monkeypatc
         except KeyboardInterrupt:
             raise problem from None
 
-    monkeypatch.setitem(cli.COMMANDS, "tasks", verb)
+    monkeypatch.setattr(cli, "run_verb", lambda name, words: verb(words))
     assert cli.main(["tasks", "--debug"]) == 130 and capsys.readouterr().err == "patchloom: stopped.\n"
     problem = Stopped("stopped, and a checkpoint was written")
     assert cli.main(["tasks"]) == 130 and capsys.readouterr().err == f"patchloom: {problem}\n"

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_type_hints
 
 from patchloom.audio.augment import SHIFT
-from patchloom.data.augment import Border
 from patchloom.data.source import Source
 from patchloom.data.splits import MAX_HELD_OUT
 from patchloom.errors import PatchloomError, check_type
@@ -16,6 +15,7 @@ from patchloom.evaluate.course import Course
 from patchloom.nets.checkpoints.programs import Network
 from patchloom.nets.encode import input_size, width
 from patchloom.nets.swin import Encoder, is_hierarchical
+from patchloom.options.pretrain import Border
 from patchloom.system.distributed import refused_by_all, world
 
 Auto = Literal["auto"]

@@ -26,9 +26,9 @@ from patchloom.nets.encode import (
     patch_positions,
     patch_side,
 )
-from patchloom.nets.lora import Target, add_adapters
+from patchloom.nets.lora import add_adapters
 from patchloom.nets.swin import Encoder, PlainViT, blocks_of, is_hierarchical, resize_swin, stages_of
-from patchloom.options.pretrain import Adapt
+from patchloom.options.pretrain import Adapt, Target
 from patchloom.patches.positions import sincos_2d
 
 # MP3's variants (section 4.2.3, Table 3), and the encoder's own positions

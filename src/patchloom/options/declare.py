@@ -200,7 +200,13 @@ def check_declared(options: Any, prefix: str = "") -> None:
         value = getattr(options, one.name)
         if one.name not in OBJECTS:
             check_type(f"{prefix}{one.name}", value, hints[one.name])
-            one.metadata.get("bounds", Bounds()).check(f"{prefix}{one.name}", value)
+            _metadata(type(options), one.name).get("bounds", Bounds()).check(f"{prefix}{one.name}", value)
+
+
+def _metadata(kind: type[Any], name: str) -> Mapping[str, Any]:
+    """Return what is declared of a field, in a dataclass or the one that it derives from."""
+    declarations = (vars(base).get("__dataclass_fields__", {}).get(name) for base in kind.__mro__)
+    return next((one.metadata for one in declarations if one is not None and one.metadata), {})
 
 
 def filled(kind: Callable[..., T], given: Mapping[str, Any], otherwise: str, prefix: str = "") -> T:

@@ -155,10 +155,8 @@ def help_page(verb: str, words: Sequence[str]) -> str:
     if places:
         lines += [*(line for place in places for line in _explained(place, width)), ""]
     if verb == "evaluate" and not title:
-        lines += ["PROTOCOL is one of"]
-        lines += [
-            line for name in protocols() for line in two_columns(f"  {name}", evaluate_spec(name).about, 24, width)
-        ] + [""]
+        rows = (two_columns(f"  {name}", evaluate_spec(name).about, 24, width) for name in protocols())
+        lines += ["PROTOCOL is one of", *(line for row in rows for line in row), ""]
     groups = _grouped(shown, title) if len(shown) > _FEW else {"options": shown} if shown else {}
     for group, options in groups.items():
         lines += [group or "other", *(line for option in options for line in _explained(option, width))]

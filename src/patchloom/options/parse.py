@@ -137,15 +137,15 @@ def pretrain_spec(task: str) -> CommandSpec:
     chosen = f"pretext task: {listing(TASKS)}; auto is mae, and droppos for shapes"
     plan = "plan of the run with its time, memory and disc space; nothing is trained. Only caches about this machine "
     plan += "and the images are written. For devices that are not here, the plan has no time"
-    word, named = str | Literal["auto"], {"kind": "name or auto"}
+    word, kind = str | Literal["auto"], "name or auto"
     options = [
         *own.options,
-        Option("model.name", word, "auto", model, **named, group=MODEL),
+        Option("model.name", word, "auto", model, kind=kind, group=MODEL),
         *(
-            Option(f"model.{name}", kind | None, None, about, group=MODEL, rare=True)
-            for name, (kind, about) in MODEL_OPTIONS.items()
+            Option(f"model.{name}", hint | None, None, about, group=MODEL, rare=True)
+            for name, (hint, about) in MODEL_OPTIONS.items()
         ),
-        Option("task.name", str, AUTO, chosen, **named, group=TASK),
+        Option("task.name", str, AUTO, chosen, kind=kind, group=TASK),
         *(one._replace(name=f"task.{one.name}", group=TASK, rare=True) for one in task_spec(task).options),
         Option("out", str | None, None, folder, kind="folder"),
         Option("config.file", str | None, None, "YAML file with options; the command line overrides it", kind="file"),
@@ -304,8 +304,9 @@ def _converted(taken: CommandSpec, values: Mapping[str, Any], place: str) -> dic
 def _owners(option: str) -> list[str]:
     """Return the commands that take an option, as the user would type them."""
     name, task = option.removeprefix("--"), option.removeprefix("--task.")
-    verbs = sorted(SIGNATURES, key=lambda verb: verb != "pretrain")  # first, since other verbs share its options
-    found = [f"patchloom {verb}" for verb in verbs if _has(verb_spec(verb), name)][:1]
+    # first pretrain, since other verbs share its options
+    verbs = {"pretrain": pretrain_spec(usual_task(None)[0]), **{verb: verb_spec(verb) for verb in SIGNATURES}}
+    found = [f"patchloom {verb}" for verb, taken in verbs.items() if _has(taken, name)][:1]
     measures = sorted(protocols(), key=lambda one: one != "finetune")  # first, since it has all options of a recipe
     found += [f"patchloom evaluate {one}" for one in measures if _has(evaluate_spec(one), name)][:1]
     return found or [f"--task {one}" for one in TASKS if task != option and _has(task_spec(one), task)]

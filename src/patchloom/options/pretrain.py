@@ -357,13 +357,13 @@ class PretrainOptions:
 
     def _refusals(self) -> Iterator[tuple[bool, str]]:
         """Yield combinations, and the sentence with which each of them is refused."""
-        chosen_epochs, fresh = self.epochs != "auto", self.from_run is None and self.init is None
+        fresh = self.from_run is None and self.init is None
         yield (
-            self.minutes is not None and chosen_epochs,
+            self.minutes is not None and self.epochs != "auto",
             "--minutes and --epochs both set the length of training: give one of them",
         )
         yield (
-            chosen_epochs and self.warmup_epochs != "auto" and self.warmup_epochs > self.epochs,
+            self.epochs != "auto" and self.warmup_epochs != "auto" and self.warmup_epochs > self.epochs,
             f"--warmup_epochs {self.warmup_epochs} exceeds --epochs {self.epochs}: lower it",
         )
         yield (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import types
 from collections.abc import Sequence
+from contextlib import suppress
 from math import isnan
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
@@ -43,7 +44,7 @@ def convert_value(option: Option, value: Any, place: str) -> Any:
     name = shorten_options(f"--{option.name}")[2:]
     if isinstance(value, str):
         return parse_value(option, value)
-    if isinstance(value, dict) and dict not in map(get_origin, _members(option.hint)):
+    if isinstance(value, dict) and all(get_origin(one) is not dict for one in _members(option.hint)):
         raise PatchloomError(f"{name} in {place} must be a plain value: it contains further settings")
     if isinstance(value, list) and not conforms(value, option.hint):
         value = tuple(value)
@@ -60,13 +61,14 @@ def _members(hint: Any) -> tuple[Any, ...]:
 
 def _read(text: str, hint: Any) -> Any:
     """Return the value of a type hint that a text stands for; raise `_Mismatch` if there is none."""
-    found = []
-    for one in sorted(_members(hint), key=lambda one: one in (str, Path)):  # which take any text
-        try:
-            found.append(_plain(text.strip(), one) if one not in (str, Path) else one(text))
-        except (_Mismatch, ValueError):
+    members = _members(hint)
+    for one in sorted(members, key=lambda one: one in (str, Path)):  # which take any text
+        if one in (str, Path):
+            return one(text)
+        if str in members and get_origin(one) is list:  # the function splits the text
             continue
-        return found[0]
+        with suppress(_Mismatch, ValueError):
+            return _plain(text.strip(), one)
     raise _Mismatch
 
 

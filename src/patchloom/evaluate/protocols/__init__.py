@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from patchloom.arguments import PathLike, unknown_option_error, validate_arguments
+from patchloom.arguments import PathLike, validate_arguments
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.display import is_first, print_line
 from patchloom.errors import PatchloomError, check_options, listing, suggestion
@@ -19,6 +19,7 @@ from patchloom.evaluate.trainer import keep_until_done
 from patchloom.look.charts import draw_confusion
 from patchloom.nets.checkpoints.live import has_no_folder
 from patchloom.nets.checkpoints.load import check_model
+from patchloom.options.messages import unknown_option_error
 from patchloom.results import store
 from patchloom.results.classes import MACRO_F1, confusion_of
 from patchloom.results.evaluation import Drawing, Evaluation, frozen_ahead

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from patchloom.errors import PatchloomError
-from patchloom.nets.build import EncoderSpec, PositionKind, check_servable, outline
+from patchloom.nets.build import EncoderSpec, check_servable, outline
 from patchloom.nets.checkpoints.format import EncoderCard, check_statistics
 from patchloom.nets.encode import grid_size, has_rotations, heads_by_stage, input_channels, input_size, patch_positions
 from patchloom.nets.swin import Encoder, blocks_of, is_hierarchical, patch_embedding, stages_of
+from patchloom.options.pretrain import PositionKind
 from patchloom.patches.positions import sincos_2d
 from patchloom.sizes import compact
 

@@ -27,7 +27,7 @@ from timm.models.eva import Eva
 from torch import Tensor, nn
 
 from patchloom.errors import PatchloomError, listing
-from patchloom.nets.build import EncoderSpec, PositionKind, build_encoder, outline, own_names
+from patchloom.nets.build import EncoderSpec, build_encoder, outline, own_names
 from patchloom.nets.checkpoints.format import (
     ENCODER_FILE,
     HUB_CONFIG,
@@ -90,6 +90,7 @@ from patchloom.nets.decoders import Decoder, MAEDecoder
 from patchloom.nets.encode import entry_width, grid_size, has_rotations, heads_by_stage
 from patchloom.nets.heads import InstanceHead, Stem, Use
 from patchloom.nets.swin import Encoder, patch_embedding
+from patchloom.options.pretrain import PositionKind
 from patchloom.sizes import compact
 from patchloom.system.files import read_text, regular
 
