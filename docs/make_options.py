@@ -1,4 +1,4 @@
-"""Generator of reference/command-line.md from signatures and docstrings; a test fails if the page is out of date.
+"""Generator of reference/command-line.md from the declarations of options; a test fails if the page is out of date.
 
 python docs/make_options.py
 """
@@ -8,8 +8,9 @@ from __future__ import annotations
 import textwrap
 from pathlib import Path
 
-from patchloom.arguments import CommandSpec, Option, shorten_options
-from patchloom.cli import format_default, format_kind
+from patchloom.options.declare import CommandSpec, Option
+from patchloom.options.help import format_default, format_kind
+from patchloom.options.messages import shorten_options
 from patchloom.options.parse import SIGNATURES, evaluate_spec, pretrain_spec, protocols, task_spec, verb_spec
 from patchloom.tasks import TASKS, usual_task
 
@@ -18,7 +19,7 @@ _ABOUT = """\
 # Command line
 
 Every option of every verb, with its type and default. `python docs/make_options.py` writes this page from the same
-signatures and docstrings as `--help`; a test fails if it is out of date. [Task options](task-options.md) explains the
+declarations as `--help`; a test fails if it is out of date. [Task options](task-options.md) explains the
 tasks' options with examples, and [auto](auto.md) how `auto` is resolved.
 
 In Python, an option has the same name without dashes. `--task.NAME` and `--model.NAME` are keys beside `name` in the

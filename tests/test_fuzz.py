@@ -27,14 +27,14 @@ FUZZ = settings(derandomize=True, database=None, suppress_health_check=list(Heal
 
 
 # cached, because the options of a task do not change and take most of the time
-PARSER = cache(options.pretrain_parser)
+SPEC = cache(options.pretrain_spec)
 
 
 @pytest.fixture(autouse=True)
 def untrained(monkeypatch, tmp_path):
     """End `pretrain` after the settings are resolved and the task is built."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(options, "pretrain_parser", PARSER)
+    monkeypatch.setattr(options, "pretrain_spec", SPEC)
 
     def planned(decide):
         plan = decide()

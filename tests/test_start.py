@@ -12,7 +12,7 @@ from patchloom import cli
 # each takes a tenth of a second or more
 TRAINING = ("torch", "numpy", "timm", "torchvision", "scipy")
 OWN = tuple(f"patchloom.{name}" for name in ("evaluate.protocols", "evaluate.trainer", "train.final_evaluation"))
-OTHERS = ("matplotlib", "scipy.optimize", "scipy.signal", "sklearn", "pandas", "transformers", "jsonargparse")
+OTHERS = ("matplotlib", "scipy.optimize", "scipy.signal", "sklearn", "pandas", "transformers")
 UNLESS_NEEDED = ("imagecodecs", "tifffile")  # 28 MB, for some formats of files
 # each takes a tenth of the time of --help
 LIGHT = ("importlib.metadata", "email")

@@ -7,13 +7,12 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from functools import cache, wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import (
-    TYPE_CHECKING,
     Any,
     ParamSpec,
     TypeVar,
@@ -23,69 +22,11 @@ from typing import (
 from docstring_parser import parse as parse_docstring
 
 from patchloom.display import clear_status
-from patchloom.errors import OBJECTS, PatchloomError, check_type, describe_type, listing, normalize_word
+from patchloom.errors import OBJECTS, PatchloomError, check_type
 from patchloom.options.declare import CommandSpec, Option, command_line_hint, to_plain_value
 from patchloom.options.messages import (
-    _WORDS,
-    _mistyped,
-    _otherwise_called,
-    shorten_options,
     unknown_option_error,
-    without_hyphens,
 )
-
-if TYPE_CHECKING:
-    from jsonargparse import ArgumentParser
-
-
-def explain_error(problem: str, parser: ArgumentParser, owners: Callable[[str], Sequence[str]]) -> str:
-    """Turn an error of jsonargparse into one sentence that says what to do."""
-    known = [shorten_options(name) for action in parser._actions for name in action.option_strings if name[-1] != "+"]
-    if "arguments are required" in problem:
-        places = [action for action in parser._actions if not action.option_strings and action.required]
-        lacking = problem.rpartition(":")[2].replace(",", " ").split()
-        said = [f"{place.dest.upper()} ({(place.help or '').rstrip('.')})" for place in places if place.dest in lacking]
-        return f"{parser.prog} needs {listing(said, 'and')}; see {parser.prog} --help"
-    if bare := re.search(r"argument (\S+): expected", problem):
-        return f"{shorten_options(bare[1])} needs a value; see {parser.prog} --help"
-    unknown = re.search(r"(?:[Uu]nrecognized arguments|No action for key): *(.+)", problem)
-    if unknown:
-        return _unknown(unknown[1] if unknown[1][0] != "-" else unknown[1].split()[0], parser, known, owners)
-    key = re.search(r'(?:Parser key |[Aa]rgument )"?([\w.]+)"?', problem)
-    value = re.search(r"Given value: (.*)", problem) or re.search(r"[Vv]alue:? [\"']?(.*?)[\"']?(?:$|\n)", problem)
-    if key and value and (inner := re.match(r"NestedArg\(key='(.*?)'", value[1])):
-        return f"there is no option --{key[1]}.{inner[1]}; {parser.prog} --help lists them"
-    if key and value:
-        action = next((a for a in parser._actions if key[1] in (a.dest, a.metavar)), None)
-        kind = describe_type(getattr(action, "_typehint", None) or action.type) if action else "another kind of value"
-        name = shorten_options(f"--{key[1]}") if action is None or action.option_strings else key[1].upper()
-        return f"{name} cannot be {value[1]}: it takes {kind}"
-    return " ".join(problem.split()) + f"; see {parser.prog} --help"
-
-
-def _unknown(word: str, parser: ArgumentParser, known: Sequence[str], owners: Callable[[str], Sequence[str]]) -> str:
-    name = word.partition("=")[0]
-    bare = name.lstrip("-")
-    if not name.startswith("--"):
-        return without_hyphens(word, known) or (
-            f"{word} is one word too many; see {parser.prog} --help (names of options begin with --, and a name with "
-            "spaces needs quotes)"
-        )
-    if bare.startswith("task.") and "--tasks" in known:
-        return f"there is no option {name} for all tasks: write it behind a task, as in --tasks mae,mae:{bare}=VALUE"
-    if said := _otherwise_called(name, bare, known):
-        return said
-    places = [action.dest.upper() for action in parser._actions if not action.option_strings]
-    if normalize_word(bare) in _WORDS and places:
-        return (
-            f"there is no option {name}: give {listing(places, 'and')} without a name, {parser.prog} {' '.join(places)}"
-        )
-    if said := _mistyped(name, bare, known):
-        return said
-    if found := owners(name):
-        return f"{name} is an option of {listing(found, 'and')}; {parser.prog} --help all shows its options"
-    return f"there is no option {name}; {parser.prog} --help all lists them"
-
 
 # Options from signatures and docstrings, of live objects or of source files that are not imported.
 
