@@ -24,6 +24,8 @@ from patchloom.arguments import (
 )
 from patchloom.errors import PatchloomError, listing, suggestion
 from patchloom.loggers import TRACKERS
+from patchloom.options.declare import declared
+from patchloom.options.verbs import VERB_OPTIONS
 from patchloom.recipes import nested, recipe_named
 from patchloom.system.files import read_text, read_yaml
 from patchloom.tasks import AUTO, TASKS, task_class, usual_task
@@ -120,7 +122,9 @@ def protocols() -> dict[str, str]:
 
 @cache
 def verb_spec(verb: str) -> CommandSpec:
-    """Return the options of ``patchloom VERB``, from the signature of its function."""
+    """Return the options of ``patchloom VERB``."""
+    if verb in VERB_OPTIONS:
+        return declared(VERB_OPTIONS[verb])
     found = [read_signature(from_source(path), _OTHERWISE.get(verb, ())) for path in SIGNATURES[verb]]
     return CommandSpec(found[0].about, tuple(option for one in found for option in one.options))
 
