@@ -124,7 +124,7 @@ def protocols() -> dict[str, str]:
 def verb_spec(verb: str) -> CommandSpec:
     """Return the options of ``patchloom VERB``."""
     if verb in VERB_OPTIONS:
-        return declared(VERB_OPTIONS[verb])
+        return declared(VERB_OPTIONS[verb])  # type: ignore[arg-type]  # mypy takes no class for hashable
     found = [read_signature(from_source(path), _OTHERWISE.get(verb, ())) for path in SIGNATURES[verb]]
     return CommandSpec(found[0].about, tuple(option for one in found for option in one.options))
 
