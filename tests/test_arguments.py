@@ -12,10 +12,11 @@ from patchloom.arguments import Option, command_line_hint, from_source, read_sig
 from patchloom.data.sources import builtin
 from patchloom.evaluate.protocols import PROTOCOLS, protocol_of
 from patchloom.options.parse import SIGNATURES, protocols
+from patchloom.options.verbs import VERB_OPTIONS
 from patchloom.tasks import TASKS
 
 READ = [
-    *(path for paths in SIGNATURES.values() for path in paths),
+    *(path for verb, paths in SIGNATURES.items() for path in paths if verb not in VERB_OPTIONS),
     *protocols().values(),
     *(entry.path for entry in TASKS.values()),
 ]

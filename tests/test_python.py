@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import pydoc
 import subprocess
 import sys
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ import patchloom
 from patchloom.cli import main
 from patchloom.errors import PatchloomError
 from patchloom.options.parse import VERBS
+from patchloom.options.verbs import VERB_OPTIONS
 
 CALLED = [name for name in VERBS if name not in ("tasks", "recipes")]  # these list what there is
 
@@ -28,9 +31,16 @@ def test_every_verb_is_listed_and_can_be_called():
     for name in CALLED:
         verb = getattr(patchloom, name)
         assert name in patchloom.__all__ and name in dir(patchloom) and callable(verb)
-        assert inspect.signature(verb) == inspect.signature(inspect.unwrap(verb))
         assert {"data", "runs"} & inspect.signature(verb).parameters.keys()
     assert {"PatchloomError", "TASKS", "load_encoder", "open_data"} <= {*patchloom.__all__} <= {*dir(patchloom)}
+
+
+@pytest.mark.parametrize("name", [name for name in VERB_OPTIONS if name != "look curves"])
+def test_help_explains_the_options(name):
+    verb, known = getattr(patchloom, name), fields(VERB_OPTIONS[name])
+    page = pydoc.plain(pydoc.render_doc(verb))
+    assert [*inspect.signature(verb).parameters] == [one.name for one in known]
+    assert all(f"{one.name}: {one.metadata['about']}." in page for one in known)
 
 
 @pytest.mark.slow
@@ -70,8 +80,8 @@ SLIPS = (  # what only Python can be given: verb, arguments, options, and words 
     ("check", ([],), {}, "the list of images is empty"),
     ("evaluate", ("knn", "nowhere", "shapes"), {"ks": "5,20"}, "--ks cannot be 5,20: it takes a list"),
     ("evaluate", ("knn", "nowhere"), {}, "patchloom.evaluate(protocol, run, data)"),
-    ("predict", ("nowhere", "shapes"), {"score": 2}, "--score must be from 0 to 1, not 2"),
-    ("predict", ("nowhere", "shapes"), {"pictures": -1}, "--pictures must be 0 or more, or all, not -1"),
+    ("predict", ("nowhere", "shapes"), {"score": 2}, "--score must be 0 to 1, not 2"),
+    ("predict", ("nowhere", "shapes"), {"pictures": -1}, "--pictures must be 0 or more, not -1"),
     ("predict", ("nowhere", "shapes"), {}, "there is no model at nowhere"),
     ("bench", (), {"rounds": 0.5}, "--rounds cannot be 0.5: it takes a whole number"),
     ("bench", ("digits",), {"tasks": [5]}, "--task cannot be an object of type int"),

@@ -89,6 +89,11 @@ class _Verb(ModuleType):
         name = self.__name__.rpartition(".")[2]
         return getattr(import_module(_HOMES[name]), name)
 
+    @property
+    def __doc__(self) -> str | None:  # type: ignore[override]
+        """Return the documentation of the verb, for `help`."""
+        return self.__wrapped__.__doc__
+
     def __call__(self, *given: Any, **options: Any) -> Any:
         return self.__wrapped__(*given, **options)
 

@@ -8,20 +8,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from patchloom.arguments import validate_arguments
-from patchloom.data.sources.in_memory import DataLike
 from patchloom.data.sources.open import open_data
 from patchloom.data.stats import Stats
 from patchloom.display import Displayable, StatusMessage, TextTable, print_line
 from patchloom.errors import PatchloomError
 from patchloom.nets.performance import fuse_attention
+from patchloom.options import verbs
+from patchloom.options.declare import verb
 from patchloom.runs.settings import ResolvedSettings, Settings, request
-from patchloom.sizes import PatchSize, in_pixels
+from patchloom.sizes import in_pixels
 from patchloom.system.hardware import float32_products, keep_freed_memory, memory_shortage, product_rates, seconds_of
 from patchloom.system.load import BackgroundLoad, Load
 from patchloom.tasks import ready_tasks
@@ -29,6 +29,11 @@ from patchloom.tasks.custom import label
 from patchloom.train.estimate import Step, halvable, memory_of, reading_rate, refuse_too_large
 from patchloom.train.resolve import measure_data, resolve
 
+# options that all tasks take as they are
+_OF_PRETRAIN = (
+    *("model", "img_size", "patch_size", "batch_size", "device", "precision", "attention", "kernels"),
+    *("workers", "threads", "checkpointing", "compile"),
+)
 _WORTH = 1.05  # smaller gains of compiling are noise
 _COUNTED = 2  # images for counting operations, which are the same for each image
 
@@ -150,63 +155,28 @@ class Bench(Displayable):
         return rows
 
 
-@validate_arguments
-def bench(
-    data: DataLike = "shapes",
-    *,
-    tasks: str | list[str] | None = None,
-    model: str = "auto",
-    img_size: int | tuple[int, int] | Literal["auto"] = "auto",
-    patch_size: PatchSize | Literal["auto"] = "auto",
-    batch_size: int | Literal["auto"] = "auto",
-    device: Literal["cpu", "cuda", "mps", "auto"] = "auto",
-    precision: Literal["float32", "tf32", "bfloat16", "float16", "auto"] = "auto",
-    attention: Literal["fused", "explicit", "auto"] = "auto",
-    kernels: Literal["torch", "native", "auto"] = "auto",
-    workers: int | Literal["auto"] = "auto",
-    threads: int | Literal["auto"] = "auto",
-    checkpointing: bool = False,
-    compile: bool = False,
-    rounds: int = 5,
-) -> Bench:
+@verb(verbs.Bench)
+def bench(options: verbs.Bench) -> Bench:
     """Time a training step of each task on this machine, with its peak speed and the speed of reading.
-
-    Args:
-        data: images, as for pretrain.
-        tasks: task names, separated by commas; all tasks without required options if absent.
-        model: nano, micro, mini, or a timm ViT. The values of auto are those of pretrain.
-        img_size: image side in pixels; 64x128 is height x width.
-        patch_size: side of a patch in pixels; 40x1 is rows x columns.
-        batch_size: images per step.
-        device: device for training; auto: a GPU if there is one.
-        precision: precision of matrix products: float32, tf32, bfloat16, or float16.
-        attention: form of attention: torch's fused kernel, or an explicit softmax.
-        kernels: implementation of attention: torch, or native kernels for bfloat16 on a CPU.
-        workers: processes that read images.
-        threads: CPU threads of the training process.
-        checkpointing: gradient checkpointing.
-        compile: torch.compile, timed in addition.
-        rounds: number of timed steps per task.
 
     Raises:
         PatchloomError: unknown data or task, incompatible settings, or too little memory.
     """
     keep_freed_memory()
+    tasks, rounds = options.tasks, options.rounds
     names = ready_tasks() if tasks is None else tasks.split(",") if isinstance(tasks, str) else list(tasks)
-    given: dict[str, Any] = {"img_size": img_size, "patch_size": patch_size, "batch_size": batch_size, "device": device}
-    given |= {"precision": precision, "attention": attention, "kernels": kernels, "workers": workers}
-    given |= {"threads": threads, "checkpointing": checkpointing, "compile": compile, "model": model}
-    if rounds < 1 or not names:
-        raise PatchloomError("--rounds and the number of --tasks must be 1 or more")
-    asked = [request(data, name, given) for name in names]
-    source = open_data(data).train
+    if not names:
+        raise PatchloomError("--tasks names no task: give one or more, or leave it out for all")
+    given = {name: getattr(options, name) for name in _OF_PRETRAIN}
+    asked = [request(options.data, name, given) for name in names]
+    source = open_data(options.data).train
     channels, stats = measure_data(asked[0], source, sample=100)
     source = source.heard_as(stats.sound)
     each = _resolved(asked, len(source), channels, stats, explicit=tasks is not None)
     if each[0].device == "cpu":
         torch.set_num_threads(each[0].threads)
     refuse_too_large(each[0], each[0].batch_size)  # encoder and images are the same for all tasks
-    forms = [(settings, compiled) for settings in each for compiled in (False, True)[: 1 + compile]]
+    forms = [(settings, compiled) for settings in each for compiled in (False, True)[: 1 + options.compile]]
     try:
         with StatusMessage("building the tasks"):
             built = [Step(settings, compiled, sound=source.sound) for settings, compiled in forms]

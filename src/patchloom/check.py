@@ -9,31 +9,32 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 
-from patchloom.arguments import validate_arguments
 from patchloom.audio.config import Sound
 from patchloom.data.loader import steps_of
 from patchloom.data.near_duplicates import NearCopies, near_copies, parted_wholes, subject_note
 from patchloom.data.scan import Survey, survey
 from patchloom.data.source import Source
-from patchloom.data.sources.in_memory import DataLike, is_object, is_object_name
+from patchloom.data.sources.in_memory import is_object, is_object_name
 from patchloom.data.sources.open import open_data, split_names
 from patchloom.data.splits import hold_out
 from patchloom.data.stats import Stats, channels_for_all
 from patchloom.display import Displayable, StatusMessage, TextTable, Verbatim, duration
 from patchloom.errors import PatchloomError
 from patchloom.estimate import time_steps, with_reading
+from patchloom.options.declare import verb
+from patchloom.options.verbs import Check
 from patchloom.runs.held_out import with_share
-from patchloom.runs.settings import ResolvedSettings, TaskLike, request, why_task
-from patchloom.sizes import PatchSize, compact, in_pixels
+from patchloom.runs.settings import ResolvedSettings, request, why_task
+from patchloom.sizes import compact, in_pixels
 from patchloom.system.files import write_whole
 from patchloom.system.hardware import keep_freed_memory, memory
 from patchloom.system.load import BackgroundLoad, Load
-from patchloom.tasks import AUTO, task_class
+from patchloom.tasks import task_class
 from patchloom.tasks.custom import label
 from patchloom.train.estimate import (
     Step,
@@ -443,58 +444,28 @@ class CheckResult(Displayable):
         return said
 
 
-@validate_arguments
-def check(
-    data: DataLike,
-    *,
-    task: TaskLike = AUTO,
-    images: int | None = None,
-    model: str = "auto",
-    img_size: int | tuple[int, int] | Literal["auto"] = "auto",
-    patch_size: PatchSize | Literal["auto"] = "auto",
-    epochs: int | Literal["auto"] = "auto",
-    batch_size: int | Literal["auto"] = "auto",
-    workers: int | Literal["auto"] = "auto",
-    device: Literal["cpu", "cuda", "mps", "auto"] = "auto",
-    group: str | None = None,
-    recipe: str | None = None,
-    estimate: bool = True,
-    out: str | Path | None = None,
-) -> CheckResult:
-    """Check all images or recordings for faults, and propose settings for pre-training.
+# options that the proposal takes as they are
+_OF_PRETRAIN = ("model", "img_size", "patch_size", "epochs", "batch_size", "workers", "device", "group", "recipe")
 
-    Args:
-        data: images, as for pretrain.
-        task: pretext task of the proposal, which keeps all other given settings, too.
-        images: largest number of images to read per split, drawn at random; all if absent.
-        model: nano, micro, mini, or a timm ViT.
-        img_size: image side in pixels; 64x128 is height x width.
-        patch_size: side of a patch in pixels; 40x1 is rows x columns.
-        epochs: passes over the training images.
-        batch_size: images per step.
-        workers: processes that read, here and in the run; auto here: one per core.
-        device: device for training; auto: a GPU if there is one.
-        group: images that are held out together, as for pretrain.
-        recipe: row of a paper's table, as for pretrain.
-        estimate: measurement of time and memory in a few steps.
-        out: file for the names of all unreadable and odd images, each with the reason after a tab.
+
+@verb(Check)
+def check(options: Check) -> CheckResult:
+    """Check all images or recordings for faults, and propose settings for pre-training.
 
     Raises:
         PatchloomError: unknown data or task, no readable image, settings that do not fit, numbers of channels
             of which none occurs in all splits (otherwise they are a ``refusal``), or a file that cannot be written.
     """
-    if images is not None and images < 1:
-        raise PatchloomError(f"--images must be 1 or more, not {images}")
-    given: dict[str, Any] = {"model": model, "img_size": img_size, "patch_size": patch_size, "epochs": epochs}
-    given |= {"batch_size": batch_size, "workers": workers, "device": device, "group": group, "recipe": recipe}
-    if recipe is not None:
+    data, workers = options.data, None if options.workers == "auto" else options.workers
+    given = {name: getattr(options, name) for name in _OF_PRETRAIN}
+    if options.recipe is not None:
         given = {name: value for name, value in given.items() if value != "auto"}
-    asked = request(data, task, given)
-    opened = open_data(data, group=group)
+    asked = request(data, options.task, given)
+    opened = open_data(data, group=options.group)
     # exact=False: copies are found below
     training = hold_out(opened.train, asked.held_out, seed=asked.seed, exact=False)[0]
     sources = [source for source in (opened.train, opened.test) if source is not None]
-    found = [survey(source, images, None if workers == "auto" else workers) for source in sources]
+    found = [survey(source, options.images, workers) for source in sources]
     refusal, odd = "", list[tuple[str, str]]()
     if training.sound is None:
         examples = {channels: name for one in reversed(found) for channels, name in one.examples().items()}
@@ -504,14 +475,14 @@ def check(
         except PatchloomError as problem:
             refusal, channels = str(problem), max(usual & set(examples))
         odd = [(one.name(i), reason) for one in found for i, reason in _odd_images(one, usual if refusal else None)]
-    if out is not None:
+    if options.out is not None:
         lines = [f"{one.source.describe(i)}\t{reason}\n" for one in found for i, reason in one.broken]
-        write_whole(Path(out), "".join([*lines, *(f"{name}\t{reason}\n" for name, reason in odd)]))
+        write_whole(Path(options.out), "".join([*lines, *(f"{name}\t{reason}\n" for name, reason in odd)]))
     if refusal:  # report the commonest kind alone, and end with the reason
         sources = [one.source.subset(_indices_of(one, usual)) for one in found]
         if not all(set(one.moments) & usual for one in found):
             raise PatchloomError(refusal)
-        found = [survey(source, None, None if workers == "auto" else workers) for source in sources]
+        found = [survey(source, None, workers) for source in sources]
         training = hold_out(sources[0], asked.held_out, seed=asked.seed, exact=False)[0]
     if training.sound is None:
         stats = found[0].stats(channels)
@@ -520,12 +491,12 @@ def check(
     training = training.heard_as(stats.sound)
     asked, share = with_share(asked, len(opened.train), opened.train.noun)
     settings, reasons = resolve(asked, len(training), channels, stats, images=training)
-    reasons = why_task(data, task, recipe, training.noun) | share | reasons
+    reasons = why_task(data, options.task, options.recipe, training.noun) | share | reasons
     names = [str(asked.data)] if is_object(data) else [str(name) for name in split_names(data)]
-    proposal = propose(names, training, settings, reasons, estimate)
+    proposal = propose(names, training, settings, reasons, options.estimate)
     close = near_copies(found[0].source)
     test = found[1] if len(found) > 1 else None
-    return CheckResult(found[0], test, channels, proposal, out, opened.notes, close, refusal, tuple(odd))
+    return CheckResult(found[0], test, channels, proposal, options.out, opened.notes, close, refusal, tuple(odd))
 
 
 def _usual_channels(found: Sequence[Survey]) -> set[int]:

@@ -14,19 +14,18 @@ from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from patchloom.arguments import PathLike, plain_path, validate_arguments
+from patchloom.arguments import plain_path
 from patchloom.data.augment import ColoredCrop
 from patchloom.data.duplicates import copies_among
 from patchloom.data.loader import Batch, plain_batches, steps_of, steps_per_epoch, training_batches
 from patchloom.data.source import Source
-from patchloom.data.sources.in_memory import DataLike
 from patchloom.data.stats import normalize
 from patchloom.display import Displayable, TextTable, Verbatim, duration, print_line, track_progress
 from patchloom.errors import PatchloomError
@@ -44,6 +43,8 @@ from patchloom.nets.encode import grid_size, input_size
 from patchloom.nets.student import Student, create_backbone, pooled_features, student_options
 from patchloom.nets.swin import refuse_hierarchical
 from patchloom.nets.teacher import FrozenTeacher
+from patchloom.options.declare import verb
+from patchloom.options.verbs import Distill
 from patchloom.pace import Pace
 from patchloom.results.evaluation import Evaluation
 from patchloom.runs.encoder import STUDENT_CARD, STUDENT_WEIGHTS, load_encoder
@@ -52,7 +53,7 @@ from patchloom.system.files import write_whole
 from patchloom.system.hardware import float32_products
 from patchloom.system.load import BackgroundLoad, Load
 
-_LARGEST = 2**14  # pixels of a side
+_OF_EVALUATIONS = ("seed", "device", "workers", "model", "group")  # options that the comparison takes as they are
 _FORMAT = "patchloom student 1"
 _SCALE = (0.14, 1.0)  # area of a crop, as lightly-train's
 _WARMUP = 0.05  # share of the steps
@@ -127,113 +128,64 @@ class Distilled(Displayable):
         return {"files": files, "student": vars(self.card), **plain, "planned": planned}
 
 
-@validate_arguments
+@verb(Distill)
 @float32_products()
-def distill(
-    run: PathLike,
-    data: DataLike,
-    *,
-    student: str,
-    out: str | Path | None = None,
-    labels: DataLike | None = None,
-    side: int | None = None,
-    epochs: float = 100.0,
-    batch_size: int = 64,
-    lr: float = 5e-4,
-    decay: float = 0.04,
-    dense: float = 1.0,
-    seed: int = 0,
-    seeds: int = 1,
-    device: str = "auto",
-    workers: int | Literal["auto"] = "auto",
-    group: str | None = None,
-    model: str | None = None,
-    dry_run: bool = False,
-) -> Distilled:
+def distill(options: Distill) -> Distilled:
     """Train a backbone of timm on the pooled and the dense features of an encoder.
 
     The task ``distill`` of `patchloom.pretrain` is another thing: there a ViT predicts features of patches that it does
     not see.
 
-    Args:
-        run: teacher: folder of a run, ``.safetensors`` file of an encoder, or ``timm:NAME``.
-        data: images to train on, without labels.
-        student: timm's name of the backbone, such as convnext_atto.
-        out: folder of the student; default: DATA-STUDENT in runs/.
-        labels: labelled images for the comparison at the end; default: none.
-        side: side of the square images that the student sees, in pixels; default: the teacher's size.
-        epochs: passes over the images.
-        batch_size: images per step.
-        lr: peak learning rate of AdamW.
-        decay: weight decay.
-        dense: weight of the loss on dense features, beside 1 for the pooled ones; 0 for pooled features alone.
-        seed: random seed.
-        seeds: number of trainings for the comparison, with seeds counted up; the first student is written.
-        device: device: auto (a GPU if available), cpu, cuda or another torch device.
-        workers: data-loading processes; auto depends on the device.
-        group: images of LABELS that a split keeps together, as in pretrain.
-        model: timm's model name, if RUN is a file with weights only.
-        dry_run: plan only: check the arguments, time a few steps, and write nothing.
-
     Raises:
         PatchloomError: a teacher or student that does not fit, or an option out of its range.
     """
-    run = plain_path(run)
-    check_model(run, model)
-    for name, value, least in (("epochs", epochs, 0), ("lr", lr, 0), ("batch_size", batch_size, 1)):
-        if not least < value < float("inf"):
-            raise PatchloomError(f"--{name} must be above {least}, not {value:g}")
-    for name, value in (("decay", decay), ("dense", dense)):
-        if not 0 <= value < float("inf"):
-            raise PatchloomError(f"--{name} must be 0 or more, not {value:g}")
-    if seeds < 1 or (seeds > 1 and labels is None):
-        raise PatchloomError(f"--seeds {seeds} compares trainings: give 1 or more, and --labels")
-    if side is not None and not 8 <= side <= _LARGEST:
-        raise PatchloomError(f"--side must be from 8 to {_LARGEST} pixels, not {side}")
-    settings = EvalSettings(seed=seed, device=device, workers=workers, model=model, group=group)
-    settings.check()
+    run, student, side, seeds = plain_path(options.run), options.student, options.side, options.seeds
+    check_model(run, options.model)
+    if seeds > 1 and options.labels is None:
+        raise PatchloomError(f"--seeds {seeds} compares trainings: give --labels, too")
+    settings = EvalSettings(**{name: getattr(options, name) for name in _OF_EVALUATIONS})
     share_nothing(settings, "distill")
-    vit, card = load_encoder(run, model)
+    vit, card = load_encoder(run, options.model)
     plain = refuse_hierarchical(vit, "a teacher of features", "give another encoder")
     if card.sound is not None:
         raise PatchloomError(f"{card.name} is an encoder of recordings, and students are for images: give another")
     size = input_size(vit) if side is None else (side, side)
-    source = open_with_notes(data, None).train
+    source = open_with_notes(options.data, None).train
     if source.sound is not None:
         raise PatchloomError(f"{source.name} holds recordings, and students are for images: give a folder of images")
     if len(source) < 2:
         raise PatchloomError(f"{source.name} has one image, and batch norms need several: add images")
     # before the training, so that a fault in the labels does not cost hours
-    parts = None if labels is None else parts_of(labels, settings, card=card, run=run)
+    parts = None if options.labels is None else parts_of(options.labels, settings, card=card, run=run)
     if parts is not None and (said := _seen_by_student(source, parts.test)):
         parts = replace(parts, story=f"{parts.story} {said}")
-    name = Path(str(data)).stem if isinstance(data, str | Path) else "images"
-    folder = Path(out) if out is not None else Path("runs") / f"{name}-{student}"
+    name = Path(str(options.data)).stem if isinstance(options.data, str | Path) else "images"
+    folder = Path(options.out) if options.out is not None else Path("runs") / f"{name}-{student}"
     if (folder / STUDENT_WEIGHTS).exists():
         raise PatchloomError(f"{folder} has a student already: choose another --out")
-    options = student_options(student, size, len(card.mean))
-    about = StudentCard(student, options, size, tuple(card.mean), tuple(card.std), card.name, card.license)
+    arguments = student_options(student, size, len(card.mean))
+    about = StudentCard(student, arguments, size, tuple(card.mean), tuple(card.std), card.name, card.license)
     print_line(
         f"{student} learns the features of {card.name} from {len(source):,} images of {source.name} at "
-        f"{in_pixels(size)} pixels, in {epochs:g} epochs"
+        f"{in_pixels(size)} pixels, in {options.epochs:g} epochs"
     )
-    course = distillation_course(len(source), epochs, lr, decay, batch_size)
+    course = distillation_course(len(source), options.epochs, options.lr, options.decay, options.batch_size)
     steps = seeds * course.steps
     pace = Pace(steps)
     compared: list[list[Evaluation]] = []  # by seed, then by protocol
     with keep_until_done():
-        for one in (replace(settings, seed=seed + k) for k in range(seeds)):
+        for one in (replace(settings, seed=options.seed + k) for k in range(seeds)):
             torch.manual_seed(one.seed)
-            net = Student(create_backbone(student, options), size, len(card.mean), plain.embed_dim, student)
+            net = Student(create_backbone(student, arguments), size, len(card.mean), plain.embed_dim, student)
             start = deepcopy(net.backbone)
             teacher = FrozenTeacher(deepcopy(plain), card.mean, card.std, grid_size(plain))
-            trainer = begin_distillation(net, teacher, source, size, course, dense=dense, settings=one)
-            if dry_run:
+            trainer = begin_distillation(net, teacher, source, size, course, dense=options.dense, settings=one)
+            if options.dry_run:
                 others = BackgroundLoad()
                 planned = {"steps": steps, "seconds": steps * trainer.seconds_of_step()}
                 return Distilled(folder, about, None, None, planned, others.load())
             trainer.fit(student if seeds == 1 else f"{student}, seed {one.seed}", pace)
-            if one.seed == seed:
+            if one.seed == options.seed:
                 first = net.backbone
             if parts is not None:
                 nets = {student: net.backbone, f"random {student}": start}

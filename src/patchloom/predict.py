@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from patchloom.arguments import PathLike, plain_path, validate_arguments
+from patchloom.arguments import plain_path
 from patchloom.audio.compatibility import with_encoder_sound
 from patchloom.data.naming import name_images
 from patchloom.data.source import Data
@@ -27,6 +27,8 @@ from patchloom.evaluate.classifier import ClassifierCard, load_classifier
 from patchloom.evaluate.predictions import CLASS_FILES, PAGE, TABLE, write_classes
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.nets.checkpoints.format import CLASSIFIER_FORMAT, DENSE_FORMAT, is_model, read_metadata
+from patchloom.options.declare import verb
+from patchloom.options.verbs import Predict
 from patchloom.results.evaluation import note_unreadable
 from patchloom.runs.folder import data_slug
 from patchloom.system.files import make_folder, read_text, write_whole
@@ -105,18 +107,9 @@ class Predictions(Displayable):
         return listing([*said[:_NAMED], *more], "and")
 
 
-@validate_arguments
+@verb(Predict)
 @float32_products()
-def predict(
-    model: PathLike,
-    data: DataLike,
-    *,
-    out: str | Path | None = None,
-    top: int | None = None,
-    score: float = 0.5,
-    pictures: int | Literal["all"] = 20,
-    device: str = "auto",
-) -> Predictions:
+def predict(options: Predict) -> Predictions:
     """Write predictions of a trained model: a table of classes, label maps, or objects as COCO JSON, and pictures.
 
     A classifier's table is predictions.csv: path, class, confidence and the probability of each class, of every image;
@@ -124,31 +117,13 @@ def predict(
     original sizes, one number per pixel, with a palette for viewers (16 bits without a palette for more than 256
     classes). A detector's objects are in one COCO JSON file, with scores and, if it predicts masks, run lengths.
 
-    Args:
-        model: file from `evaluate finetune`, or from `evaluate linear`, `segment` or `detect` with ``--save``; or the
-            folder of a run that has a single one.
-        data: images of any source, all splits, or one image file.
-        out: folder for the predictions; default predictions/DATA. Files of other commands there are kept. The same
-            model and data replace their earlier files, and remove predictions of deleted images.
-        top: number of a classifier's most probable classes in the table, each with its probability; default: all
-            classes, in a column each.
-        score: lowest score of the objects of a detector.
-        pictures: number of images to draw with their predictions, of a classifier the least certain; all draws every
-            image.
-        device: device for computing: auto (a GPU if there is one), cpu, cuda, or another name of torch.
-
     Raises:
         PatchloomError: no such model or images, a folder that is taken, or no image that can be read.
     """
-    if not 0 <= score <= 1:
-        raise PatchloomError(f"--score must be from 0 to 1, not {score:g}")
-    if pictures != "all" and pictures < 0:
-        raise PatchloomError(f"--pictures must be 0 or more, or all, not {pictures}")
-    if top is not None and top < 1:
-        raise PatchloomError(f"--top must be 1 or more, not {top}")
-    settings = EvalSettings(device=device)
+    top = options.top
+    settings = EvalSettings(device=options.device)
     settings.torch_device  # noqa: B018  # refuse an unknown device first
-    path = _find_model(plain_path(model))
+    path = _find_model(plain_path(options.model))
     classifies = CLASSIFIER_FORMAT in read_metadata(path, "a model")
     net: Any
     card: ClassifierCard | DenseCard
@@ -157,16 +132,16 @@ def predict(
         raise PatchloomError(f"--top is for classifiers, and {path} is a segmenter or detector: leave it out")
     if top is not None and top > len(card.classes):
         raise PatchloomError(f"--top {top} is more than the {len(card.classes)} classes of {path}: give fewer")
-    opened = _opened(data)
+    opened = _opened(options.data)
     if classifies:
         opened = with_encoder_sound(opened, card.encoder.sound, card.encoder.name)
     sources = [opened.train] if opened.test is None else [opened.train, opened.test]
     names = name_images(sources)
-    folder = Path(out) if out is not None else Path("predictions") / data_slug(data)
+    folder = Path(options.out) if options.out is not None else Path("predictions") / data_slug(options.data)
     about: dict[str, Any] = {"model": str(path), "weights": _checksum(path), "images": [one.name for one in sources]}
     if top is not None:
         about["top"] = top
-    drawn = len(names) if pictures == "all" else pictures
+    drawn = len(names) if options.pictures == "all" else options.pictures
     outs = [name.out for name in names]
 
     def files(written: Sequence[str]) -> set[str]:
@@ -179,7 +154,7 @@ def predict(
     if isinstance(card, ClassifierCard):
         done = write_classes(net, card, images, names, settings, folder, drawn, top)
     else:
-        done = write_dense(net, card, images, names, settings, folder, drawn, score)
+        done = write_dense(net, card, images, names, settings, folder, drawn, options.score)
     lost = {*outs} - {*done.read}
     unreadable = [name.source.describe(name.index) for name in names if name.out in lost]
     if not done.read:
@@ -191,7 +166,7 @@ def predict(
     gone = [f"{old:,} label maps of an earlier predict were removed: their images are no longer there."] if old else []
     seen = input_notes(sources[0], card.encoder.mean, card.encoder.std)
     notes = (*(f"{note}." for note in [*opened.notes, *done.notes, *seen]), *note_unreadable(unreadable), *gone)
-    about_all = folder, len(done.read), counts, min(drawn, len(done.read)), score, notes
+    about_all = folder, len(done.read), counts, min(drawn, len(done.read)), options.score, notes
     if isinstance(card, ClassifierCard):
         return Predictions("classify", *about_all, card.calibrated)
     return Predictions(card.kind, *about_all)

@@ -9,13 +9,10 @@ import yaml
 from hypothesis import strategies as st
 
 from patchloom import cli
-from patchloom.bench import bench
-from patchloom.check import check
 from patchloom.evaluate.protocols import PROTOCOLS, protocol_of
 from patchloom.evaluate.settings import EvalSettings
-from patchloom.export.export import export
-from patchloom.look.look import look
 from patchloom.options.parse import MODEL_OPTIONS
+from patchloom.options.verbs import Bench, Check, Export, Look
 from patchloom.runs.settings import Settings
 from patchloom.tasks import TASKS, task_class
 
@@ -96,14 +93,14 @@ def pretraining(draw: Callable) -> list[str]:
 
 @st.composite
 def other_verb(draw: Callable) -> list[str]:
-    verbs = {"check": check, "bench": bench, "look": look, "export": export, "evaluate": None, "tasks": cli.main}
+    verbs = {"check": Check, "bench": Bench, "look": Look, "export": Export, "evaluate": None, "tasks": cli.main}
     verb = draw(st.sampled_from([*verbs, "", "-h", "pretrian", "😀"]))
     if verb == "evaluate":
         protocol = draw(st.sampled_from([*PROTOCOLS, "blocks:2", "blocks:x", ""]))
         known = options(protocol_of(protocol or "knn")[0], ("settings",)) if protocol != "blocks:x" else []
         known, places = known + options(EvalSettings), [protocol, "nowhere", "shapes:40"]
     else:
-        known, places = options(verbs.get(verb) or check), ["images" if verb in ("check", "bench") else "nowhere"]
+        known, places = options(verbs.get(verb) or Check), ["images" if verb in ("check", "bench") else "nowhere"]
     typed = sum(draw(st.lists(spelt(known), max_size=3)), [])
     return [verb, *(places if draw(st.booleans()) else draw(st.lists(word, max_size=3))), *typed]
 

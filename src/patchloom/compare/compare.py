@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import os
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Literal
 
 import torch
 
-from patchloom.arguments import validate_arguments
 from patchloom.compare.outcome import Comparison, compare_labelled
 from patchloom.compare.plan import (
     USUAL,
@@ -33,7 +30,7 @@ from patchloom.compare.stored import compare_stored, find_runs
 from patchloom.compare.timing import note_unequal, read_trained, training_table
 from patchloom.compare.unlabelled import compare_unlabelled, note_too_few_images
 from patchloom.data.source import Data
-from patchloom.data.sources.in_memory import DataLike, is_object
+from patchloom.data.sources.in_memory import is_object
 from patchloom.data.sources.open import open_data, split_names
 from patchloom.display import StatusMessage, duration, print_line
 from patchloom.errors import PatchloomError, listing
@@ -43,12 +40,14 @@ from patchloom.evaluate.settings import EvalSettings
 from patchloom.loggers.trackers import check_installed, parse_trackers
 from patchloom.nets.checkpoints.format import is_on_hub, stock_encoder
 from patchloom.nets.checkpoints.load import Weights
+from patchloom.options.declare import verb
+from patchloom.options.verbs import Compare
 from patchloom.report.page import Table, render
 from patchloom.report.report import page_of
 from patchloom.runs.encoder import check_place
 from patchloom.runs.folder import RunFolder, data_slug
 from patchloom.runs.held_out import unchanged_held_out
-from patchloom.sizes import PatchSize, in_pixels
+from patchloom.sizes import in_pixels
 from patchloom.system.files import write_whole
 from patchloom.tasks import TASKS
 
@@ -99,59 +98,11 @@ DRY = "Dry run: nothing was trained or written."
 _LABELLED = 5000  # maximal number of training images for scoring the encoders
 
 
-@validate_arguments
-def compare(
-    data: DataLike,
-    *,
-    tasks: Sequence[str] | str | None = None,
-    minutes: float | None = None,
-    samples: int | None = None,
-    seeds: int = 2,
-    labels: str | Path | None = None,
-    few: Sequence[float] = (0.01, 0.1),
-    beside: Sequence[str] | str = (),
-    finetune: bool | str = False,
-    model: str | None = None,
-    img_size: int | tuple[int, int] | None = None,
-    patch_size: PatchSize | None = None,
-    batch_size: int | None = None,
-    device: Literal["cpu", "cuda", "mps"] | None = None,
-    threads: int | None = None,
-    workers: int | None = None,
-    group: str | None = None,
-    log: str | Sequence[str] | None = None,
-    parallel: int = 1,
-    out: str | Path | None = None,
-    dry_run: bool = False,
-) -> Comparison:
+@verb(Compare)
+def compare(options: Compare) -> Comparison:
     """Pre-train by several tasks for equal time and compare the encoders, with confidence intervals.
 
     Given the folders of runs instead of images, it trains nothing: it compares their stored results, image by image.
-
-    Args:
-        data: images as for pretrain, with labels (sub-folders) or without; or folders of runs, the reference first.
-        tasks: names or FILE.py:CLASS, comma-separated or a list (default mae, droppos, mp3, restore, extrema and lut);
-            options of pretrain behind one are for it alone, as in mae,mae:blr=1e-3:task.mask_ratio=0.5.
-        minutes: training time of each run in minutes by the clock (default 20).
-        samples: number of images seen by each run, counting repeats, instead of --minutes.
-        seeds: runs of each task, with different random seeds.
-        labels: separate labelled images for the comparison of encoders (default: the labels of DATA).
-        few: additional probes with few labels: fractions below 1, or labels per class.
-        beside: further encoders to score: timm:NAME, a run or a file; comma-separated or a list.
-        finetune: fine-tune all encoders on the labels, too, which takes time: true (recipe small), or a recipe of
-            evaluate finetune.
-        model: model of all runs; this and the next options default to pretrain's choice.
-        img_size: image size in pixels; 64x128 is height x width.
-        patch_size: patch size in pixels; 40x1 is rows x columns.
-        batch_size: images per step.
-        device: device that trains and evaluates.
-        threads: CPU threads of each run.
-        workers: data-loading processes of each run.
-        group: images to hold out together, as in pretrain: parent (their folder), a column, or a pattern.
-        log: experiment trackers of all runs, as in pretrain: tensorboard, wandb, mlflow, trackio.
-        parallel: number of simultaneous runs, each on its own GPU if there are several.
-        out: folder of the comparison (default comparisons/DATA); an interrupted one there is resumed.
-        dry_run: plan only: print the runs and their duration, and train nothing.
 
     Returns:
         The comparison: verdict, tables and path of the report.
@@ -159,18 +110,18 @@ def compare(
     Raises:
         PatchloomError: invalid arguments or data; the message says how to correct them.
     """
-    options = locals()
-    if runs := find_runs(data):
-        usual = inspect.signature(compare).parameters
-        if changed := [name for name in usual if name != "data" and options[name] != usual[name].default]:
-            raise PatchloomError(f"--{changed[0]} is for training, and {runs[0]} is a run: leave it out")
+    if runs := find_runs(options.data):
+        usual = Compare(options.data)
+        given_too = [one.name for one in fields(options) if getattr(options, one.name) != getattr(usual, one.name)]
+        if given_too:
+            raise PatchloomError(f"--{given_too[0]} is for training, and {runs[0]} is a run: leave it out")
         return compare_stored(runs)
 
     # ---- request
-    given = {name: options[name] for name in _OF_PRETRAIN if options[name] is not None}
-    check_installed(trackers := parse_trackers(log))
-    asked = _make_request(data, tasks, minutes, samples, seeds, given, parallel, trackers)
-    others = _names(beside)
+    labels, group, few, finetune = options.labels, options.group, options.few, options.finetune
+    check_installed(trackers := parse_trackers(options.log))
+    asked = _make_request(options, trackers)
+    others = _names(options.beside)
     for one in others:
         if is_on_hub(one):
             Weights(one).encoder_spec()
@@ -183,23 +134,23 @@ def compare(
     recipe = finetune if isinstance(finetune, str) else RECIPE if finetune else ""
     if recipe and recipe not in RECIPES:
         raise PatchloomError(f"--finetune {recipe}: there is no such recipe: choose {listing(RECIPES)}")
-    folder = Path(out or Path("comparisons") / data_slug(asked.source))
-    devices = _devices(parallel, device)
+    folder = Path(options.out or Path("comparisons") / data_slug(asked.source))
+    devices = _devices(options.parallel, options.device)
     with StatusMessage("listing the images"):
         opened = open_data(asked.source, group=group)
         other = None if labels is None else _labels_of(str(labels), group)  # errors in it are reported early
-    settings = EvalSettings(device=device or "auto", max_train=_LABELLED, group=group)
+    settings = EvalSettings(device=options.device or "auto", max_train=_LABELLED, group=group)
 
     # ---- lock of the folder, after a check that it is free for this comparison
     stored_plan(asked, folder)
-    with contextlib.nullcontext() if dry_run else lock_folder(folder):
+    with contextlib.nullcontext() if options.dry_run else lock_folder(folder):
         # ---- plan: stored by an interrupted comparison, or new
         plan = stored_plan(asked, folder)
         if plan is None:
-            plan = new_plan(asked, opened, tasks is not None, folder)
+            plan = new_plan(asked, opened, options.tasks is not None, folder)
         for line in _describe_plan(plan, opened, folder, other, len(others), recipe):
             print_line(line)
-        if dry_run:
+        if options.dry_run:
             return Comparison(folder, [DRY], [], None, planned=plan.plain(folder))
         if not plan.resumed:
             store(plan, folder)
@@ -210,7 +161,7 @@ def compare(
             if RunFolder(job.folder).config.exists():
                 unchanged_held_out(job.folder, opened.train)
         begun, left = time.monotonic(), not all(job.finished for job in jobs)
-        run_all(jobs, parallel, devices, _print_result)
+        run_all(jobs, options.parallel, devices, _print_result)
         failed = [f"{job.name} failed: {job.failure}" for job in jobs if job.failure]
         # means over different seeds would not be comparable
         complete = [job for job in jobs if all(one.finished for one in jobs if one.task == job.task)]
@@ -250,19 +201,11 @@ def _one_of_each(jobs: Sequence[Job], order: Sequence[str]) -> list[Path]:
     return [folders[task] for task in dict.fromkeys((*order, *folders)) if task in folders]
 
 
-def _make_request(
-    data: DataLike,
-    tasks: Sequence[str] | str | None,
-    minutes: float | None,
-    samples: int | None,
-    seeds: int,
-    given: dict[str, Any],
-    parallel: int,
-    log: Sequence[str],
-) -> ComparisonRequest:
+def _make_request(options: Compare, log: Sequence[str]) -> ComparisonRequest:
+    data, minutes, samples = options.data, options.minutes, options.samples
     if is_object(data):
         raise PatchloomError("compare starts other processes, which cannot read images in memory: give a folder")
-    given_tasks = USUAL if tasks is None else tasks
+    given_tasks = USUAL if options.tasks is None else options.tasks
     names = split_arms(given_tasks) if isinstance(given_tasks, str) else list(given_tasks)
     for name in names:
         if not isinstance(name, str):
@@ -279,12 +222,8 @@ def _make_request(
     if minutes is not None and samples is not None:
         raise PatchloomError("--minutes and --samples both set the length of training: give one of them")
     minutes = 20.0 if minutes is None and samples is None else minutes
-    if minutes is not None and not 0 < minutes < float("inf"):
-        raise PatchloomError(f"--minutes must be above 0 and finite, not {minutes:g}")
-    for name, value in {"samples": samples, "seeds": seeds, "parallel": parallel}.items():
-        if value is not None and value < 1:
-            raise PatchloomError(f"--{name} must be 1 or more, not {value}")
-    asked = ComparisonRequest(words, tuple(names), seeds, minutes, samples, given, parallel, tuple(log))
+    given = {name: value for name in _OF_PRETRAIN if (value := getattr(options, name)) is not None}
+    asked = ComparisonRequest(words, tuple(names), options.seeds, minutes, samples, given, options.parallel, tuple(log))
     for name in names:  # options are refused before images are listed
         Arm.of(name).settings(asked)
     return asked

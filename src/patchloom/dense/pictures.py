@@ -24,7 +24,6 @@ from patchloom.look.captions import Caption, write_picture
 from patchloom.look.image_grid import (
     EMPTY_MARK,
     MOST_BYTES,
-    SHEET_ROWS,
     SWATCH_SIZE,
     brightness,
     font,
@@ -34,6 +33,7 @@ from patchloom.look.image_grid import (
     to_pixels,
     to_png,
 )
+from patchloom.options.verbs import SHEET_ROWS
 from patchloom.system.files import write_whole
 
 # A colour for each class, the same in every picture of the same classes.

@@ -9,22 +9,21 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from patchloom.arguments import PathLike, validate_arguments
 from patchloom.audio.compatibility import with_encoder_sound
 from patchloom.data.loader import Batch
 from patchloom.data.source import Source
-from patchloom.data.sources.in_memory import DataLike, evenly_spaced
+from patchloom.data.sources.in_memory import evenly_spaced
 from patchloom.data.stats import normalize
 from patchloom.display import Displayable, StatusMessage, TextTable, Verbatim, duration, print_line
 from patchloom.embed.formats import FORMATS, Card, check_suffix, read_card
@@ -69,6 +68,8 @@ from patchloom.nets.heads import (
     tokens_of,
 )
 from patchloom.nets.swin import Encoder, is_hierarchical
+from patchloom.options.declare import verb
+from patchloom.options.verbs import LAST, Embed, Tokens
 from patchloom.results.evaluation import note_unreadable
 from patchloom.runs.encoder import encoder_place, load_encoder, load_extra_module
 from patchloom.system.distributed import (
@@ -84,9 +85,6 @@ from patchloom.system.hardware import choose_workers, float32_products, free_mem
 from patchloom.system.load import BackgroundLoad
 from patchloom.version import __version__
 from patchloom.withhold.encoder_input import all_patches
-
-Tokens = Literal["mean", "class", "prefix", "both", "instance", "patches"]
-LAST = "norm"  # the encoder's output in `layer_names`
 
 Keep = Callable[[np.ndarray, np.ndarray], None]
 
@@ -551,52 +549,17 @@ def parse_target(to: str | Path, format: str) -> tuple[Path, Path, str]:
     return path, path, suffix
 
 
-@validate_arguments
+# options that the encoding of images takes as the evaluations do
+_OF_EVALUATIONS = ("device", "batch_size", "workers", "model")
+
+
+@verb(Embed)
 @float32_products()
-def embed(
-    run: PathLike | nn.Module,
-    data: DataLike,
-    *,
-    to: str | Path | None = None,
-    format: Literal["auto", "parquet", "npz", "safetensors"] = "auto",
-    pooling: Tokens = "mean",
-    layer: int | str = LAST,
-    dtype: Literal["float32", "float16"] = "float32",
-    near: str | Path | None = None,
-    top: int = 10,
-    picture: str | Path | None = None,
-    device: str = "auto",
-    devices: int | Literal["auto"] = "auto",
-    batch_size: int | Literal["auto"] = "auto",
-    workers: int | Literal["auto"] = "auto",
-    model: str | None = None,
-    mean: Iterable[float] | None = None,
-    std: Iterable[float] | None = None,
-) -> EmbeddingsFile:
+def embed(options: Embed) -> EmbeddingsFile:
     """Write the embeddings of images to Parquet, npz or safetensors files, with a description of how they were made.
 
     They are the features that the evaluations use. Each part has about a thousand images and is a complete file, so any
     number of processes can write parts; an interrupted command resumes when it is repeated.
-
-    Args:
-        run: folder of a run, ``.safetensors`` file of an encoder, or ``timm:NAME``; in Python also a module of timm.
-        data: images from any source, with all its splits, with or without labels.
-        to: folder, which keeps the parts, or file (.parquet, .npz or .safetensors), which joins them in memory.
-            Parquet needs pyarrow, an extra.
-        format: format of the parts; auto: by the suffix of the file, or parquet in a new folder.
-        pooling: vector of an image: mean of the patch tokens, class token, prefix (mean of class token and registers),
-            both (mean and class token), instance (for an encoder with such a head), or patches (all patch tokens).
-        layer: number of a block, from 1, or embedding, or norm (the encoder's output).
-        dtype: number format of the vectors.
-        near: image to search for: its nearest neighbours in the result are printed.
-        top: number of nearest neighbours.
-        picture: PNG file for a picture of the image and its nearest neighbours.
-        device: device for the encoder: auto (a GPU if there is one), cpu, cuda, or another device name of torch.
-        devices: number of processes per machine, with a device each; auto: those of torchrun or SLURM, else 1.
-        batch_size: number of images per batch; auto: 256.
-        workers: number of processes that read images; auto: by the device, and 0 if starting them takes longer.
-        model: timm's model name, if the encoder is a file with weights only.
-        mean, std: statistics that normalise the images of a module, as in `patchloom.evaluate`.
 
     Returns:
         Description of the file or folder, with the nearest neighbours.
@@ -605,10 +568,9 @@ def embed(
         PatchloomError: if there is no such encoder, data or layer, the file exists with other settings or cannot be
             written, or there is no room for it.
     """
-    if to is None:
+    if options.to is None:
         raise PatchloomError("--to is missing: give a FOLDER, FILE.parquet, FILE.npz or FILE.safetensors")
-    if top < 1:
-        raise PatchloomError(f"--top must be 1 or more, not {top}")
+    near, top, picture, pooling = options.near, options.top, options.picture, options.pooling
     if picture is not None:
         if near is None:
             raise PatchloomError("--picture draws the neighbours of one image: add --near IMAGE")
@@ -616,23 +578,20 @@ def embed(
             raise PatchloomError(f"--picture {picture} is not a PNG file: choose a name that ends in .png")
         if top > DRAWN:
             raise PatchloomError(f"--picture has room for {DRAWN} neighbours: lower --top {top}")
-    if devices != "auto" and devices < 1:
-        raise PatchloomError(f"--devices must be 1 or more, not {devices}")
-    settings = EvalSettings(device=device, batch_size=batch_size, workers=workers, model=model)
-    settings.check()
-    run = encoder_place(run, mean, std)
-    check_model(run, model)
-    place, folder, suffix = parse_target(to, format)
+    settings = EvalSettings(**{name: getattr(options, name) for name in _OF_EVALUATIONS})
+    run = encoder_place(options.run, options.mean, options.std)
+    check_model(run, options.model)
+    place, folder, suffix = parse_target(options.to, options.format)
     asked = None if near is None else open_one(near)
-    launch_once(settings.torch_device.type, devices)
-    vit, about = load_encoder(run, model)
+    launch_once(settings.torch_device.type, options.devices)
+    vit, about = load_encoder(run, options.model)
     head = load_extra_module(run, "pooling") if pooling == "instance" else None
-    named = resolve_layer(vit, layer)
+    named = resolve_layer(vit, options.layer)
     most = choose_workers(settings.torch_device.type, cores_here())[0]
     encoding = Encoding(vit, about, vector_extractor(vit, head, pooling, named), settings, most)
     one = None if asked is None else with_encoder_sound(asked, about.sound, about.name).train
     with print_notes_once():
-        opened = with_encoder_sound(open_with_notes(data), about.sound, about.name)
+        opened = with_encoder_sound(open_with_notes(options.data), about.sound, about.name)
         print_input_notes(opened.train, about)
     splits = {"train": opened.train} if opened.test is None else {"train": opened.train, "test": opened.test}
     splits |= {name: source for name, source in opened.others.items() if name not in splits}
@@ -643,7 +602,7 @@ def embed(
     if head is not None:
         head.to(settings.torch_device)
     with StatusMessage("fingerprinting the encoder and the images"):
-        how: dict[str, Any] = {"pooling": pooling, "layer": named, "shape": shape, "dtype": dtype}
+        how: dict[str, Any] = {"pooling": pooling, "layer": named, "shape": shape, "dtype": options.dtype}
         card = card_of(vit, about, head, sources, settings, **how)
     parts = PartFolder(folder, suffix, sources, card, settings.at_once)
     done = make(place, parts, encoding)

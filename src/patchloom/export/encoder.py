@@ -10,7 +10,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,9 +26,8 @@ from patchloom.nets.build import build_encoder, spec_of_stock
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.heads import InstanceHead, pooled_tokens, poolings_of, select_pooling, tokens_of
 from patchloom.nets.swin import Encoder, is_hierarchical
+from patchloom.options.verbs import ExportPooling
 from patchloom.runs.encoder import load_blend, load_encoder, named_extra_module
-
-ExportPooling = Literal["class", "mean", "prefix", "both", "instance"]
 
 
 @dataclass(frozen=True)

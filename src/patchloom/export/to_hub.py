@@ -22,7 +22,6 @@ from patchloom.errors import PatchloomError
 from patchloom.export.encoder import (
     Export,
     Exportable,
-    ExportPooling,
     default_out,
     load_exportable,
     require_packages,
@@ -31,6 +30,7 @@ from patchloom.export.encoder import (
 from patchloom.export.examples import Examples, describe_files, largest_difference, make_examples, vectors_of_files
 from patchloom.export.model_card import check_license, license_terms, model_card, timm_code, transformers_code
 from patchloom.nets.checkpoints.format import UNKNOWN_LICENSE
+from patchloom.options.verbs import ExportPooling
 from patchloom.runs.folder import RunFolder, run_around
 from patchloom.system.files import make_folder, write_whole
 from patchloom.system.network import network_error, why_offline

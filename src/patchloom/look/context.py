@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -30,10 +30,10 @@ from patchloom.nets.encode import (
 )
 from patchloom.nets.heads import InstanceHead
 from patchloom.nets.swin import Encoder, PlainViT, is_hierarchical
+from patchloom.options.verbs import HeadChoice
 from patchloom.questions.question import Sheet
 from patchloom.withhold.encoder_input import all_patches
 
-HeadChoice = Literal["each", "mean"]
 QUERIES = 4  # largest number of patches whose attention is drawn together, as in ExtreMA's Fig. 1
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from patchloom.errors import PatchloomError
 from patchloom.look.captions import Caption, write_picture
 from patchloom.look.charts import DPI, INK, QUIET, styled_figure, write_figure
+from patchloom.options.verbs import SHEET_ROWS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -70,7 +71,6 @@ def wrap_keys(
     return lines
 
 
-SHEET_ROWS = 8
 MOST_BYTES = 2_000_000
 # Tile sizes for large images, tried in turn until the file is small enough: photographs and noise hardly compress.
 SIDES = (224, 192, 160, 128)

@@ -5,25 +5,22 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import nn
 
-from patchloom.arguments import PathLike, validate_arguments
+from patchloom.arguments import PathLike
 from patchloom.audio.compatibility import with_encoder_sound
 from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike, is_object_name
 from patchloom.data.sources.open import absolute_name, open_data, open_stored
 from patchloom.display import print_line
 from patchloom.errors import PatchloomError, listing, suggestion
-from patchloom.look.context import QUERIES, Draw, HeadChoice, ImagePoint, LookRequest, NamedEncoder
-from patchloom.look.image_grid import SHEET_ROWS
+from patchloom.look.context import QUERIES, Draw, ImagePoint, LookRequest, NamedEncoder
 from patchloom.look.task_pictures import draw_task, title_of
 from patchloom.nets.checkpoints.format import EncoderCard, untrained_twin
 from patchloom.nets.checkpoints.live import LiveEncoder
@@ -31,11 +28,12 @@ from patchloom.nets.encode import input_size
 from patchloom.nets.finetune import at_size
 from patchloom.nets.heads import InstanceHead
 from patchloom.nets.swin import Encoder, level_count
+from patchloom.options.declare import verb
+from patchloom.options.verbs import TASK_PICTURES, Look
 from patchloom.results.claims import START, UNTRAINED
 from patchloom.runs.encoder import encoder_place, load_encoder, load_extra_module, load_start
 from patchloom.runs.folder import RunFolder, data_slug
 from patchloom.runs.held_out import own_held_out
-from patchloom.runs.settings import TaskLike
 from patchloom.runs.task import LoadedTask, load_task, step_of_weights
 from patchloom.sizes import to_pair
 from patchloom.system.hardware import usable_device
@@ -43,7 +41,7 @@ from patchloom.system.hardware import usable_device
 # The pictures of an encoder, and the options that select them.
 
 
-TASK_PICTURES, ALL_PICTURES = "task", "all"
+ALL_PICTURES = "all"
 # names of the pictures, and the functions that draw them, imported when needed
 PICTURES: Mapping[str, str] = {
     "attention": "patchloom.look.attention.draw_attention",
@@ -187,57 +185,13 @@ _HEEDED = {
     "blocks": ("attention", "relative", "features", "inversion"),
     "steps": ("inversion",),
     "beside": ("relative", "depth", "retrieval"),
+    **dict.fromkeys(("img_size", "model"), tuple(PICTURES)),
 }
 
 
-@validate_arguments
-def look(
-    run: PathLike | nn.Module,
-    data: DataLike | None = None,
-    *,
-    what: str | list[str] = TASK_PICTURES,
-    out: str | Path | None = None,
-    images: int = SHEET_ROWS,
-    seed: int = 0,
-    task: TaskLike | None = None,
-    query: str | list[float] | None = None,
-    heads: HeadChoice | None = None,
-    exemplar: str | Path | None = None,
-    blocks: str | int | list[int] | None = None,
-    steps: int | None = None,
-    beside: str | list[str] | None = None,
-    img_size: int | tuple[int, int] | None = None,
-    model: str | None = None,
-    device: str = "auto",
-    mean: Iterable[float] | None = None,
-    std: Iterable[float] | None = None,
-) -> list[Path]:
+@verb(Look)
+def look(options: Look) -> list[Path]:
     """Draw what a run's pretext task hides and what the model predicts, or what an encoder has learnt.
-
-    Args:
-        run: folder of a run; for pictures of an encoder also a file of weights, or timm:NAME, and in Python a module
-            of timm.
-        data: images from any source: its test split, if it has one; for the run's own data, and by default, the images
-            that the run held out.
-        what: task (pictures of the pretext task), or pictures of the encoder, separated by commas: attention,
-            relative, features, correlation, depth, neighbours, retrieval, inversion; or all.
-        out: folder for the pictures; default: ``RUN/pictures`` for the run's own images, else ``RUN/pictures-DATA``.
-            For a file or timm:NAME: ``pictures-NAME-DATA`` in the current folder.
-        images: number of images, at most 8.
-        seed: random seed of masks and of the untrained encoder.
-        task: FILE.py:CLASS, or the class, of your own task if it has moved or changed since the run.
-        query: point x,y in pixels of the encoder's input whose patch attention and correlation show; default: a
-            salient patch of each image. With ``heads`` mean up to four points, as in 80,40;20,60.
-        heads: attention of each head, one picture per image, or their mean for four patches of each image.
-        exemplar: image file; retrieval finds the most similar crop of each image.
-        blocks: numbers of the blocks to draw, from 1, such as 3,12; default: chosen by each picture.
-        steps: optimisation steps of inversion; default: 3,000 as in the paper, or 300 on a CPU.
-        beside: further encoders for relative, depth and retrieval, separated by commas; an untrained one, and the start
-            of a run with --init or --from, are always included.
-        img_size: height and width in pixels of the encoder's input, if not its own.
-        model: timm's model name, if the encoder is a file with weights only.
-        device: device for the encoder: auto, cpu, cuda, or another device name of torch.
-        mean, std: statistics that normalise the images of a module, as in `patchloom.evaluate`.
 
     Returns:
         Paths of the files written.
@@ -246,73 +200,60 @@ def look(
         PatchloomError: if there is no run or encoder, a checkpoint is damaged, the images do not fit, or there is no
             such picture.
     """
-    if not 1 <= images <= SHEET_ROWS:
-        raise PatchloomError(f"--images must be 1 to {SHEET_ROWS}, the number of rows of a sheet, not {images}")
-    run = encoder_place(run, mean, std)
-    names = parse_pictures(what)
-    if TASK_PICTURES in names and what != ALL_PICTURES and isinstance(run, LiveEncoder):
+    run = encoder_place(options.run, options.mean, options.std)
+    names = parse_pictures(options.what)
+    if TASK_PICTURES in names and options.what != ALL_PICTURES and isinstance(run, LiveEncoder):
         raise PatchloomError(f"{run} has no run with a task to draw: give what='attention', or another of its pictures")
-    options: dict[str, Any] = {
-        "query": query,
-        "heads": heads,
-        "exemplar": exemplar,
-        "blocks": blocks,
-        "steps": steps,
-        "beside": beside,
-    }
-    options["img_size"] = img_size
-    _refuse_idle(names, options | {"model": model}, task)
+    _refuse_idle(names, options)
     pictures = [name for name in names if name != TASK_PICTURES]
     if not pictures:
-        loaded = load_task(run, task)
-        source, target = _images_for(run, loaded.card, data)
-        return _task_pictures(loaded, source, Path(out) if out else target, images, seed)
-    at = usable_device(device)
-    size = None if img_size is None else to_pair(img_size)
+        loaded = load_task(run, options.task)
+        source, target = _images_for(run, loaded.card, options.data)
+        target = Path(options.out) if options.out else target
+        return _task_pictures(loaded, source, target, options.images, options.seed)
+    at, beside = usable_device(options.device), options.beside
+    size = None if options.img_size is None else to_pair(options.img_size)
     others = [] if beside is None else beside.split(",") if isinstance(beside, str) else beside
     places = [run, *(other.strip() for other in others)]
-    found = [named_encoder(place, model if i == 0 else None, size, at) for i, place in enumerate(places)]
+    found = [named_encoder(place, options.model if i == 0 else None, size, at) for i, place in enumerate(places)]
     encoder, *further = disambiguate_encoders(places, found)
-    source, target = _images_for(run, encoder.card, data)
-    several = QUERIES if heads == "mean" and pictures == ["attention"] else 1
-    points = parse_points(query, input_size(encoder.vit), several)
+    source, target = _images_for(run, encoder.card, options.data)
+    several = QUERIES if options.heads == "mean" and pictures == ["attention"] else 1
+    points = parse_points(options.query, input_size(encoder.vit), several)
     asked = LookRequest(
         encoder,
         source,
-        Path(out) if out else target,
-        (*starting_encoder(run, encoder, at), untrained_encoder(encoder, seed, at), *further),
-        images,
-        seed,
+        Path(options.out) if options.out else target,
+        (*starting_encoder(run, encoder, at), untrained_encoder(encoder, options.seed, at), *further),
+        options.images,
+        options.seed,
         points[0] if points else None,
         points,
-        heads or "each",
-        None if exemplar is None else Path(exemplar),
-        parse_blocks(blocks, encoder.vit),
-        steps,
+        options.heads or "each",
+        None if options.exemplar is None else Path(options.exemplar),
+        parse_blocks(options.blocks, encoder.vit),
+        options.steps,
         at,
     )
     lenient, files = set(names) >= {TASK_PICTURES, *PICTURES}, list[Path]()
     if TASK_PICTURES in names:
         with or_left_out(TASK_PICTURES, lenient):
-            files += _task_pictures(load_task(run, task), source, asked.folder, images, seed)
+            files += _task_pictures(load_task(run, options.task), source, asked.folder, options.images, options.seed)
     files += draw_pictures(pictures, asked, lenient)
     if not files:
         raise PatchloomError(f"no picture of {encoder.name} could be drawn: see the reasons above")
     return files
 
 
-def _refuse_idle(names: list[str], options: dict[str, Any], task: TaskLike | None) -> None:
+def _refuse_idle(names: list[str], options: Look) -> None:
     """Refuse options that do not affect the requested pictures."""
-    if task is not None and TASK_PICTURES not in names:
+    if options.task is not None and TASK_PICTURES not in names:
         raise PatchloomError(
             f"--task has no effect on {listing(names, 'and')}: leave it out, or add {TASK_PICTURES} to --what"
         )
-    for name, value in options.items():
-        heeding = _HEEDED.get(name, tuple(PICTURES))
-        if value is not None and not set(heeding) & set(names):
+    for name, heeding in _HEEDED.items():
+        if getattr(options, name) is not None and not set(heeding) & set(names):
             raise PatchloomError(f"--{name} is only for --what {listing(heeding)}: leave it out, or add one of them")
-    if options["steps"] is not None and options["steps"] < 1:
-        raise PatchloomError(f"--steps must be 1 or more, not {options['steps']}")
 
 
 def _images_for(run: str | Path, card: EncoderCard, data: DataLike | None) -> tuple[Source, Path]:

@@ -14,10 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from patchloom.arguments import PathLike, validate_arguments
+from patchloom.arguments import PathLike
 from patchloom.errors import PatchloomError, listing, suggestion
 from patchloom.look.charts import curve_of, write_table
 from patchloom.look.run_lines import Line, LinePanel, draw_lines, short_name
+from patchloom.options.declare import verb
+from patchloom.options.verbs import Curves
 from patchloom.results import store
 from patchloom.results.result import Result
 from patchloom.runs.folder import RunFolder, read_metrics
@@ -326,28 +328,12 @@ def panel_of(
     ), rows
 
 
-@validate_arguments
-def draw_run_curves(
-    runs: PathLike | Sequence[PathLike],
-    *,
-    against: str | None = None,
-    of: str | None = None,
-    out: str | Path | None = None,
-) -> list[Path]:
+@verb(Curves)
+def draw_run_curves(options: Curves) -> list[Path]:
     """Draw several runs in one plot: their losses, or their results against a setting.
 
     Losses over epochs are drawn as in Beyond Masking, Fig. 2; results against a setting as in MP3, Figs. 3-7. The
     points are also written as a table.
-
-    Args:
-        runs: folders of two runs or more.
-        against: setting in which they differ, such as task.context_mask_ratio, patch_size or epochs; default: losses
-            are drawn. Or a setting of their evaluations, such as finetune.epochs or positions.context_mask_ratio, for
-            which one run is enough. Other settings that differ give a line each; seeds are drawn as mean and range.
-        of: result to draw: position-accuracy (held-out images), knn, linear, finetune, or another protocol in their
-            results.jsonl; default: all that the runs have in common. Without ``against``: knn or instance-knn, the
-            accuracy over the epochs of pre-training (ExtreMA, Figs. 4-5, which name no representation).
-        out: folder for picture and table; default: the current folder.
 
     Returns:
         Paths of the files written.
@@ -355,11 +341,12 @@ def draw_run_curves(
     Raises:
         PatchloomError: if there is no run, the runs do not differ in the setting, or they have no such result.
     """
+    runs, against, of = options.runs, options.against, options.of
     places = [runs] if isinstance(runs, str | os.PathLike) else runs
     protocol, dot, inner = (against or "").partition(".")
     of_evaluation = bool(dot) and protocol not in ("task", "model")
     found = read_runs(places, least=1 if of_evaluation else 2)
-    folder = Path(out or ".")  # not beside the runs, where runs/* would match the picture
+    folder = Path(options.out or ".")  # not beside the runs, where runs/* would match the picture
     if against is None:
         if of in _OVER_EPOCHS:
             return _draw_knn(found, of, folder)

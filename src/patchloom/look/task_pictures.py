@@ -15,8 +15,9 @@ from patchloom.data.loader import plain_batches
 from patchloom.data.source import Source
 from patchloom.data.stats import normalize
 from patchloom.look.context import sheet_as_drawn
-from patchloom.look.image_grid import SHEET_ROWS, Title, draw_sheet
+from patchloom.look.image_grid import Title, draw_sheet
 from patchloom.nets.checkpoints.format import EncoderCard
+from patchloom.options.verbs import SHEET_ROWS
 from patchloom.questions.question import Measure
 from patchloom.runs.settings import ResolvedSettings
 from patchloom.tasks.custom import label

@@ -20,6 +20,7 @@ from patchloom.options.declare import MODEL, TASK, CommandSpec, Option, declared
 from patchloom.options.messages import shorten_options, unknown_word_error, without_hyphens
 from patchloom.options.pretrain import PretrainOptions
 from patchloom.options.values import convert_value, parse_value
+from patchloom.options.verbs import VERB_OPTIONS
 from patchloom.recipes import nested, recipe_named
 from patchloom.system.files import read_text, read_yaml
 from patchloom.tasks import AUTO, TASKS, task_class, usual_task
@@ -112,7 +113,9 @@ def protocols() -> dict[str, str]:
 
 @cache
 def verb_spec(verb: str) -> CommandSpec:
-    """Return the options of ``patchloom VERB``, from the signature of its function."""
+    """Return the options of ``patchloom VERB``."""
+    if verb in VERB_OPTIONS:
+        return declared(VERB_OPTIONS[verb])  # type: ignore[arg-type]  # mypy takes no class for hashable
     found = [read_signature(from_source(path), _OTHERWISE.get(verb, ())) for path in SIGNATURES[verb]]
     return CommandSpec(found[0].about, tuple(option for one in found for option in one.options))
 

@@ -8,12 +8,13 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from patchloom.arguments import PathLike, validate_arguments
 from patchloom.data.near_duplicates import near_copies
 from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError, listing
+from patchloom.options.declare import verb
+from patchloom.options.verbs import Report
 from patchloom.report.curves import charts_of
 from patchloom.report.embedding_map import MAX_MAP_IMAGES, make_embedding_map
 from patchloom.report.load_run import (
@@ -104,26 +105,13 @@ _POINTS = 2000  # in all maps of a page together
 _WITHOUT_LABELS = ("positions", "position-sensitivity", "label-free")  # protocols that need no labels
 
 
-@validate_arguments
-def report(
-    runs: PathLike | Sequence[PathLike],
-    *,
-    out: str | Path | None = None,
-    data: DataLike | None = None,
-    forget: str | None = None,
-) -> Path:
+@verb(Report)
+def report(options: Report) -> Path:
     """Write an HTML report on one or several runs: one file that needs no network and no other file.
 
     The page has the verdict, key numbers with their controls, settings with the reason for each, curves, pictures, a
     map of embeddings, the command that repeats the run, and a methods paragraph with the BibTeX of what was used. The
     run may still be training. The only change to a run is the removal of an evaluation by `forget`.
-
-    Args:
-        runs: folders of runs, or of comparisons, which stand for all runs in them; they may still be training.
-        out: file to write; default: report.html in the run's folder, or in the current folder for several runs. For a
-            comparison: runs.html in its folder, because report.html there is its own.
-        data: images for the map of embeddings; by default the run's held-out images.
-        forget: evaluation to remove from the run's results.jsonl first: its date there, or its number (1: the oldest).
 
     Returns:
         Path of the HTML file.
@@ -132,16 +120,17 @@ def report(
         PatchloomError: if there is no run, one is given twice, there is no such evaluation, or the file cannot be
             written.
     """
+    runs = options.runs
     places = [Path(runs)] if isinstance(runs, str | os.PathLike) else [Path(run) for run in runs]
-    target = Path(out) if out is not None else _target(places)
+    target = Path(options.out) if options.out is not None else _target(places)
     if target.is_dir():
         raise PatchloomError(f"--out {target} is a folder: give a file, such as {target / _FILE}")
     folders, said = expand_runs(places)
-    if forget is not None:
+    if options.forget is not None:
         if len(folders) != 1:
             raise PatchloomError(f"--forget needs exactly one run, not {len(folders)}: give only that run")
-        store.forget(folders[0], forget)
-    page = page_of(folders, data)
+        store.forget(folders[0], options.forget)
+    page = page_of(folders, options.data)
     if said:
         title = page.title if len(places) > 1 else f"Runs of {places[0].absolute().name}"
         page = replace(page, title=title, lead=[*said, *page.lead])

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from patchloom.arguments import PathLike, validate_arguments
 from patchloom.display import Displayable, Lines, TextTable, Verbatim, json_value
 from patchloom.errors import PatchloomError, listing, pip_install, suggestion
+from patchloom.options.declare import verb
+from patchloom.options.verbs import Results
 from patchloom.results import store
 from patchloom.results.claims import Claim, Difference
 from patchloom.results.intervals import mean_interval
@@ -303,26 +304,12 @@ _WRITERS: dict[str, Callable[[ResultsTable], str | bytes]] = {
 }
 
 
-@validate_arguments
-def results(
-    runs: PathLike | Sequence[PathLike],
-    *,
-    to: str | Path | None = None,
-    protocol: str | None = None,
-    measure: str | None = None,
-    all: bool = False,
-) -> ResultsTable:
+@verb(Results)
+def results(options: Results) -> ResultsTable:
     """Make a table of the results of one or several runs, with intervals and differences from controls.
 
     By default it has what the headlines of the newest evaluations quote: of each protocol, data and settings the newest
     evaluation of each seed. It reads only the runs' results.jsonl.
-
-    Args:
-        runs: folders of runs, or folders that hold runs, such as a comparison.
-        to: file to write: .csv or .parquet (values, a row for each control), .md or .tex (the printed table).
-        protocol: only results of this protocol, such as knn.
-        measure: only results of this measure, such as accuracy.
-        all: also the results that no headline quotes, such as those for other settings.
 
     Returns:
         The table: `rows`, and `records()` for a data frame.
@@ -330,20 +317,21 @@ def results(
     Raises:
         PatchloomError: if there are no such results, or the file cannot be written.
     """
+    runs = options.runs
     places = [Path(runs)] if isinstance(runs, str | os.PathLike) else [Path(run) for run in runs]
-    file = None if to is None else Path(to)
+    file = None if options.to is None else Path(options.to)
     if file is not None and file.suffix.lower() not in _WRITERS:
         raise PatchloomError(f"--to {file} has no known suffix: end the file in {listing(_WRITERS)}")
     folders = [*{one.resolve(): one for place in places for one in _folders(place)}.values()]
     notes, rows = list[str](), list[Row]()
     for folder, name in zip(folders, distinct_names(folders), strict=True):
-        groups = rows_of(store.load(folder, notes), name, name * _is_run(folder), all)
+        groups = rows_of(store.load(folder, notes), name, name * _is_run(folder), options.all)
         rows += [row for group in groups for row in group]
         if not groups:
             notes.append(f"{folder} has no results: make some, as in patchloom evaluate knn {folder} labelled/")
     if not rows:
         raise PatchloomError("; ".join(notes) or "results needs the folder of a run, such as runs/photos-mae")
-    rows = _only("protocol", protocol, _only("measure", measure, rows))
+    rows = _only("protocol", options.protocol, _only("measure", options.measure, rows))
     measures, tests = (
         [*dict.fromkeys(values)] for values in zip(*((row.measure, row.data) for row in rows), strict=True)
     )
