@@ -44,6 +44,7 @@ from patchloom.nets.encode import grid_size, input_size
 from patchloom.nets.student import Student, create_backbone, pooled_features, student_options
 from patchloom.nets.swin import refuse_hierarchical
 from patchloom.nets.teacher import FrozenTeacher
+from patchloom.options.declare import check_declared
 from patchloom.pace import Pace
 from patchloom.results.evaluation import Evaluation
 from patchloom.runs.encoder import STUDENT_CARD, STUDENT_WEIGHTS, load_encoder
@@ -191,7 +192,7 @@ def distill(
     if side is not None and not 8 <= side <= _LARGEST:
         raise PatchloomError(f"--side must be from 8 to {_LARGEST} pixels, not {side}")
     settings = EvalSettings(seed=seed, device=device, workers=workers, model=model, group=group)
-    settings.check()
+    check_declared(settings)
     share_nothing(settings, "distill")
     vit, card = load_encoder(run, model)
     plain = refuse_hierarchical(vit, "a teacher of features", "give another encoder")

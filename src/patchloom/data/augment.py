@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate, pad
 
 from patchloom.errors import check_type
+from patchloom.options.recipes import Border
 
 # Colour jitter: drawn per image on the CPU, applied to a whole batch at once on any device.
 
@@ -283,7 +284,6 @@ _NATIVE = (
     2.0,
 )  # range of the area of crops at native scale, relative to the view's: sides differ by a factor of up to 1.4
 # crops of the whole image with more pixels around it: black ones (DeiT at 32 pixels), or reflected ones (LUT's program)
-Border = Literal["padded", "reflected"]
 _PADDING = 4  # pixels, in both programs
 _LONGEST = 8  # times the view's aspect ratio: a longer, thinner image is cut before it is resized
 _USUAL = 0.2  # smallest share of the area, for images that are hardly larger than the view

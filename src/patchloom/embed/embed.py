@@ -69,6 +69,7 @@ from patchloom.nets.heads import (
     tokens_of,
 )
 from patchloom.nets.swin import Encoder, is_hierarchical
+from patchloom.options.declare import check_declared
 from patchloom.results.evaluation import note_unreadable
 from patchloom.runs.encoder import encoder_place, load_encoder, load_extra_module
 from patchloom.system.distributed import (
@@ -619,7 +620,7 @@ def embed(
     if devices != "auto" and devices < 1:
         raise PatchloomError(f"--devices must be 1 or more, not {devices}")
     settings = EvalSettings(device=device, batch_size=batch_size, workers=workers, model=model)
-    settings.check()
+    check_declared(settings)
     run = encoder_place(run, mean, std)
     check_model(run, model)
     place, folder, suffix = parse_target(to, format)

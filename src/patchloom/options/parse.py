@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import yaml
@@ -24,6 +22,8 @@ from patchloom.arguments import (
 )
 from patchloom.errors import PatchloomError, listing, suggestion
 from patchloom.loggers import TRACKERS
+from patchloom.options.declare import declared
+from patchloom.options.evaluate import CommonOptions
 from patchloom.recipes import nested, recipe_named
 from patchloom.system.files import read_text, read_yaml
 from patchloom.tasks import AUTO, TASKS, task_class, usual_task
@@ -84,7 +84,7 @@ _LABELLED = {
 SIGNATURES: dict[str, tuple[str, ...]] = {
     "check": ("patchloom.check.check",),
     "pretrain": ("patchloom.train.loop.pretrain", "patchloom.runs.settings.Settings"),
-    "evaluate": ("patchloom.evaluate.protocols.evaluate", "patchloom.evaluate.settings.EvalSettings"),
+    "evaluate": ("patchloom.evaluate.protocols.evaluate",),
     "compare": ("patchloom.compare.compare.compare",),
     "look": ("patchloom.look.look.look",),
     "look curves": ("patchloom.look.run_curves.draw_run_curves",),
@@ -103,25 +103,18 @@ _OTHERWISE = {
 }
 
 
-@cache
-def protocols() -> dict[str, str]:
-    """Return the evaluation protocols: import path of the function by name."""
-    source = Path(__file__).parents[1] / "evaluate" / "protocols" / "__init__.py"
-    found = dict[str, str]()
-    for case in ast.walk(ast.parse(source.read_text("utf-8"))):
-        match case:  # read, since an import would wait for torch
-            case ast.match_case(
-                pattern=ast.MatchValue(value=ast.Constant(value=str(name))),
-                body=[ast.ImportFrom(module=str(module), names=[function]), *_],
-            ):
-                found[name] = f"{module}.{function.name}"
-    return found
+def protocols() -> dict[str, type[Any]]:
+    """Return the evaluation protocols: dataclass of the options by name."""
+    from patchloom.options.protocols import PROTOCOLS  # which takes time that other verbs need not spend
+
+    return PROTOCOLS
 
 
 @cache
 def verb_spec(verb: str) -> CommandSpec:
     """Return the options of ``patchloom VERB``, from the signature of its function."""
     found = [read_signature(from_source(path), _OTHERWISE.get(verb, ())) for path in SIGNATURES[verb]]
+    found += [declared(CommonOptions)] if verb == "evaluate" else []
     return CommandSpec(found[0].about, tuple(option for one in found for option in one.options))
 
 
@@ -133,8 +126,10 @@ def task_spec(name: str) -> CommandSpec:
 
 @cache
 def protocol_spec(name: str) -> CommandSpec:
-    """Return the options of a protocol, without those of `patchloom.evaluate.settings.EvalSettings`."""
-    return read_signature(from_source(protocols()[name]), skip={"run", "data", "settings", "count"})
+    """Return the options of a protocol, without the common ones and the number in ``blocks:2``."""
+    kind: Any = protocols()[name]
+    found = declared(kind)
+    return found._replace(options=tuple(one for one in found.options if one.name != "count"))
 
 
 def pretrain_spec(task: str) -> CommandSpec:
@@ -166,8 +161,7 @@ def pretrain_spec(task: str) -> CommandSpec:
 
 def evaluate_spec(name: str | None) -> CommandSpec:
     """Return the options of ``patchloom evaluate NAME``, or those of all protocols if there is no name."""
-    common = verb_spec("evaluate")
-    own = CommandSpec("", ())
+    common, own = verb_spec("evaluate"), CommandSpec("", ())
     if name is not None:
         plain, known = name.partition(":")[0], protocols()
         if plain not in known:

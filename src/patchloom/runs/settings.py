@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args, get_type_hints
 from patchloom.arguments import to_plain_value, unknown_option_error
 from patchloom.audio.compatibility import wrong_kind_error
 from patchloom.audio.config import FeatureKind, Sound
-from patchloom.data.augment import MAX_MAGNITUDE, Border
+from patchloom.data.augment import MAX_MAGNITUDE
 from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike, is_object_name
 from patchloom.data.sources.open import absolute_name
@@ -23,6 +23,7 @@ from patchloom.nets.build import EncoderSpec, PositionKind, check_model_options
 from patchloom.nets.compiling import Compile
 from patchloom.nets.finetune import Adapt
 from patchloom.nets.lora import Target
+from patchloom.options.recipes import Border
 from patchloom.recipes import recipe_named, recipe_names
 from patchloom.sizes import PatchSize, compact, in_pixels, to_pair
 from patchloom.tasks import AUTO, task_class, task_name, usual_task, with_defaults
