@@ -10,7 +10,6 @@ import pytest
 
 from patchloom.cli import COMMANDS, HELP_EXAMPLES, help_page, overview
 from patchloom.data.sources.builtin import BUILTIN
-from patchloom.evaluate.protocols import PROTOCOLS
 from patchloom.options.parse import (
     VERBS,
     evaluate_spec,
@@ -20,6 +19,7 @@ from patchloom.options.parse import (
     pretrain_spec,
     verb_spec,
 )
+from patchloom.options.protocols import PROTOCOLS
 from patchloom.tasks import TASKS
 
 _ASK = """

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from patchloom import cli
 from patchloom.bench import bench
 from patchloom.check import check
-from patchloom.evaluate.protocols import PROTOCOLS, protocol_of
-from patchloom.evaluate.settings import EvalSettings
 from patchloom.export.export import export
 from patchloom.look.look import look
+from patchloom.options.evaluate import CommonOptions
 from patchloom.options.parse import MODEL_OPTIONS
+from patchloom.options.protocols import PROTOCOLS
 from patchloom.runs.settings import Settings
 from patchloom.tasks import TASKS, task_class
 
@@ -100,8 +100,8 @@ def other_verb(draw: Callable) -> list[str]:
     verb = draw(st.sampled_from([*verbs, "", "-h", "pretrian", "😀"]))
     if verb == "evaluate":
         protocol = draw(st.sampled_from([*PROTOCOLS, "blocks:2", "blocks:x", ""]))
-        known = options(protocol_of(protocol or "knn")[0], ("settings",)) if protocol != "blocks:x" else []
-        known, places = known + options(EvalSettings), [protocol, "nowhere", "shapes:40"]
+        known = options(PROTOCOLS[protocol.partition(":")[0] or "knn"]) if protocol != "blocks:x" else []
+        known, places = known + options(CommonOptions), [protocol, "nowhere", "shapes:40"]
     else:
         known, places = options(verbs.get(verb) or check), ["images" if verb in ("check", "bench") else "nowhere"]
     typed = sum(draw(st.lists(spelt(known), max_size=3)), [])
