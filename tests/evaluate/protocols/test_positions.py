@@ -410,7 +410,7 @@ def test_refusals(encoder: Path, drawn: dict[str, Path], tmp_path: Path) -> None
         (encoder, {"finetuned": none}, "fine-tuned has no position embeddings"),
         (encoder, {"finetuned": larger}, "fine-tuned has another patch grid"),
         (encoder, {"finetuned": tmp_path / "nothing.safetensors"}, "there is no encoder at"),
-        (encoder, {"ratio": 0.0}, "--ratio must be a fraction above 0"),
+        (encoder, {"ratio": 0.0}, "--ratio must be above 0 and at most 1"),
         (encoder, {"steps": 0}, "--steps must be 1 or more"),
         (encoder, {"placeholder": "ones"}, "--placeholder cannot be ones"),
     ):
