@@ -2,22 +2,23 @@
 
 import importlib
 from collections.abc import Callable, Sequence
+from inspect import signature
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 import numpy as np
 import pytest
 
 from patchloom.arguments import Option, command_line_hint, from_source, read_signature
 from patchloom.data.sources import builtin
-from patchloom.evaluate.protocols import PROTOCOLS, protocol_of
-from patchloom.options.parse import SIGNATURES, protocols
+from patchloom.evaluate.protocols import protocol_of
+from patchloom.options.parse import SIGNATURES
+from patchloom.options.protocols import PROTOCOLS
 from patchloom.options.verbs import VERB_OPTIONS
 from patchloom.tasks import TASKS
 
 READ = [
     *(path for verb, paths in SIGNATURES.items() for path in paths if verb not in VERB_OPTIONS),
-    *protocols().values(),
     *(entry.path for entry in TASKS.values()),
 ]
 
@@ -76,10 +77,13 @@ def test_source_files_and_live_objects_agree(path):
     ], "True is no 1"
 
 
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_every_protocol_takes_its_options(name):
+    function, _ = protocol_of(name)
+    assert [*signature(function).parameters] == ["run", "data", "settings", "options"]
+    assert get_type_hints(function)["options"] is PROTOCOLS[name]
+
+
 def test_constants_are_read_from_source_files():
-    assert list(protocols()) == list(PROTOCOLS)
-    for name, path in protocols().items():
-        function, _ = protocol_of(name)
-        assert path == f"{function.__module__}.{function.__name__}"
     for name in ("BUILTIN", "FETCHED"):
         assert from_source(f"patchloom.data.sources.builtin.{name}") == getattr(builtin, name)

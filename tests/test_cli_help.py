@@ -9,7 +9,6 @@ import sys
 import pytest
 
 from patchloom.data.sources.names import BUILTIN
-from patchloom.evaluate.protocols import PROTOCOLS
 from patchloom.options.help import HELP_EXAMPLES, help_page, overview
 from patchloom.options.parse import (
     VERBS,
@@ -20,6 +19,7 @@ from patchloom.options.parse import (
     pretrain_spec,
     verb_spec,
 )
+from patchloom.options.protocols import PROTOCOLS
 from patchloom.tasks import TASKS
 
 _ASK = """

@@ -22,7 +22,6 @@ from sklearn.utils import Bunch
 from patchloom.cli import main
 from patchloom.data.source import Data
 from patchloom.data.sources import builtin
-from patchloom.evaluate.protocols import PROTOCOLS
 from patchloom.options.parse import (
     VERBS,
     evaluate_spec,
@@ -32,6 +31,7 @@ from patchloom.options.parse import (
     pretrain_spec,
     verb_spec,
 )
+from patchloom.options.protocols import PROTOCOLS
 from patchloom.tasks import TASKS
 
 pytestmark = pytest.mark.usefixtures("quick_probe")

@@ -5,10 +5,8 @@ from __future__ import annotations
 import ast
 import inspect
 import os
-import re
 import sys
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import fields
 from functools import cache, wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -60,38 +58,6 @@ def read_signature(owner: Callable[..., Any], skip: Collection[str] = ()) -> Com
         positional = not inspect.isclass(owner) and parameter.kind is not Parameter.KEYWORD_ONLY
         found.append(Option(name, hint, default, about, positional, required))
     return CommandSpec((text.splitlines() or [""])[0], tuple(found))
-
-
-def takes_recipe(protocol: Callable[P, R], kind: type[Any], only: Collection[str] = ()) -> Callable[P, R]:
-    """Decorator that replaces the last parameter ``**changes`` of a protocol by the fields of a recipe class.
-
-    Signature and docstring take the fields and their descriptions, so that neither is written twice. The options are
-    the fields in ``only``, or all except ``batch`` (a setting common to all protocols) and ``recordings``. A base
-    learning rate may be a list: the best one on held-out training images is chosen.
-    """
-    own = signature(protocol)
-    known = get_type_hints(kind)
-    names = only or [field.name for field in fields(kind) if field.name not in ("batch", "recordings")]
-    hints = {name: known[name] | None for name in names}
-    if "blr" in hints:
-        hints["blr"] = float | list[float] | None
-    added = [Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=hints[name]) for name in names]
-    own_options = [parameter for parameter in own.parameters.values() if parameter.kind is not Parameter.VAR_KEYWORD]
-    protocol.__signature__ = own.replace(parameters=[*own_options, *added])  # type: ignore[attr-defined]
-    protocol.__annotations__ |= hints
-    described = {name: text for one in reversed(kind.__mro__) for name, text in _descriptions(one).items()}
-    if "blr" in hints:
-        described["blr"] = described["blr"].replace("rate;", "rate, or a list to choose from;")
-    lines = "".join(f"    {name}:{described[name]}" for name in names)
-    text = inspect.getdoc(protocol) or ""
-    protocol.__doc__ = re.sub(r"^    changes: .*\n", lambda _: lines, text + "\n", flags=re.M)
-    return protocol
-
-
-def _descriptions(kind: type[Any]) -> dict[str, str]:
-    """Return the description of each field in the docstring of a recipe class, with its line breaks."""
-    text = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:\n")[2] + "\n"
-    return dict(re.findall(r"^    (\w+):(.*\n(?:     .*\n)*)", text, flags=re.M))
 
 
 def from_source(path: str) -> Any:
@@ -196,10 +162,10 @@ def _top(node: ast.Import | ast.ImportFrom, origin: str) -> str:
 
 
 def _without_body(node: ast.FunctionDef) -> ast.FunctionDef:
-    """Keep the signature, the docstring and the decorator `takes_recipe`."""
+    """Keep the signature and the docstring."""
     for one in (*node.args.args, *node.args.kwonlyargs):
         one.annotation = None if one.arg in _JOINED else one.annotation
-    node.decorator_list = [one for one in node.decorator_list if "takes_recipe" in ast.unparse(one)]
+    node.decorator_list = []
     node.body = node.body[:1] if ast.get_docstring(node) is not None else [ast.Pass()]
     node.returns = None
     return ast.fix_missing_locations(node)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import re
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
-from inspect import Parameter, signature
+from inspect import Parameter
 from math import inf
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -165,14 +165,6 @@ def hint_of(parameter: Parameter, hints: Mapping[str, Any]) -> Any:
     """Return the type hint of a parameter, or the type of its default."""
     unknown = parameter.default in (None, Parameter.empty)
     return hints.get(parameter.name, Any if unknown else type(parameter.default))
-
-
-def check_options(function: Callable[..., Any], values: Mapping[str, Any]) -> None:
-    """Check the types of a function's keyword-only arguments; ``values`` may hold others, too."""
-    hints = get_type_hints(function)
-    for name, parameter in signature(function).parameters.items():
-        if parameter.kind is parameter.KEYWORD_ONLY and name in values and name not in OBJECTS:
-            check_type(name, values[name], hints[name])
 
 
 def listing(words: Iterable[Any], last: str = "or") -> str:

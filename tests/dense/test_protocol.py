@@ -22,11 +22,8 @@ from patchloom.data.decode import Unreadable
 from patchloom.data.source import Source
 from patchloom.dense.annotations.base import AnnotatedData
 from patchloom.dense.checkpoint import load_dense
-from patchloom.dense.detect import detect
-from patchloom.dense.segment import segment
 from patchloom.errors import Stopped
 from patchloom.evaluate.protocols import evaluate
-from patchloom.evaluate.settings import EvalSettings
 from patchloom.evaluate.trainer import Trainer
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file, save_encoder
@@ -223,12 +220,13 @@ def test_options_that_do_not_fit(run: Path, squares: object, protocol: str, opti
 
 
 @pytest.mark.parametrize(
-    ("call", "wrong"), [(segment, {"head": "liner"}), (segment, {"control": "no"}), (detect, {"masks": "some"})]
+    ("protocol", "wrong"),
+    [("segment", {"head": "liner"}), ("segment", {"control": "no"}), ("detect", {"masks": "some"})],
 )
-def test_python_calls_check_their_options(run, squares, monkeypatch, call, wrong):
+def test_python_calls_check_their_options(run, squares, monkeypatch, protocol, wrong):
     monkeypatch.setattr(Trainer, "update", no_step)
     (name,) = wrong
-    said = refusal(call, run, "data", EvalSettings(**COMMON), **wrong)
+    said = refusal(evaluate, protocol, run, "data", **COMMON, **wrong)
     assert f"--{name} cannot be {wrong[name]}" in said
 
 

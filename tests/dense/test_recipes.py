@@ -137,9 +137,9 @@ def test_images_are_reduced_no_further_than_time_asks(
         ({"drops": [0.9, 0.8]}, "--drops [0.9, 0.8] has the larger number first"),
         ({"scale": [0.0, 1.0]}, "--scale must be 0.01 to 100"),
         ({"steps": 10, "warmup_steps": 20}, "--warmup_steps 20 is more than --steps 10"),
-        ({"side": 2}, "--side must be 8 to 16384"),
+        ({"side": 2}, "--side must be 8 to 16,384"),
         ({"size": "large"}, "size"),
-        ({"betas": [0.9, 1.0]}, "--betas must lie in [0, 1)"),
+        ({"betas": [0.9, 1.0]}, "--betas must be 0 or more and below 1"),
     ],
 )
 def test_bad_values_are_rejected(changes: dict[str, object], said: str) -> None:

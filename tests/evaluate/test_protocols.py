@@ -16,7 +16,8 @@ from patchloom.data.sources.open import open_data
 from patchloom.errors import PatchloomError
 from patchloom.evaluate import settings
 from patchloom.evaluate.features import cache_folder
-from patchloom.evaluate.protocols import PROTOCOLS, evaluate
+from patchloom.evaluate.protocols import evaluate
+from patchloom.options.protocols import PROTOCOLS
 from patchloom.results import store
 from patchloom.results.claims import Claim
 

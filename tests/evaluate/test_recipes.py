@@ -203,7 +203,7 @@ def test_auto_values_follow_from_the_data() -> None:
         ({"blr": 0.0}, "--blr must be above 0"),
         ({"warmup_epochs": 200}, "--warmup_epochs 200"),
         ({"pooling": "both"}, "--pooling cannot be both"),
-        ({"betas": (0.9, 1.0)}, "--betas must lie in"),
+        ({"betas": (0.9, 1.0)}, "--betas must be 0 or more and below 1"),
         ({"lr": 1e-4, "blr": 1e-3}, "--lr and --blr both"),
         ({"test_crop": 0.0}, "--test_crop must be above 0"),
         ({"name": "mp3-speech", "epochs": 3}, "30,000 updates"),

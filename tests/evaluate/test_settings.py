@@ -23,6 +23,8 @@ from patchloom.evaluate.protocols.fewshot import subsample_training
 from patchloom.evaluate.protocols.knn import knn
 from patchloom.evaluate.settings import EvalSettings, parts_of, place_in_run, split_part
 from patchloom.nets.checkpoints.format import save_encoder
+from patchloom.options.declare import check_declared
+from patchloom.options.protocols import Knn
 from patchloom.results.evaluation import Evaluation, few_remark
 from patchloom.runs.encoder import load_encoder
 from patchloom.runs.folder import RunFolder
@@ -75,7 +77,7 @@ def split(labelled: Path, tmp_path: Path) -> Path:
 def test_copies_are_on_one_side_of_a_split(labelled: Path, labels: bool) -> None:
     left = set()
     for seed in range(12):
-        parts = parts_of(labelled, EvalSettings(seed), labels=labels)
+        parts = parts_of(labelled, EvalSettings(seed=seed), labels=labels)
         assert not np.isin(parts.train.contents(), parts.test.contents()).any()
         count = 45 - len(parts.train) - len(parts.test)
         assert (f"{count} exact copies" in parts.story) == (count > 0)
@@ -92,7 +94,7 @@ def test_test_images_that_are_trained_on_are_counted(split: Path) -> None:
     # of the images that are used: with these seeds, both, one and none of the two that were copied
     counts = set()
     for seed in range(8):
-        parts = parts_of(split, EvalSettings(seed, max_train=20))
+        parts = parts_of(split, EvalSettings(seed=seed, max_train=20))
         count = int(np.isin(parts.test.contents(), parts.train.contents()).sum())
         assert (f" {count} of 14 test images are exact copies" in parts.story) == (count > 0)
         counts.add(count)
@@ -141,7 +143,7 @@ def test_evaluate_names_left_out_images_once(tiny_encoder: Path, photos: Path, c
     assert len(re.findall(VAL, capsys.readouterr().out)) == 1
     evaluate("knn", tiny_encoder, photos)
     assert re.match(VAL, capsys.readouterr().out), "another evaluation says it, too"
-    knn(tiny_encoder, photos, EvalSettings())
+    knn(tiny_encoder, photos, EvalSettings(), Knn())
     assert not capsys.readouterr().out
 
 
@@ -205,7 +207,7 @@ def test_no_reader_is_started_where_it_does_not_pay(photos: Path, monkeypatch: p
     assert On(device="cuda", batch_size=20).reading(source) == {"batch_size": 20, "workers": 16}
     assert [On(device="cpu", workers=number).workers_for(source, 1) for number in (0, 3)] == [0, 3]
     for number in (-1, "many"):
-        assert "--workers" in refusal(EvalSettings(workers=number).check)
+        assert "--workers" in refusal(check_declared, EvalSettings(workers=number))
 
 
 @pytest.mark.parametrize(

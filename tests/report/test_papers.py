@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from patchloom.evaluate.label_free import MEASURES
-from patchloom.evaluate.protocols import PROTOCOLS
+from patchloom.options.protocols import PROTOCOLS
 from patchloom.recipes import recipe_named, recipe_names
 from patchloom.report.papers import (
     MEASURE_PAPERS,

@@ -9,9 +9,9 @@ import yaml
 from hypothesis import strategies as st
 
 from patchloom import cli
-from patchloom.evaluate.protocols import PROTOCOLS, protocol_of
-from patchloom.evaluate.settings import EvalSettings
+from patchloom.options.evaluate import CommonOptions
 from patchloom.options.parse import MODEL_OPTIONS
+from patchloom.options.protocols import PROTOCOLS
 from patchloom.options.verbs import Bench, Check, Export, Look
 from patchloom.runs.settings import Settings
 from patchloom.tasks import TASKS, task_class
@@ -97,8 +97,8 @@ def other_verb(draw: Callable) -> list[str]:
     verb = draw(st.sampled_from([*verbs, "", "-h", "pretrian", "😀"]))
     if verb == "evaluate":
         protocol = draw(st.sampled_from([*PROTOCOLS, "blocks:2", "blocks:x", ""]))
-        known = options(protocol_of(protocol or "knn")[0], ("settings",)) if protocol != "blocks:x" else []
-        known, places = known + options(EvalSettings), [protocol, "nowhere", "shapes:40"]
+        known = options(PROTOCOLS[protocol.partition(":")[0] or "knn"]) if protocol != "blocks:x" else []
+        known, places = known + options(CommonOptions), [protocol, "nowhere", "shapes:40"]
     else:
         known, places = options(verbs.get(verb) or Check), ["images" if verb in ("check", "bench") else "nowhere"]
     typed = sum(draw(st.lists(spelt(known), max_size=3)), [])

@@ -12,8 +12,8 @@ from torch import Tensor
 from patchloom.audio.config import Sound
 from patchloom.data.augment import RandomCrop, Sharing, TwoViews
 from patchloom.errors import PatchloomError
+from patchloom.options.recipes import SHIFT
 
-SHIFT = 0.1  # seconds
 _LEAST, _MOST = -(2**15), 2**15 - 1
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate, pad
 
 from patchloom.errors import check_type
-from patchloom.options.pretrain import Border
+from patchloom.options.recipes import Border
 
 # Colour jitter: drawn per image on the CPU, applied to a whole batch at once on any device.
 

@@ -22,9 +22,10 @@ from patchloom.dense.annotations.base import Annotated, T
 from patchloom.dense.segmenter import PixelSegmenter
 from patchloom.display import track_progress
 from patchloom.errors import PatchloomError
-from patchloom.evaluate.features import Precision, results_ahead, runs_in_bfloat16
+from patchloom.evaluate.features import results_ahead, runs_in_bfloat16
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.nets.heads import OnEncoder
+from patchloom.options.evaluate import Precision
 from patchloom.system.distributed import collected, rank, world
 
 _AT_ONCE = 8  # pictures on a GPU; a CPU is as fast with one

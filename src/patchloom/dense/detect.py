@@ -7,12 +7,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from patchloom.arguments import takes_recipe
 from patchloom.data.loader import Batch
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.data.stats import normalize
@@ -25,7 +24,7 @@ from patchloom.dense.backbone import window_of
 from patchloom.dense.detector import Detections, Detector
 from patchloom.dense.metrics import DetectedObjects, average_precision, coco_tool, interval, pseudo_precision
 from patchloom.dense.pictures import BoxRow, detection_picture
-from patchloom.dense.recipes import DETECT, DetectRecipe, ResolvedDetectRecipe, dense_recipe
+from patchloom.dense.recipes import DETECT, ResolvedDetectRecipe, dense_recipe
 from patchloom.dense.study import (
     Study,
     begin_training,
@@ -37,16 +36,16 @@ from patchloom.dense.study import (
     unreadable_names,
 )
 from patchloom.dense.windows import Fit, detect_images
-from patchloom.errors import PatchloomError, check_options
+from patchloom.errors import PatchloomError
 from patchloom.evaluate.classification import SCRATCH
-from patchloom.evaluate.classifier import PositionChoice
-from patchloom.evaluate.features import Precision
 from patchloom.evaluate.select import train_candidates
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.evaluate.trainer import Forward, Trainer
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.encode import grid_size
 from patchloom.nets.swin import Encoder
+from patchloom.options.evaluate import Precision
+from patchloom.options.protocols import Detect
 from patchloom.results.evaluation import Drawing, Evaluation
 from patchloom.results.result import Outcomes, Result
 from patchloom.system.distributed import rank
@@ -148,57 +147,31 @@ _MEASURED = (
 )
 
 
-@functools.partial(takes_recipe, kind=DetectRecipe)
-def detect(
-    run: str | Path,
-    data: DataLike,
-    settings: EvalSettings,
-    *,
-    recipe: str = "small",
-    masks: bool | Literal["auto"] = "auto",
-    positions: PositionChoice = "auto",
-    control: bool = True,
-    from_scratch: bool = False,
-    precision: Precision = "auto",
-    save: bool = False,
-    out: str | None = None,
-    **changes: Any,
-) -> Evaluation:
+def detect(run: str | Path, data: DataLike, settings: EvalSettings, options: Detect) -> Evaluation:
     """Train a detector on the encoder, and measure average precision of boxes and masks on the test images.
 
     The model is torchvision's Mask R-CNN, or Faster R-CNN without masks, on the pyramid of ViTDet (Li et al. 2022):
     strides 4, 8, 16 and 32 from the last map, and window attention in all blocks but four for large images.
 
     Args:
-        run, settings: as in `patchloom.evaluate.protocols.evaluate`.
+        run, settings, options: as in `patchloom.evaluate.protocols.evaluate`.
         data: images with boxes, as `patchloom.dense.annotations.detection.open_boxes` takes them.
-        recipe: small (ours), vitdet (DropPos' and ViTDet's), restore (Beyond Masking's), or extrema (its program's,
-            after CAE); each value below replaces one of the recipe.
-        masks: prediction of a mask for each object; auto: if all training images have masks.
-        positions: position embeddings: keep (the encoder's), fixed (sincos), learned, relative, or none; auto: keep, or
-            learned for an encoder without positions.
-        control: whether to train the start of a run with --init or --from as well, or else from scratch.
-        from_scratch: whether to train from scratch only.
-        precision: precision of the training: float32, or bfloat16 products; auto: that of pretrain.
-        save: whether to save the trained model, for the verb predict.
-        out: file for the saved model; default: detected/DATA-RECIPE-SEED.safetensors in the run.
-        changes: changed values of the recipe.
 
     Raises:
         PatchloomError: no such encoder, data or recipe, boxes that do not fit, or values that do not.
     """
-    check_options(detect, locals())
-    check_outputs(run, settings, from_scratch, save, out)
+    recipe, precision = options.recipe, options.precision
+    check_outputs(run, settings, options.from_scratch, options.save, options.out)
     coco_tool("mask")  # what scores is missed now, and not after the training
     study = set_up(
         run,
         lambda: open_boxes(data),
         settings,
         recipe,
-        dense_recipe(recipe, DETECT, changes, settings.batch_size),
+        dense_recipe(recipe, DETECT, options.changes(), settings.batch_size),
         begin_detector,
         detect_score,
-        positions=positions,
+        positions=options.positions,
         precision=precision,
         fresh=SCRATCH,
     )
@@ -208,28 +181,30 @@ def detect(
     if held is not None:
         _check_objects(held, "to choose the weights by")
     there = _has_masks(train)
-    with_masks = there if masks == "auto" else masks
+    with_masks = there if options.masks == "auto" else options.masks
     if with_masks and not there:
         raise PatchloomError(f"{train.images.name} has boxes without masks: leave out --masks true")
     window = None if values.window == 0 else values.window
     if values.window == "auto":
         window = window_of(study.encoder(study.subjects.ours), grid_size(study.subjects.ours.vit))
-    options: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "masks": with_masks,
         "width": values.head_width,
         "window": window,
         "light": values.heads == "light",
     }
     if values.sides is not None:
-        options["sides"] = values.sides[1:]
+        arguments["sides"] = values.sides[1:]
 
     def build(encoder: Encoder) -> Detector:
-        return Detector(encoder, len(classes), **options)
+        return Detector(encoder, len(classes), **arguments)
 
-    candidates, done = study.candidates(build, {"masks": with_masks}, control=control, from_scratch=from_scratch)
-    if save or out is not None:
+    candidates, done = study.candidates(
+        build, {"masks": with_masks}, control=options.control, from_scratch=options.from_scratch
+    )
+    if options.save or options.out is not None:
         ids = category_ids(train)
-        saved = functools.partial(save_model, study, "detect", out, side=None, arguments=options, ids=ids)
+        saved = functools.partial(save_model, study, "detect", options.out, side=None, arguments=arguments, ids=ids)
         candidates[0] = replace(candidates[0], save=saved)
     fitted = train_candidates(candidates, study)
 

@@ -9,69 +9,27 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.course import Course
-from patchloom.evaluate.recipes import Auto, check_values, refuse_auto
+from patchloom.evaluate.recipes import refuse_auto
+from patchloom.options.declare import Auto, check_declared
+from patchloom.options.recipes import DenseValues, DetectValues, SegmentValues
 
 _UPDATES = {"cpu": 1_000, "gpu": 20_000}  # of a training whose steps are auto: an hour or so
 _BATCH = {"cpu": 8, "gpu": 16}
 _VALIDATION_SHARE, _LEAST_VALIDATION, _MOST_VALIDATION = 0.15, 10, 500
 VALIDATIONS = 10  # in a training
 
-Side = Literal["auto", "native", "size"]
 Asked = TypeVar("Asked", bound="DenseRecipe")
 R = TypeVar("R", bound="ResolvedDenseRecipe")
 R_co = TypeVar("R_co", covariant=True)
 
 
 @dataclass(frozen=True)
-class DenseRecipe:
-    """Hyper-parameters that segmentation and detection share.
-
-    Attributes:
-        steps: number of updates; auto: 1,000 on a CPU and 20,000 on a GPU.
-        warmup_steps: updates of linear warm-up of the learning rate; auto: a tenth of the steps. Scaled in proportion
-            if only the steps are changed.
-        batch: images per step, over all processes; auto: 8 on a CPU and 16 on a GPU, or fewer for small sets.
-        lr: peak learning rate.
-        weight_decay: weight decay of AdamW, for weights of two or more dimensions.
-        betas: betas of AdamW.
-        layer_decay: ratio of the learning rates of a block and the next one; 1 switches it off.
-        drop_path: rate of stochastic depth in the last block; it grows linearly from 0.
-        decay: decay of the learning rate after the warm-up: linear (poly of power 1) to 0, or steps, to a tenth at each
-            of the drops.
-        drops: fractions of the training at which the learning rate drops, with decay steps.
-        size: height and width in pixels of the encoder's input; auto: 1.5 times that of pre-training.
-        scale: range of the random resize factor of training images.
-        flip: random horizontal flips. Switch them off if left and right matter.
-        color: random brightness, contrast, saturation and hue, for images of three channels.
-        clip: largest norm of the gradient; 0 switches clipping off.
-        validation: fraction of the training images held out to choose the tested weights, if the data has no validation
-            images. auto: 0.15, at most 500 images, and 0 if fewer than 10 images would be held out. 0 trains on all and
-            tests the last weights, even if the data has validation images.
-        patience: early stopping after this fraction of the steps without a higher validation score, counted from the
-            end of the warm-up; 1 switches it off.
-    """
-
-    steps: int | Auto = 160_000
-    warmup_steps: int | Auto = 1_500
-    batch: int | Auto = 16
-    lr: float = 1e-4
-    weight_decay: float = 0.05
-    betas: tuple[float, float] = (0.9, 0.999)
-    layer_decay: float = 0.65
-    drop_path: float = 0.1
-    decay: Literal["linear", "steps"] = "linear"
-    drops: tuple[float, float] = (8 / 12, 11 / 12)
-    size: int | Auto = 512
-    scale: tuple[float, float] = (0.5, 2.0)
-    flip: bool = True
-    color: bool = True
-    clip: float = 0.0
-    validation: float | Auto = 0.0
-    patience: float = 1.0
+class DenseRecipe(DenseValues):
+    """Hyper-parameters that segmentation and detection share."""
 
     def check(self) -> None:
         """Validate the values."""
-        check_values(self, _RANGES, ("lr", "layer_decay", "patience"))
+        check_declared(self)
         for name in ("scale", "drops"):
             self._rises(name)
         if self.steps != "auto" and self.warmup_steps != "auto" and self.warmup_steps > self.steps:
@@ -112,34 +70,8 @@ class DenseRecipe:
 
 
 @dataclass(frozen=True)
-class SegmentRecipe(DenseRecipe):
-    """Hyper-parameters of segmentation.
-
-    Attributes:
-        side: shorter side in pixels to which images are resized, in training before the random factor. native: no
-            resizing, with windows of the given size. auto: native as far as time allows. Images larger than a window
-            are tested in windows that overlap by a third.
-        head_width: number of channels of the head; auto: the encoder's width, from 64 to 512, as in mmseg.
-        auxiliary: weight of the loss of a second head on the third of the four maps; 0 switches it off.
-        loss: cross-entropy of the pixels, or dice, which adds the Dice loss of the classes.
-        class_weights: larger weights of rare classes in the cross-entropy, 1 / log(1.02 + fraction of the pixels).
-            auto: true if all classes but one have under 5 % of the training pixels together.
-        rare_crops: fraction of the training crops that hold a class with under 5 % of the pixels. auto: 0.5 under the
-            same condition, else 0.
-    """
-
-    side: int | Side = "size"
-    head_width: int | Auto = "auto"
-    auxiliary: float = 0.4
-    loss: Literal["cross-entropy", "dice"] = "cross-entropy"
-    class_weights: bool | Auto = False
-    rare_crops: float | Auto = 0.0
-
-    def check(self) -> None:
-        """See `DenseRecipe`."""
-        super().check()
-        sizes = {"side": (8, 2**14), "head_width": (1, 2**14)}
-        check_values(self, {**sizes, "auxiliary": (0, 100), "rare_crops": (0, 0.9)}, ())
+class SegmentRecipe(SegmentValues, DenseRecipe):
+    """Hyper-parameters of segmentation."""
 
     @property
     def resized(self) -> int | None:
@@ -158,28 +90,8 @@ class SegmentRecipe(DenseRecipe):
 
 
 @dataclass(frozen=True)
-class DetectRecipe(DenseRecipe):
-    """Hyper-parameters of detection.
-
-    Attributes:
-        heads: size of the heads: papers, as in ViTDet, with four convolutions before boxes and masks and 512 regions
-            per image; or light, with fewer of both.
-        head_width: number of channels of pyramid and heads; auto: 256, and 64 to 256 for light heads, by the encoder's
-            width.
-        window: side in patches of the attention windows of all but four blocks; 0: none. auto: about the grid of
-            pre-training, if images are larger than that.
-        score: lowest score of a detection.
-        shorter: range of the random shorter side in pixels of training images, instead of scale; the larger value is
-            used in testing. 0 0 fits images into the canvas.
-        longer: largest longer side in pixels, with shorter; 0: that of the canvas.
-    """
-
-    heads: Literal["papers", "light"] = "papers"
-    head_width: int | Auto = "auto"
-    window: int | Auto = "auto"
-    score: float = 0.05
-    shorter: tuple[int, int] = (0, 0)
-    longer: int = 0
+class DetectRecipe(DetectValues, DenseRecipe):
+    """Hyper-parameters of detection."""
 
     @property
     def sides(self) -> tuple[int, int, int] | None:
@@ -189,8 +101,6 @@ class DetectRecipe(DenseRecipe):
     def check(self) -> None:
         """See `DenseRecipe`."""
         super().check()
-        sides = {name: (0, 2**14) for name in ("window", "shorter", "longer")}
-        check_values(self, {"head_width": (1, 2**14), "score": (0, 1), **sides}, ())
         self._rises("shorter")
         if self.shorter[1] and not self.shorter[0]:
             raise PatchloomError(f"--shorter {list(self.shorter)} begins at 0 pixels: raise it")
@@ -283,14 +193,6 @@ def _within(width: int) -> int:
 # training for rare classes where it is auto: without any, and with them
 NOT_RARE: dict[str, Any] = {"class_weights": False, "rare_crops": 0.0}
 FOR_RARE: dict[str, Any] = {"class_weights": True, "rare_crops": 0.5}
-
-_ANY = (0, float("inf"))
-_RANGES = {
-    **{"steps": (1, float("inf")), "warmup_steps": _ANY, "batch": (1, float("inf")), "lr": _ANY, "weight_decay": _ANY},
-    **{"layer_decay": (0, 1), "drop_path": (0, 0.99), "size": (8, 2**14), "scale": (0.01, 100), "clip": _ANY},
-    "drops": (0, 1),
-    **{"validation": (0, 0.9), "patience": (0, 1)},
-}
 
 # for small data on one machine: as long as there is patience for, light heads, weights chosen on validation images
 _SMALL: dict[str, Any] = {

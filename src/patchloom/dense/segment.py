@@ -7,14 +7,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from patchloom.arguments import takes_recipe
 from patchloom.data.loader import Batch
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.data.stats import normalize
@@ -35,7 +34,7 @@ from patchloom.dense.metrics import (
 )
 from patchloom.dense.pictures import MapRow, segmentation_picture
 from patchloom.dense.rare import class_weights, dice_loss, for_rare_classes, rare_crops
-from patchloom.dense.recipes import FOR_RARE, PROBE, SEGMENT, ResolvedSegmentRecipe, SegmentRecipe, dense_recipe
+from patchloom.dense.recipes import FOR_RARE, PROBE, SEGMENT, ResolvedSegmentRecipe, dense_recipe
 from patchloom.dense.segmenter import PixelSegmenter, Segmenter, SegmentLogits
 from patchloom.dense.study import (
     Study,
@@ -50,11 +49,9 @@ from patchloom.dense.study import (
     window_count,
 )
 from patchloom.dense.windows import AT_ONCE, BAND, segment_image, segment_images
-from patchloom.errors import PatchloomError, check_options
+from patchloom.errors import PatchloomError
 from patchloom.estimate import fake_numbers
 from patchloom.evaluate.classification import SCRATCH
-from patchloom.evaluate.classifier import PositionChoice
-from patchloom.evaluate.features import Precision
 from patchloom.evaluate.select import Plan, train_candidates
 from patchloom.evaluate.settings import EvalSettings, print_notes
 from patchloom.evaluate.trainer import Forward, Trainer
@@ -62,6 +59,8 @@ from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.encode import input_channels, patch_side
 from patchloom.nets.performance import use_kernels
 from patchloom.nets.swin import Encoder
+from patchloom.options.evaluate import Precision
+from patchloom.options.protocols import Segment
 from patchloom.results.claims import CONSTANT, PIXELS, UNTRAINED
 from patchloom.results.evaluation import Drawing, Evaluation
 from patchloom.results.result import Outcomes, Result
@@ -245,24 +244,7 @@ _MEASURED = (
 )
 
 
-@functools.partial(takes_recipe, kind=SegmentRecipe)
-def segment(
-    run: str | Path,
-    data: DataLike,
-    settings: EvalSettings,
-    *,
-    recipe: str = "small",
-    head: Literal["upernet", "linear"] = "upernet",
-    positions: PositionChoice = "auto",
-    ignore: int = 255,
-    threshold: int | None = None,
-    control: bool = True,
-    from_scratch: bool = False,
-    precision: Precision = "auto",
-    save: bool = False,
-    out: str | None = None,
-    **changes: Any,
-) -> Evaluation:
+def segment(run: str | Path, data: DataLike, settings: EvalSettings, options: Segment) -> Evaluation:
     """Train a head that gives each pixel a class, and measure mIoU on the test images.
 
     UPerNet (Xiao et al. 2018) on four evenly spaced blocks is trained together with the encoder, beside the same from
@@ -271,37 +253,23 @@ def segment(
     measures the frozen features.
 
     Args:
-        run, settings: as in `patchloom.evaluate.protocols.evaluate`.
+        run, settings, options: as in `patchloom.evaluate.protocols.evaluate`.
         data: images with a class for each pixel, as for `patchloom.dense.annotations.segmentation.open_label_maps`.
-        recipe: small (ours), or a paper's, which train UPerNet: mae, lut, droppos, restore, restore-4e-4 or extrema;
-            each value below replaces one of the recipe.
-        head: segmentation head: upernet, or linear on the frozen encoder.
-        positions: position embeddings: keep (the encoder's), fixed (sincos), learned, relative, or none; auto: keep, or
-            learned for an encoder without positions. A frozen encoder keeps its own.
-        ignore: number in the label maps of pixels that do not count.
-        threshold: number in the label maps from which on pixels are the second of two classes, such as 128 for masks
-            with soft edges; then all pixels count.
-        control: whether to train the controls as well.
-        from_scratch: whether to train from scratch only.
-        precision: precision of the training: float32, or bfloat16 products; auto: that of pretrain.
-        save: whether to save the trained model, for the verb predict.
-        out: file for the saved model; default: segmented/DATA-RECIPE-SEED.safetensors in the run.
-        changes: changed values of the recipe.
 
     Raises:
         PatchloomError: no such encoder, data or recipe, label maps that do not fit, or values that do not.
     """
-    check_options(segment, locals())
-    linear = head == "linear"
+    recipe, head, positions, precision = options.recipe, options.head, options.positions, options.precision
+    changes, linear = options.changes(), options.head == "linear"
     if linear:
-        _check_linear(recipe, from_scratch, positions, changes)
+        _check_linear(recipe, options.from_scratch, positions, changes)
         positions = "keep"
-    check_outputs(run, settings, from_scratch, save, out)
+    check_outputs(run, settings, options.from_scratch, options.save, options.out)
     known = {**SEGMENT, "small": PROBE} if linear else SEGMENT
     asked = dense_recipe(recipe, known, changes, settings.batch_size)
     study = set_up(
         run,
-        functools.partial(open_label_maps, data, ignore, threshold=threshold),
+        functools.partial(open_label_maps, data, options.ignore, threshold=options.threshold),
         settings,
         recipe,
         asked,
@@ -321,23 +289,31 @@ def segment(
         print_notes([rarity] if rarity else [])
         study = replace(study, recipes=(values,))
     values = study.recipe
-    options: dict[str, Any] = {"head": head, "head_width": values.head_width, "auxiliary": values.auxiliary > 0}
+    arguments: dict[str, Any] = {"head": head, "head_width": values.head_width, "auxiliary": values.auxiliary > 0}
 
     def build(encoder: Encoder) -> Segmenter:
-        return Segmenter(encoder, len(classes), **options)
+        return Segmenter(encoder, len(classes), **arguments)
 
     def pixels(recipe: ResolvedSegmentRecipe) -> PixelSegmenter:
         vit, size = study.subjects.ours.vit, (recipe.size, recipe.size)
         return PixelSegmenter(len(classes), size, input_channels(vit), patch_side(vit))
 
-    candidates, done = study.candidates(build, {"head": head}, control=control, from_scratch=from_scratch, both=linear)
+    candidates, done = study.candidates(
+        build, {"head": head}, control=options.control, from_scratch=options.from_scratch, both=linear
+    )
     done = f"{_DONE[head]}{done}"
-    if linear and control:
+    if linear and options.control:
         candidates.append(replace(candidates[0], name=PIXELS, build=pixels))
         done += f" {_BESIDE}"
-    if save or out is not None:
+    if options.save or options.out is not None:
         saved = functools.partial(
-            save_model, study, "segment", out, side=values.resized, arguments=options, ids=class_ids(parts.train)
+            save_model,
+            study,
+            "segment",
+            options.out,
+            side=values.resized,
+            arguments=arguments,
+            ids=class_ids(parts.train),
         )
         candidates[0] = replace(candidates[0], save=saved)
     fitted = train_candidates(candidates, study)

@@ -36,8 +36,8 @@ from patchloom.dense.windows import starts
 from patchloom.display import StatusMessage, print_line
 from patchloom.errors import PatchloomError, listing
 from patchloom.evaluate.classification import about_control
-from patchloom.evaluate.classifier import PositionChoice, variant_of
-from patchloom.evaluate.features import Precision, trains_in_bfloat16
+from patchloom.evaluate.classifier import variant_of
+from patchloom.evaluate.features import trains_in_bfloat16
 from patchloom.evaluate.select import Candidate, Plan, recipe_sentences
 from patchloom.evaluate.settings import (
     EvalSettings,
@@ -58,6 +58,7 @@ from patchloom.nets.encode import input_size, patch_side, width
 from patchloom.nets.finetune import Variant, at_size
 from patchloom.nets.performance import choose_kernels
 from patchloom.nets.swin import Encoder
+from patchloom.options.evaluate import PositionChoice, Precision
 from patchloom.results.claims import CONSTANT
 from patchloom.results.evaluation import Drawing, Evaluation, as_control, note_unreadable
 from patchloom.results.result import Result

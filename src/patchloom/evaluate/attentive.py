@@ -21,7 +21,7 @@ from patchloom.data.loader import Batch
 from patchloom.data.source import Source
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.classification import ClassPredictions, labelled_training
-from patchloom.evaluate.features import ImageFeatures, Precision, one_pass
+from patchloom.evaluate.features import ImageFeatures, one_pass
 from patchloom.evaluate.lars_probe import LinearClassifier, begin_probe
 from patchloom.evaluate.recipes import ResolvedAttentiveRecipe
 from patchloom.evaluate.settings import EvalSettings
@@ -30,6 +30,7 @@ from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.encode import encode, patch_count, prefix_count, width
 from patchloom.nets.optimizer import parameter_groups
 from patchloom.nets.swin import Encoder
+from patchloom.options.evaluate import Precision
 from patchloom.system.hardware import free_memory
 from patchloom.withhold.encoder_input import all_patches
 

@@ -25,7 +25,6 @@ from patchloom.evaluate.answers import constant_answers, results_of_answers
 from patchloom.evaluate.calibration import calibrate
 from patchloom.evaluate.classifier import Classifier, class_names
 from patchloom.evaluate.features import (
-    Precision,
     count_classes,
     digest_tensors,
     groups_of,
@@ -51,6 +50,7 @@ from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.encode import attention_heads
 from patchloom.nets.performance import choose_kernels
 from patchloom.nets.swin import Encoder
+from patchloom.options.evaluate import Precision
 from patchloom.results.classes import called, explain_measure, headline_row, quoted_first, score_of_choice
 from patchloom.results.evaluation import Evaluation, as_control, note_unreadable
 from patchloom.results.result import Result

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from patchloom.data.source import Source
 from patchloom.errors import PatchloomError, conforms
 from patchloom.evaluate.calibration import Calibration, calibration_from
-from patchloom.evaluate.features import Pooling, labels_of
+from patchloom.evaluate.features import labels_of
 from patchloom.nets.build import initialize
 from patchloom.nets.checkpoints.format import (
     CLASSIFIER_FORMAT,
@@ -41,11 +41,11 @@ from patchloom.nets.encode import width as token_width
 from patchloom.nets.finetune import Variant, with_variant, without_last_norm
 from patchloom.nets.heads import InstanceHead, OnEncoder, Stem, pooled_tokens, represent, select_pooling
 from patchloom.nets.swin import Encoder
+from patchloom.options.evaluate import Pooling, PositionChoice
 from patchloom.withhold.encoder_input import all_patches
 
 _WIDEST = 2**14
 Pool = Literal["class", "mean", "instance"]
-PositionChoice = Literal["auto", "keep", "fixed", "learned", "relative", "none"]
 
 
 class Classifier(OnEncoder):

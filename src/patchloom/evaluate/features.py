@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -39,6 +39,7 @@ from patchloom.nets.encode import (
 )
 from patchloom.nets.heads import InstanceHead, pooled_tokens, poolings_of, select_pooling
 from patchloom.nets.swin import Encoder, is_hierarchical
+from patchloom.options.evaluate import Precision
 from patchloom.system.files import cache_root, regular, write_whole
 from patchloom.system.hardware import choose_precision, fetch_behind
 from patchloom.version import __version__
@@ -119,9 +120,6 @@ def _arrived(item: Item, made: Any, event: torch.cuda.Event | None) -> tuple[Ite
     return item, tree_map_only(Tensor, Tensor.clone, made)  # so that the next items take the same page-locked memory
 
 
-Pooling = Literal["class", "mean", "prefix", "instance", "both"]
-Precision = Literal["auto", "float32", "bfloat16"]
-
 _PIXELS_SIDE = 32
 
 
@@ -171,8 +169,6 @@ class FeatureOptions:
 
     def check(self, source: Source) -> None:
         """Validate the values, for the images of ``source``."""
-        if not 0 < self.test_crop <= 1:
-            raise PatchloomError(f"--test_crop must be above 0 and up to 1, such as 0.875, not {self.test_crop:g}")
         if self.test_crop < 1 and not source.modality.resizable:
             raise wrong_kind_error("test_crop", source)
 

@@ -19,7 +19,6 @@ from patchloom.evaluate.features import (
     USUAL_FEATURES,
     FeatureOptions,
     ImageFeatures,
-    Pooling,
     about_encoder,
     extract,
     load_or_extract,
@@ -33,6 +32,7 @@ from patchloom.evaluate.subjects import Subject, Subjects
 from patchloom.look.charts import draw_blends
 from patchloom.nets.encode import input_size
 from patchloom.nets.finetune import without_last_norm
+from patchloom.options.evaluate import Pooling
 from patchloom.results.claims import BLEND, START
 from patchloom.results.classes import called, explain_measure, quoted_first
 from patchloom.results.evaluation import Drawing, Evaluation, as_control, compare_results, note_unreadable

@@ -25,6 +25,7 @@ from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.encode import encode, final_norm, input_size, patch_count, prefix_count
 from patchloom.nets.heads import pool, pooled_tokens
 from patchloom.nets.swin import Encoder, is_hierarchical
+from patchloom.options.protocols import DEFAULT_IMAGES
 from patchloom.patches.partition import random_partition, share_of
 from patchloom.questions.collapse import effective_rank
 from patchloom.results.result import Result
@@ -534,7 +535,6 @@ def _reading(source: Source, name: str, settings: EvalSettings) -> dict[str, Any
 
 
 PROTOCOL = "label-free"
-DEFAULT_IMAGES = 1000
 NEIGHBOUR_COUNT = 10
 RANKME, ALPHA, LIDAR, IDEST = "RankMe", "α-ReQ", "LiDAR", "IdEst"
 DSE, SEPARATION, DENSE_DIMENSIONS = "DSE", "DSE: separation", "DSE: dimensions"

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, get_type_hints
+from typing import Any
 
-from patchloom.audio.augment import SHIFT
 from patchloom.data.source import Source
 from patchloom.data.splits import MAX_HELD_OUT
-from patchloom.errors import PatchloomError, check_type
+from patchloom.errors import PatchloomError
 from patchloom.evaluate.course import Course
-from patchloom.nets.checkpoints.programs import Network
 from patchloom.nets.encode import input_size, width
 from patchloom.nets.swin import Encoder, is_hierarchical
-from patchloom.options.pretrain import Border
+from patchloom.options.declare import check_declared
+from patchloom.options.recipes import AttentiveValues, ClassifierValues, ProbeValues
 from patchloom.system.distributed import refused_by_all, world
-
-Auto = Literal["auto"]
 
 # Number of updates if the epochs are auto: minutes on a CPU, an hour on a GPU. Small sets get more epochs, since the
 # weights need a certain number of updates; large sets get a minimal number of epochs.
@@ -39,89 +36,8 @@ _VALIDATIONS = 30  # maximal number of validations of a training
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """Hyper-parameters of a training; the field names are options of the protocols that train.
-
-    Attributes:
-        epochs: number of epochs; auto gives 1,000 updates on a CPU and 20,000 on a GPU, in 10 to 300
-            epochs.
-        warmup_epochs: epochs of learning-rate warm-up; auto is a tenth of the epochs. Scaled in proportion if only
-            the epochs are changed.
-        updates: number of updates, instead of epochs; 0 uses the epochs.
-        warmup_updates: updates of warm-up, with --updates. Scaled in proportion, like halve_every, if only the
-            updates are changed.
-        halve_every: updates between halvings of the learning rate, after a warm-up at a tenth of the peak (MP3's
-            speech models); 0 gives a linear warm-up and a cosine decay to 0.
-        batch: images per step, counting repeats; auto depends on the number of training images.
-        blr: base learning rate; the peak is blr · batch / 256.
-        lr: peak learning rate for any batch, instead of blr; 0 uses blr.
-        weight_decay: weight decay of AdamW, for weights of two and more dimensions.
-        betas: betas of AdamW.
-        layer_decay: ratio of the learning rates of a block and the next one; 1 disables it.
-        drop_path: rate of stochastic depth in the last block, growing linearly from 0.
-        dropout: dropout rate in the encoder, for the input tokens of the blocks and the outputs of attention and of
-            both layers of each MLP.
-        smoothing: label smoothing.
-        mixup: alpha of mixup; 0 disables it. With both mixup and cutmix, each batch gets one at random.
-        cutmix: alpha of cutmix; 0 disables it.
-        randaugment: magnitude of RandAugment, up to 10; 0 disables it.
-        randaugment_std: standard deviation of that magnitude.
-        erasing: probability of random erasing.
-        repeats: views of each image in a step (repeated augmentation).
-        crop_scale: smallest area of a random crop, as a fraction of the image's; the largest is 1. padded or reflected:
-            the whole image, shifted by up to 4 pixels, with black or reflected pixels around it.
-        flip: mirroring of half of the images; disable it if left and right differ in meaning.
-        test_crop: side of the centre crop of test images over the short side of the resized image; 1: the largest
-            centre crop. A paper's 0.875 (224 of 256) is for images of up to 224 pixels; it is 1 above.
-        pooling: input of the head: class token (added to encoders without one) or mean of the patch tokens.
-        fresh_norm: new norm before the head, instead of the encoder's last one.
-        train_positions: training of the encoder's position embeddings, also if pre-training had fixed ones.
-        ema: decay of a moving average of the weights, which is then tested; 0 disables it.
-        clip: maximal norm of the gradient; 0 disables clipping.
-        validation: fraction of the training images held out to choose the tested epoch; auto is 0.15, at most 2,000
-            images, and 0 if that is below 20 images; 0 trains on all images and tests the last epoch.
-        patience: early stopping after this fraction of the epochs without a higher validation accuracy, counted from
-            the end of the warm-up; 1 disables it.
-        shift: largest shift of a recording to either side, in seconds.
-        noise_share: fraction of the recordings to which background noise is added, if the data has some.
-        noise_volume: largest factor of that noise; each is drawn uniformly from 0.
-        recordings: whether the data are recordings, which disables image augmentation; not an option.
-    """
-
-    epochs: int | Auto = 100
-    warmup_epochs: float | Auto = 5
-    updates: int = 0
-    warmup_updates: int = 0
-    halve_every: int = 0
-    batch: int | Auto = 1024
-    blr: float = 1e-3
-    lr: float = 0.0
-    weight_decay: float = 0.05
-    betas: tuple[float, float] = (0.9, 0.999)
-    layer_decay: float = 0.75
-    drop_path: float = 0.1
-    dropout: float = 0.0
-    smoothing: float = 0.1
-    mixup: float = 0.8
-    cutmix: float = 1.0
-    randaugment: float = 9.0
-    randaugment_std: float = 0.5
-    erasing: float = 0.0
-    repeats: int = 1
-    crop_scale: float | Border = 0.08
-    flip: bool = True
-    test_crop: float = 0.875
-    pooling: Literal["class", "mean"] = "mean"
-    fresh_norm: bool = False
-    train_positions: bool = False
-    ema: float = 0.0
-    clip: float = 0.0
-    validation: float | Auto = 0.0
-    patience: float = 1.0
-    shift: float = SHIFT
-    noise_share: float = 0.8
-    noise_volume: float = 0.1
-    recordings: bool = False
+class Recipe(ClassifierValues):
+    """Hyper-parameters of a training; the field names are options of the protocols that train."""
 
     @property
     def mixes(self) -> bool:
@@ -130,7 +46,7 @@ class Recipe:
 
     def check(self) -> None:
         """Validate the values."""
-        check_values(self, _RANGES, ("blr", "layer_decay", "crop_scale", "patience", "test_crop"))
+        check_declared(self)
         if self.epochs != "auto" and self.warmup_epochs != "auto" and self.warmup_epochs > self.epochs:
             raise PatchloomError(f"--warmup_epochs {self.warmup_epochs} is more than --epochs {self.epochs}: lower it")
         if self.warmup_updates > self.updates:
@@ -201,35 +117,11 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class ProbeRecipe(Recipe):
+class ProbeRecipe(ProbeValues, Recipe):
     """Hyper-parameters of the papers' linear probe on a frozen encoder, trained on random crops.
 
     The other fields of `Recipe` are disabled.
-
-    Attributes:
-        momentum: momentum of the optimizer.
-        optimizer: lars, sgd or adamw.
-        last_norm: features after the encoder's last norm; false takes them before it.
-        network: the network that is probed, if a run has both; --network overrides it.
     """
-
-    epochs: int | Auto = 90
-    warmup_epochs: float | Auto = 10
-    batch: int | Auto = 16_384
-    blr: float = 0.1
-    weight_decay: float = 0.0
-    layer_decay: float = 1.0
-    drop_path: float = 0.0
-    smoothing: float = 0.0
-    mixup: float = 0.0
-    cutmix: float = 0.0
-    randaugment: float = 0.0
-    pooling: Literal["class", "mean", "instance"] = "class"  # type: ignore[assignment]  # a probe has one more value
-    noise_share: float = 0.0
-    momentum: float = 0.9
-    optimizer: Literal["lars", "sgd", "adamw"] = "lars"
-    last_norm: bool = True
-    network: Network = "student"
 
     def check(self) -> None:
         """Validate the values; batch norm needs two images."""
@@ -252,28 +144,12 @@ class ProbeRecipe(Recipe):
 
 
 @dataclass(frozen=True)
-class AttentiveRecipe(ProbeRecipe):
-    """Hyper-parameters of an attentive probe on a frozen encoder.
-
-    Attributes:
-        queries: number of learned queries, which share the width of the pooled features.
-        reduce: width of the tokens over that of the pooled features.
-        form: efficient (queries and values only, arXiv 2506.10178), or cross: one query with keys, values and as many
-            heads as the encoder, as in AIM and V-JEPA.
-        whole: give the class token and registers to the queries, too.
-        cached: tokens of centre crops, encoded once; false encodes random crops in every epoch, as the papers do.
-    """
-
-    queries: int = 32
-    reduce: int = 1
-    form: Literal["efficient", "cross"] = "efficient"
-    whole: bool = False
-    cached: bool = False
+class AttentiveRecipe(AttentiveValues, ProbeRecipe):
+    """Hyper-parameters of an attentive probe on a frozen encoder."""
 
     def check(self) -> None:
         """Validate the values."""
         super().check()
-        check_values(self, {"queries": (1, 2**12), "reduce": (1, 2**12)}, ())
         if self.form == "cross" and self.reduce != 1:
             raise PatchloomError("--form cross keeps the width of the tokens: leave out --reduce")
 
@@ -370,37 +246,6 @@ def refuse_auto(recipe: Any, but: str = "") -> None:
     """Refuse a resolved recipe with a value that is still ``auto``, except for ``but``."""
     if left := [name for name, value in vars(recipe).items() if value == "auto" and name != but]:
         raise ValueError(f"{left[0]} is auto in a resolved recipe")
-
-
-_RANGES = {
-    **{"epochs": (1, float("inf")), "warmup_epochs": (0, float("inf")), "batch": (1, float("inf"))},
-    **{"blr": (0, float("inf")), "lr": (0, float("inf")), "momentum": (0, 0.9999), "weight_decay": (0, float("inf"))},
-    **{"layer_decay": (0, 1), "drop_path": (0, 0.99)},
-    **{"smoothing": (0, 0.99), "mixup": (0, float("inf")), "cutmix": (0, float("inf")), "randaugment": (0, 10)},
-    **{"randaugment_std": (0, float("inf")), "erasing": (0, 1), "repeats": (1, 100), "crop_scale": (0, 1)},
-    "test_crop": (0, 1),
-    **{"ema": (0, 0.999999), "clip": (0, float("inf")), "validation": (0, 0.9), "patience": (0, 1)},
-    **{name: (0, float("inf")) for name in ("updates", "warmup_updates", "halve_every", "noise_volume")},
-    **{"dropout": (0, 0.99), "shift": (0, 60), "noise_share": (0, 1)},
-}
-
-
-def check_values(recipe: Any, ranges: Mapping[str, tuple[float, float]], positive: Iterable[str]) -> None:
-    """Validate the values of a recipe's fields."""
-    for name, hint in get_type_hints(type(recipe)).items():
-        check_type(name, getattr(recipe, name), hint)
-    for name, (low, high) in ranges.items():
-        value = getattr(recipe, name, low)
-        if not isinstance(value, str) and not all(
-            low <= one <= high for one in (value if isinstance(value, tuple) else (value,))
-        ):
-            bounds = f"{low:g} or more" if high == float("inf") else f"{low:g} to {high:g}"
-            raise PatchloomError(f"--{name} must be {bounds}, not {value}")
-    for name in positive:
-        if getattr(recipe, name) == 0:
-            raise PatchloomError(f"--{name} must be above 0")
-    if not all(0 <= beta < 1 for beta in recipe.betas):
-        raise PatchloomError(f"--betas must lie in [0, 1), not {list(recipe.betas)}")
 
 
 def _held_out(share: float, n: int) -> int:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, Literal, Protocol, TypeVar, get_type_hints
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -22,11 +22,11 @@ from patchloom.data.sources.open import open_data, split_names
 from patchloom.data.splits import choose_indices, pick, some_groups, splittable
 from patchloom.data.stats import input_notes
 from patchloom.display import StatusMessage, is_first, print_line
-from patchloom.errors import PatchloomError, check_type
+from patchloom.errors import PatchloomError
 from patchloom.evaluate.features import has_labels, only_labelled
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.checkpoints.live import has_no_folder
-from patchloom.nets.checkpoints.programs import Network
+from patchloom.options.evaluate import CommonOptions
 from patchloom.runs.held_out import describe_seen, seen_in_pretraining
 from patchloom.system.distributed import first_decides, launch_once, launched_processes, processes_here, world
 from patchloom.system.hardware import Cores, choose_workers, cores, usable_device
@@ -54,55 +54,8 @@ class DryRun(Exception):
 
 
 @dataclass(frozen=True)
-class EvalSettings:
-    """Common settings of all protocols.
-
-    Attributes:
-        seed: random seed of splits, training and the untrained encoder.
-        seeds: number of seeds, counted up from ``seed``; results are mean and range.
-        device: device: auto (a GPU if available), cpu, cuda or another torch device.
-        batch_size: images per training step, counting repeats; auto uses the recipe. Without training, images per
-            batch; auto is 256.
-        accumulate: number of parts into which a training step is split to save memory.
-        devices: number of training processes per machine, with one device each; auto is the number that torchrun
-            or SLURM started, or 1.
-        workers: data-loading processes; auto depends on the device, and is 0 if starting them does not pay.
-        max_train: maximal number of training images, a stratified subset, for a quick look.
-        cache: cache of features on disc, reused for the same images.
-        group: images that splits keep together, as in pretrain: parent (their folder), a column, or a pattern.
-        model: timm's name of the model if the encoder is a file of weights only; not needed for checkpoints of
-            the papers' own code.
-        network: student, or teacher (its moving average) of a run that has one; by default the student, but the
-            teacher in linear --recipe extrema, and for frozen features of a file of ExtreMA's program.
-        measures: measures of classifiers: usual (accuracy, balanced accuracy, recall of each class), or all (also
-            macro F1, AUROC, average precision, confusion matrix, and the accuracy in each group of --group).
-        dry_run: plan only: encoder and data are opened, and nothing is trained or written.
-    """
-
-    seed: int = 0
-    seeds: int = 1
-    device: str = "auto"
-    batch_size: int | Literal["auto"] = "auto"
-    accumulate: int = 1
-    devices: int | Literal["auto"] = "auto"
-    workers: int | Literal["auto"] = "auto"
-    max_train: int | None = None
-    cache: bool = True
-    group: str | None = None
-    model: str | None = None
-    network: Network | None = None
-    measures: Literal["usual", "all"] = "usual"
-    dry_run: bool = False
-
-    def check(self) -> None:
-        """Validate the values."""
-        for name, hint in get_type_hints(EvalSettings).items():
-            check_type(name, getattr(self, name), hint)
-        least = {"batch_size": 1, "accumulate": 1, "devices": 1, "workers": 0, "seed": 0, "seeds": 1, "max_train": 2}
-        for name, lowest in least.items():
-            value = getattr(self, name)
-            if value not in (None, "auto") and value < lowest:
-                raise PatchloomError(f"--{name} must be {lowest} or more, not {value}")
+class EvalSettings(CommonOptions):
+    """Common settings of all protocols."""
 
     def end_if_dry(self, test: Source, *sentences: str) -> None:
         """End a dry run: encoder and data have been opened, and ``sentences`` say what would be done."""

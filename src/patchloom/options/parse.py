@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 import yaml
@@ -17,6 +15,7 @@ from patchloom.data.sources.names import FETCHED
 from patchloom.errors import PatchloomError, listing, suggestion
 from patchloom.loggers import TRACKERS
 from patchloom.options.declare import MODEL, TASK, CommandSpec, Option, declared
+from patchloom.options.evaluate import CommonOptions
 from patchloom.options.messages import shorten_options, unknown_word_error, without_hyphens
 from patchloom.options.pretrain import PretrainOptions
 from patchloom.options.values import convert_value, parse_value
@@ -77,7 +76,7 @@ _LABELLED = {
 # functions and settings that define the options of each verb
 SIGNATURES: dict[str, tuple[str, ...]] = {
     "check": ("patchloom.check.check",),
-    "evaluate": ("patchloom.evaluate.protocols.evaluate", "patchloom.evaluate.settings.EvalSettings"),
+    "evaluate": ("patchloom.evaluate.protocols.evaluate",),
     "compare": ("patchloom.compare.compare.compare",),
     "look": ("patchloom.look.look.look",),
     "look curves": ("patchloom.look.run_curves.draw_run_curves",),
@@ -96,19 +95,11 @@ _OTHERWISE = {
 }
 
 
-@cache
-def protocols() -> dict[str, str]:
-    """Return the evaluation protocols: import path of the function by name."""
-    source = Path(__file__).parents[1] / "evaluate" / "protocols" / "__init__.py"
-    found = dict[str, str]()
-    for case in ast.walk(ast.parse(source.read_text("utf-8"))):
-        match case:  # read, since an import would wait for torch
-            case ast.match_case(
-                pattern=ast.MatchValue(value=ast.Constant(value=str(name))),
-                body=[ast.ImportFrom(module=str(module), names=[function]), *_],
-            ):
-                found[name] = f"{module}.{function.name}"
-    return found
+def protocols() -> dict[str, type[Any]]:
+    """Return the evaluation protocols: dataclass of the options by name."""
+    from patchloom.options.protocols import PROTOCOLS  # which takes time that other verbs need not spend
+
+    return PROTOCOLS
 
 
 @cache
@@ -117,6 +108,7 @@ def verb_spec(verb: str) -> CommandSpec:
     if verb in VERB_OPTIONS:
         return declared(VERB_OPTIONS[verb])  # type: ignore[arg-type]  # mypy takes no class for hashable
     found = [read_signature(from_source(path), _OTHERWISE.get(verb, ())) for path in SIGNATURES[verb]]
+    found += [declared(CommonOptions)] if verb == "evaluate" else []
     return CommandSpec(found[0].about, tuple(option for one in found for option in one.options))
 
 
@@ -128,8 +120,10 @@ def task_spec(name: str) -> CommandSpec:
 
 @cache
 def protocol_spec(name: str) -> CommandSpec:
-    """Return the options of a protocol, without those of `patchloom.evaluate.settings.EvalSettings`."""
-    return read_signature(from_source(protocols()[name]), skip={"run", "data", "settings", "count"})
+    """Return the options of a protocol, without the common ones and the number in ``blocks:2``."""
+    kind: Any = protocols()[name]
+    found = declared(kind)
+    return found._replace(options=tuple(one for one in found.options if one.name != "count"))
 
 
 def pretrain_spec(task: str) -> CommandSpec:
@@ -159,8 +153,7 @@ def pretrain_spec(task: str) -> CommandSpec:
 
 def evaluate_spec(name: str | None) -> CommandSpec:
     """Return the options of ``patchloom evaluate NAME``, or those of all protocols if there is no name."""
-    common = verb_spec("evaluate")
-    own = CommandSpec("", ())
+    common, own = verb_spec("evaluate"), CommandSpec("", ())
     if name is not None:
         plain, known = name.partition(":")[0], protocols()
         if plain not in known:

@@ -9,9 +9,9 @@ from typing import Any, Literal, get_args
 from patchloom.audio.config import FeatureKind, Sound
 from patchloom.errors import PatchloomError
 from patchloom.options.declare import DATA, MACHINE, MODEL, TASK, TRAINING, Auto, check_declared, option, place
+from patchloom.options.recipes import Border
 from patchloom.sizes import PatchSize
 
-Border = Literal["padded", "reflected"]
 PositionKind = Literal["sincos", "sincos-learned", "learned", "random", "rotary", "none"]
 Compile = bool | Literal["graphs"]
 Adapt = Literal["all", "blocks", "lora"]

@@ -18,10 +18,10 @@ from patchloom.nets.checkpoints import format
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.checkpoints.live import LiveEncoder, has_no_folder
 from patchloom.nets.checkpoints.load import Weights, check_model, kind_of, load_bare_module, load_pretrained
-from patchloom.nets.checkpoints.programs import Network
 from patchloom.nets.heads import InstanceHead, Use
 from patchloom.nets.lora import merged
 from patchloom.nets.swin import Encoder
+from patchloom.options.evaluate import Network
 from patchloom.results.claims import OF_TEACHER, START
 from patchloom.runs.folder import RunFolder, check_links, run_around, suggest_run
 from patchloom.runs.task import load_task, newest_card

@@ -19,7 +19,8 @@ from patchloom.errors import PatchloomError, check_type, conforms
 from patchloom.nets.build import EncoderSpec, check_model_options
 from patchloom.options.declare import to_plain_value
 from patchloom.options.messages import unknown_option_error
-from patchloom.options.pretrain import Adapt, Border, Compile, PositionKind, PretrainOptions
+from patchloom.options.pretrain import Adapt, Compile, PositionKind, PretrainOptions
+from patchloom.options.recipes import Border
 from patchloom.recipes import recipe_named, recipe_names
 from patchloom.sizes import PatchSize, compact, in_pixels
 from patchloom.tasks import AUTO, task_class, task_name, usual_task, with_defaults

@@ -162,7 +162,7 @@ class FinalEvaluation(NamedTuple):
         device = str(next(task.parameters()).device)
         # evaluated only once, so no cache
         evaluation = EvalSettings(
-            seed, device=device, batch_size=validation.batch_size, workers=validation.workers, cache=False
+            seed=seed, device=device, batch_size=validation.batch_size, workers=validation.workers, cache=False
         )
         ours = Subject(self.card.name, task.encoder, self.card, instance_head(task))
         subjects = with_controls(ours, load_start(self.folder.path), seed)

@@ -20,7 +20,6 @@ from patchloom.data.stats import normalize
 from patchloom.display import StatusMessage
 from patchloom.evaluate.features import (
     ImageFeatures,
-    Precision,
     count_classes,
     extract,
     groups_of,
@@ -33,6 +32,7 @@ from patchloom.nets.encode import input_size
 from patchloom.nets.heads import InstanceHead, pooled_tokens
 from patchloom.nets.performance import use_kernels
 from patchloom.nets.swin import Encoder
+from patchloom.options.evaluate import Precision
 from patchloom.questions.collapse import centred_rank, deviation, distance_from_mean, effective_rank, output_spread
 from patchloom.questions.question import Measure
 from patchloom.results.claims import START

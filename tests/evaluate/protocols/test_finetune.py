@@ -162,11 +162,11 @@ def test_one_seed_one_result(run: Path, record_reads) -> None:
 
 def test_nothing_outside_notices_a_training() -> None:
     before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
-    with temporary_seed(EvalSettings(2**40, device="cpu")):
+    with temporary_seed(EvalSettings(seed=2**40, device="cpu")):
         drawn = torch.rand(1).item(), np.random.rand(), random.random()
     assert torch.equal(before[0], torch.get_rng_state()) and before[2] == random.getstate()
     assert before[1] == np.random.get_state()[1].tolist()
-    with temporary_seed(EvalSettings(2**40, device="cpu")):
+    with temporary_seed(EvalSettings(seed=2**40, device="cpu")):
         assert drawn == (torch.rand(1).item(), np.random.rand(), random.random())
 
 

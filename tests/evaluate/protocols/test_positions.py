@@ -33,6 +33,7 @@ from patchloom.evaluate.trainer import Trainer
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.format import load_encoder_file
 from patchloom.nets.encode import encode, prefix_count
+from patchloom.options.protocols import Positions
 from patchloom.patches.partition import random_dropped
 from patchloom.questions.positions import PositionPrediction
 from patchloom.results import store
@@ -42,6 +43,7 @@ from patchloom.withhold.encoder_input import all_patches, drop_positions
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
 
+USUAL = Positions()
 N, GRID = 16, (4, 4)
 SIZES = {"embed_dim": 32, "depth": 1, "num_heads": 2}
 TINY = ["--epochs", "1", "--batch_size", "16", "--patch_size", "4", "--model", "nano"]
@@ -248,7 +250,7 @@ def test_a_task_with_one_ratio_has_no_average(run: Path, photos: Path, monkeypat
         return of_task(predict, {name: ratios[:1] for name, ratios in axes.items()}, *rest)
 
     monkeypatch.setattr(module, "measure_positions", of_one)
-    report = positions(run, photos, EvalSettings(device="cpu"))
+    report = positions(run, photos, EvalSettings(device="cpu"), USUAL)
     assert [row.encoder for row in report.quoted] == [run.name, "chance"]
     assert "average" not in report.headline and "8 test images" in report.headline
 
@@ -256,27 +258,27 @@ def test_a_task_with_one_ratio_has_no_average(run: Path, photos: Path, monkeypat
 def test_it_says_what_pretraining_may_have_seen(run: Path, tmp_path: Path) -> None:
     others = paint(tmp_path / "others", 10, 1)
     (others / "broken.png").write_bytes(b"no image")
-    report = positions(run, others, EvalSettings(device="cpu"))
+    report = positions(run, others, EvalSettings(device="cpu"), USUAL)
     assert "pre-training may have seen them" in report.method and report.n_test == 10
     assert "1 images could not be read" in report.method
-    some = positions(run, others, EvalSettings(device="cpu"), images=4)
+    some = positions(run, others, EvalSettings(device="cpu"), Positions(images=4))
     assert "4 of 11 images were drawn" in some.method and some.n_test <= 4
     paint(tmp_path / "both" / "train", 5, 1), paint(tmp_path / "both" / "test", 6, 2)
-    assert positions(run, tmp_path / "both", EvalSettings(device="cpu")).n_test == 6
+    assert positions(run, tmp_path / "both", EvalSettings(device="cpu"), USUAL).n_test == 6
 
 
 def test_one_seed_one_result(run: Path, photos: Path) -> None:
-    first, again, other = (positions(run, photos, EvalSettings(seed, device="cpu")) for seed in (0, 0, 1))
+    first, again, other = (positions(run, photos, EvalSettings(seed=seed, device="cpu"), USUAL) for seed in (0, 0, 1))
     assert numbers(first.results) == numbers(again.results) and first.headline == again.headline
     assert [row.value for row in first.results] != [row.value for row in other.results]
-    assert "--images must be 1 or more" in refusal(positions, run, photos, EvalSettings(device="cpu"), images=0)
+    assert "--images must be 1 or more" in refusal(evaluate, "positions", run, photos, device="cpu", images=0)
     with pytest.raises(PatchloomError, match="is not the folder of a run"):
-        positions(run / "encoder.safetensors", photos, EvalSettings(device="cpu"))
+        positions(run / "encoder.safetensors", photos, EvalSettings(device="cpu"), USUAL)
 
 
 def test_a_task_without_positions_is_refused(small_run, photos: Path) -> None:
     with pytest.raises(PatchloomError, match="trained by mae, which does not predict positions"):
-        positions(small_run("mae"), photos, EvalSettings(device="cpu"))
+        positions(small_run("mae"), photos, EvalSettings(device="cpu"), USUAL)
 
 
 def test_a_grid_of_too_few_patches_is_refused() -> None:
@@ -408,7 +410,7 @@ def test_refusals(encoder: Path, drawn: dict[str, Path], tmp_path: Path) -> None
         (encoder, {"finetuned": none}, "fine-tuned has no position embeddings"),
         (encoder, {"finetuned": larger}, "fine-tuned has another patch grid"),
         (encoder, {"finetuned": tmp_path / "nothing.safetensors"}, "there is no encoder at"),
-        (encoder, {"ratio": 0.0}, "--ratio must be a fraction above 0"),
+        (encoder, {"ratio": 0.0}, "--ratio must be above 0 and at most 1"),
         (encoder, {"steps": 0}, "--steps must be 1 or more"),
         (encoder, {"placeholder": "ones"}, "--placeholder cannot be ones"),
     ):

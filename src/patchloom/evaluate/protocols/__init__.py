@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,15 @@ from torch import nn
 from patchloom.arguments import PathLike, validate_arguments
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.display import is_first, print_line
-from patchloom.errors import PatchloomError, check_options, listing, suggestion
+from patchloom.errors import PatchloomError, listing, suggestion
 from patchloom.evaluate.settings import DryRun, EvalSettings, print_notes_once, share_nothing
 from patchloom.evaluate.trainer import keep_until_done
 from patchloom.look.charts import draw_confusion
 from patchloom.nets.checkpoints.live import has_no_folder
 from patchloom.nets.checkpoints.load import check_model
+from patchloom.options.declare import filled
 from patchloom.options.messages import unknown_option_error
+from patchloom.options.protocols import PROTOCOLS
 from patchloom.results import store
 from patchloom.results.classes import MACRO_F1, confusion_of
 from patchloom.results.evaluation import Drawing, Evaluation, frozen_ahead
@@ -28,37 +29,20 @@ from patchloom.runs.encoder import encoder_place
 from patchloom.system.distributed import explain_peer_death
 from patchloom.system.hardware import float32_products
 
-PROTOCOLS = (
-    "knn",
-    "linear",
-    "attentive",
-    "positions",
-    "position-sensitivity",
-    "order",
-    "label-free",
-    "layers",
-    "finetune",
-    "blocks",
-    "few-shot",
-    "keywords",
-    "ensemble",
-    "segment",
-    "detect",
-)
 # protocols with training steps, which processes can share
 _TRAIN = ("finetune", "linear", "attentive", "blocks", "few-shot", "keywords", "segment", "detect")
 _OWN_NETWORK = ("positions", "ensemble")  # a task's decoder, and fine-tuned classifiers
 
 
-def protocol_of(name: str) -> tuple[Callable[..., Evaluation], dict[str, Any]]:
-    """Return the function of a protocol, and arguments from its name: ``blocks:2`` means blocks with count=2.
+def protocol_of(name: str) -> tuple[Callable[[Any, DataLike, EvalSettings, Any], Evaluation], dict[str, Any]]:
+    """Return the function of a protocol, and options from its name: ``blocks:2`` means blocks with count=2.
 
-    It is imported on demand; `patchloom.options.protocols` reads these imports without running them.
+    It is imported on demand.
     """
     plain, _, number = name.partition(":")
     if plain not in PROTOCOLS or (number and (plain != "blocks" or not number.isdigit())):
         raise PatchloomError(f"there is no protocol {name}{suggestion(plain, PROTOCOLS)} Choose {listing(PROTOCOLS)}.")
-    function: Callable[..., Evaluation]
+    function: Callable[[Any, DataLike, EvalSettings, Any], Evaluation]
     match plain:
         case "knn":
             from patchloom.evaluate.protocols.knn import knn as function
@@ -91,6 +75,19 @@ def protocol_of(name: str) -> tuple[Callable[..., Evaluation], dict[str, Any]]:
         case "detect":
             from patchloom.dense.detect import detect as function
     return function, {"count": int(number)} if number else {}
+
+
+def _split(protocol: str, given: dict[str, Any]) -> tuple[EvalSettings, Any]:
+    """Return the common settings and the protocol's own options, checked."""
+    kind, there = PROTOCOLS[protocol.partition(":")[0]], f"patchloom evaluate {protocol} --help all lists them"
+    common = [one.name for one in fields(EvalSettings)]
+    known = [*(one.name for one in fields(kind)), *common]
+    for name in given:
+        if name not in known:
+            raise unknown_option_error(name, known, there)
+    own = {name: value for name, value in given.items() if name not in common}
+    settings = filled(EvalSettings, {name: value for name, value in given.items() if name in common}, there)
+    return settings, filled(kind, own, there)
 
 
 def _with_readers(report: Evaluation, settings: EvalSettings) -> Evaluation:
@@ -150,14 +147,15 @@ def evaluate(
     Its results are appended to ``results.jsonl`` if ``run`` is a run's folder. Pictures show the last seed.
 
     Args:
-        protocol: one of `PROTOCOLS`.
+        protocol: one of `patchloom.options.protocols.PROTOCOLS`.
         run: folder of a finished or interrupted run; an encoder's ``.safetensors`` file; ``timm:NAME``; or, with
             ``model=NAME``, a file of weights only with timm's names; in Python also a ViT, Eva or Swin of timm as a
             module, whose results are returned and not stored.
         data: labelled images, as for `patchloom.data.sources.open.open_data`.
         mean, std: statistics per channel, in [0, 1] units, that normalise the images of a module; not needed for
             timm's published weights.
-        options: fields of `EvalSettings`, such as ``seeds=3``, and options of the protocol.
+        options: fields of `patchloom.options.evaluate.CommonOptions`, such as ``seeds=3``, and of the protocol's
+            dataclass in `patchloom.options.protocols`.
 
     Returns:
         The evaluation of the last seed, which includes those of the others and the differences over all seeds; of a dry
@@ -167,15 +165,7 @@ def evaluate(
         PatchloomError: unknown protocol, option, encoder or data, or invalid values.
     """
     function, given = protocol_of(protocol)
-    common = {field.name for field in fields(EvalSettings)}
-    parameters = signature(function).parameters.values()
-    known = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
-    for name in options:
-        if name not in common and name not in known:
-            raise unknown_option_error(name, [*known, *common], f"patchloom evaluate {protocol} --help all lists them")
-    check_options(function, options)
-    settings = EvalSettings(**{name: options.pop(name) for name in list(options) if name in common})
-    settings.check()
+    settings, chosen = _split(protocol, {**options, **given})
     run = encoder_place(run, mean, std)
     check_model(run, settings.model)
     if settings.network is not None and protocol in _OWN_NETWORK:
@@ -192,7 +182,7 @@ def evaluate(
             if settings.seeds > 1 and is_first():
                 print_line(f"Seed {seed}, {seed - settings.seed + 1} of {settings.seeds}:")
             try:
-                report = function(run, data, replace(settings, seed=seed), **given, **options)
+                report = function(run, data, replace(settings, seed=seed), chosen)
             except DryRun as plan:
                 return _planned(plan, settings)
             if settings.group is not None:

@@ -9,16 +9,13 @@ from typing import Any
 
 import torch
 
-from patchloom.arguments import takes_recipe
 from patchloom.data.loader import plain_batches
 from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.data.stats import normalize
-from patchloom.errors import check_options
 from patchloom.evaluate.attentive import AttentiveClassifier, CrossPool, EfficientPool, begin_attentive
 from patchloom.evaluate.classification import note_recordings, plan_for, test_classifiers, training_report
 from patchloom.evaluate.classifier import class_names
-from patchloom.evaluate.features import Precision
 from patchloom.evaluate.frozen import INSTEAD
 from patchloom.evaluate.lars_probe import refuse_accumulation
 from patchloom.evaluate.recipes import ATTENTIVE, AttentiveRecipe
@@ -30,54 +27,33 @@ from patchloom.look.query_attention import draw_queries
 from patchloom.nets.encode import attention_heads, grid_size, patch_count, width
 from patchloom.nets.finetune import with_variant
 from patchloom.nets.swin import refuse_hierarchical
+from patchloom.options.protocols import Attentive
 from patchloom.results.evaluation import Drawing, Evaluation
 from patchloom.system.distributed import rank
 
 _PICTURED = 6  # images
 
 
-@partial(
-    takes_recipe,
-    kind=AttentiveRecipe,
-    only=(
-        *("epochs", "warmup_epochs", "updates", "blr", "lr", "weight_decay", "momentum", "optimizer", "crop_scale"),
-        *("flip", "test_crop", "validation", "patience", "queries", "reduce", "form", "whole", "cached"),
-    ),
-)
-def attentive(
-    run: str | Path,
-    data: DataLike,
-    settings: EvalSettings,
-    *,
-    recipe: str = "small",
-    control: bool = True,
-    precision: Precision = "auto",
-    **changes: Any,
-) -> Evaluation:
+def attentive(run: str | Path, data: DataLike, settings: EvalSettings, options: Attentive) -> Evaluation:
     """Train queries that pool the frozen encoder's tokens, and a linear classifier on them.
 
     A linear probe on the mean token ranks masked image modelling below its worth; an attentive one is nearer to
     fine-tuning, at the cost of a linear probe.
 
     Args:
-        run, data, settings: as in `patchloom.evaluate.protocols.evaluate`.
-        recipe: small (ours: AdamW on tokens of centre crops, which are encoded once), or ep (efficient probing's for
-            ImageNet: LARS, 90 epochs of random crops); options below override it.
-        control: control training on an untrained encoder, and on the start of a run with --init or --from.
-        precision: precision of the frozen encoder: float32 or bfloat16 products; auto is that of pretrain.
-        changes: overrides of the recipe's values.
+        run, data, settings, options: as in `patchloom.evaluate.protocols.evaluate`.
 
     Raises:
         PatchloomError: unknown encoder, data or recipe, data without labels, a Swin, queries that do not divide the
             width, or tokens that do not fit into memory.
     """
-    check_options(attentive, locals())
     refuse_accumulation(settings)
     share_steps(settings)
     subjects = open_subjects(run, settings)
     vit = refuse_hierarchical(subjects.ours.vit, "attentive", INSTEAD)
     parts = parts_of(data, settings, card=subjects.ours.card, run=run)
-    plan = plan_for(recipe, changes, vit, parts, settings, precision, ATTENTIVE, begin_attentive)
+    precision, changes = options.precision, options.changes()
+    plan = plan_for(options.recipe, changes, vit, parts, settings, precision, ATTENTIVE, begin_attentive)
     classes = len(class_names(parts.train))
 
     def build(subject: Subject, recipe: AttentiveRecipe) -> AttentiveClassifier:
@@ -87,7 +63,7 @@ def attentive(
             pool = EfficientPool(d, recipe.queries, recipe.reduce)
         return AttentiveClassifier(with_variant(subject.vit, subject.card), classes, pool, recipe.whole)
 
-    trained = [subjects.ours, *(subjects.controls if control else [])]
+    trained = [subjects.ours, *(subjects.controls if options.control else [])]
     candidates = [Candidate(one.name, one.card, partial(build, one)) for one in trained]
     values = plan.recipe.plain()
     pooled = "one learned query attends to the patch tokens of the frozen encoder by multi-head attention"
@@ -99,9 +75,9 @@ def attentive(
     done = f"Attentive probe: {pooled}; batch norm and a linear layer classify what they pool."
     fitted = train_candidates(candidates, plan)
     rows, found = test_classifiers("attentive", fitted, plan, precision)
-    said, title = [done, recipe_sentences(plan), *note_recordings(plan)], f"Attentive probe ({recipe}): "
+    said, title = [done, recipe_sentences(plan), *note_recordings(plan)], f"Attentive probe ({options.recipe}): "
     report = training_report("attentive", title, said, rows, parts, settings, found[-1]).with_differences(True)
-    place = place_in_run(run, data, recipe, settings.seed, "pictures", ".png", "attentive-")
+    place = place_in_run(run, data, options.recipe, settings.seed, "pictures", ".png", "attentive-")
     return replace(report, drawings=_drawings(place, fitted[0], parts.test, settings))
 
 

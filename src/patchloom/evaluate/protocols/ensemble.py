@@ -13,7 +13,7 @@ import torch
 from patchloom.audio.compatibility import with_encoder_sound
 from patchloom.data.source import Data, Source
 from patchloom.data.sources.in_memory import DataLike
-from patchloom.errors import PatchloomError, check_options, listing
+from patchloom.errors import PatchloomError, listing
 from patchloom.evaluate.classification import (
     ClassPredictions,
     predict_classes,
@@ -21,8 +21,9 @@ from patchloom.evaluate.classification import (
     training_report,
 )
 from patchloom.evaluate.classifier import Classifier, ClassifierCard, class_names, load_classifier, read_classifier
-from patchloom.evaluate.features import FeatureOptions, Precision
+from patchloom.evaluate.features import FeatureOptions
 from patchloom.evaluate.settings import EvalSettings, parts_of
+from patchloom.options.protocols import Ensemble
 from patchloom.results.evaluation import Evaluation
 
 _ENSEMBLE = "ensemble"
@@ -37,30 +38,19 @@ class Member:
     card: ClassifierCard
 
 
-def ensemble(
-    run: str | Path,
-    data: DataLike,
-    settings: EvalSettings,
-    *,
-    others: str | list[str] = "",
-    precision: Precision = "auto",
-    test_crop: float | None = None,
-) -> Evaluation:
+def ensemble(run: str | Path, data: DataLike, settings: EvalSettings, options: Ensemble) -> Evaluation:
     """Average the softmax outputs of two or more fine-tuned classifiers.
 
     Args:
         run: classifier saved by finetune, or folder of a run that has one for this data and seed.
         data: labelled images on which the classifiers were fine-tuned.
         settings: common settings of all protocols; without test images the seed must be that of fine-tuning.
-        others: further classifiers or folders, separated by commas.
-        precision: precision of products: float32 or bfloat16; auto is bfloat16 on CUDA devices that support it.
-        test_crop: side of the centre crop over the short side of the resized image; by default that with which each
-            classifier was tested after fine-tuning.
+        options: as in `patchloom.evaluate.protocols.evaluate`.
 
     Raises:
         PatchloomError: fewer than two classifiers, or classifiers with other classes or another split.
     """
-    check_options(ensemble, locals())
+    others, test_crop = options.others, options.test_crop
     paths = [str(run), *(others.split(",") if isinstance(others, str) else others)]
     paths = [path.strip() for path in paths if path.strip()]
     if len(paths) < 2:
@@ -78,7 +68,7 @@ def ensemble(
             _with_sound(parts.test, member),
             member.card.encoder,
             settings,
-            precision,
+            options.precision,
             member.name,
             member.card.test_crop if test_crop is None else test_crop,
         )

@@ -4,75 +4,44 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from patchloom.arguments import takes_recipe
 from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike
-from patchloom.errors import PatchloomError, check_options
+from patchloom.errors import PatchloomError
 from patchloom.evaluate.classification import SCRATCH, about_control, plan_for, train_and_test
-from patchloom.evaluate.classifier import PositionChoice, class_names, variant_of
-from patchloom.evaluate.features import FeatureOptions, Precision, count_classes, labels_of
+from patchloom.evaluate.classifier import class_names, variant_of
+from patchloom.evaluate.features import FeatureOptions, count_classes, labels_of
 from patchloom.evaluate.protocols.finetune import candidate, check_train_positions
 from patchloom.evaluate.protocols.linear import logistic_probe
-from patchloom.evaluate.recipes import Recipe
 from patchloom.evaluate.settings import EvalSettings, Parts, parts_of, share_nothing, share_steps, stratified_subset
 from patchloom.evaluate.subjects import Subject, open_subjects
 from patchloom.evaluate.trainer import temporary_seed
 from patchloom.nets.heads import Stem
+from patchloom.options.protocols import FewShot
 from patchloom.results.claims import UNTRAINED
 from patchloom.results.evaluation import Evaluation
 from patchloom.runs.encoder import load_extra_module
 from patchloom.system.files import LIST_FILE, read_text
 
-Method = Literal["finetune", "linear"]
-HeadOn = Literal["features", "projection"]
-
 _DEFAULT_SHARE = 0.1
 
 
-@partial(takes_recipe, kind=Recipe)
-def fewshot(
-    run: str | Path,
-    data: DataLike,
-    settings: EvalSettings,
-    *,
-    labels: float | str | None = None,
-    per_class: int | None = None,
-    method: Method = "finetune",
-    head_on: HeadOn = "features",
-    recipe: str = "small",
-    positions: PositionChoice = "auto",
-    control: bool = True,
-    precision: Precision = "auto",
-    **changes: Any,
-) -> Evaluation:
+def fewshot(run: str | Path, data: DataLike, settings: EvalSettings, options: FewShot) -> Evaluation:
     """Fine-tune, or fit a linear probe, with a small part of the labels.
 
     Args:
-        run, data, settings: as in `patchloom.evaluate.protocols.evaluate`.
-        labels: labelled images: a stratified fraction of the training images, such as 0.01; a stratified number
-            of 2 or more; or a text file with one name per line, such as SimCLR's. Default 0.1 without per_class.
-        per_class: number of images per class, instead.
-        method: finetune or linear; recipe and the following options are for finetune.
-        head_on: input of the head: features, or the first layer of the run's projection, as in ExtreMA.
-        recipe: small (ours), or from a paper: mae, mae-normalized, droppos, mp3, mp3-300, mp3-cifar100,
-            mp3-tiny-imagenet, mp3-speech, restore, simmim, extrema, extrema-22k, extrema-few or lut; options below
-            override it.
-        positions: position embeddings: keep, fixed, learned, relative or none, as in finetune.
-        control: control training from the start of a run with --init or --from, or else from scratch.
-        precision: precision of products in training: float32 or bfloat16; auto is that of pretrain.
-        changes: overrides of the recipe's values.
+        run, data, settings, options: as in `patchloom.evaluate.protocols.evaluate`.
 
     Raises:
         PatchloomError: as for `finetune`; fewer images than classes, or a run without a projection.
     """
-    check_options(fewshot, locals())
-    idle = [name for name, value in changes.items() if value is not None]
+    head_on, recipe, positions = options.head_on, options.recipe, options.positions
+    method, changes = options.method, options.changes()
+    idle = [*changes]
     if method == "linear":
         share_nothing(settings, "few-shot --method linear")
         usual = {"head_on": (head_on, "features"), "recipe": (recipe, "small"), "positions": (positions, "auto")}
@@ -85,19 +54,18 @@ def fewshot(
     subjects = open_subjects(run, settings, tuned=tuned, fresh=fresh, head=projected or not tuned)
     ours, start, scratch = subjects
     whole = parts_of(data, settings, card=ours.card, run=run)
-    parts, what = subsample_training(whole, labels, per_class, settings.seed)
+    parts, what = subsample_training(whole, options.labels, options.per_class, settings.seed)
     if method == "linear":
-        test_crop = changes.get("test_crop")
-        options = FeatureOptions(1.0 if test_crop is None else test_crop)
+        features = FeatureOptions(changes.get("test_crop", 1.0))
         title = f"With {len(parts.train):,} labels: Linear probe"
         more = {"method": "linear", **what}
-        return logistic_probe("few-shot", title, subjects, parts, settings, options=options, more=more, trained=True)
+        return logistic_probe("few-shot", title, subjects, parts, settings, options=features, more=more, trained=True)
     if projected:
         if fixed := [name for name in ("pooling", "fresh_norm") if name in idle]:
             raise PatchloomError(f"--head_on projection has a fixed pooling and norm: leave --{fixed[0]} out")
         changes = {**changes, "fresh_norm": False}
     check_train_positions(changes, positions, ours.vit)
-    plan = plan_for(recipe, changes, ours.vit, parts, settings, precision)
+    plan = plan_for(recipe, changes, ours.vit, parts, settings, options.precision)
     row_settings: dict[str, Any] = {"head_on": head_on, **what}
     other, pooling, on = start or scratch, None, "a linear head"
     if projected:
@@ -107,14 +75,14 @@ def fewshot(
         ours = ours._replace(stem=stem)
         with temporary_seed(settings):
             other = other._replace(stem=Stem.fresh(**stem.sizes), head=scratch.head)
-    trained = [ours, other] if control else [ours]
+    trained = [ours, other] if options.control else [ours]
     candidates = [candidate(one, positions, parts, pooling=pooling, settings=row_settings) for one in trained]
     variant = variant_of(positions, ours.vit)
     done = f"Few labels: the encoder and {on} were trained together, positions: {variant}."
-    if control:
+    if options.control:
         done += f" {about_control(start is not None)}"
     title = f"Fine-tuning with {len(parts.train):,} labels"
-    return train_and_test("few-shot", title, done, candidates, plan, precision)
+    return train_and_test("few-shot", title, done, candidates, plan, options.precision)
 
 
 def subsample_training(
@@ -205,8 +173,6 @@ def _listed(train: Source, file: Path) -> tuple[Source, str]:
 
 
 def _of_each(source: Source, count: int, seed: int) -> Source:
-    if count < 1:
-        raise PatchloomError(f"--per_class must be 1 or more, not {count}")
     rng, chosen, labels = np.random.default_rng(seed), [], labels_of(source).numpy()
     for label in np.unique(labels):
         members = np.flatnonzero(labels == label)

@@ -9,22 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from patchloom.arguments import takes_recipe
 from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.display import print_line
-from patchloom.errors import PatchloomError, check_options
+from patchloom.errors import PatchloomError
 from patchloom.evaluate.classification import SCRATCH, about_control, calibration_of, plan_for, train_and_test
-from patchloom.evaluate.classifier import (
-    Classifier,
-    ClassifierCard,
-    Pool,
-    PositionChoice,
-    class_names,
-    save_classifier,
-    variant_of,
-)
-from patchloom.evaluate.features import Precision
+from patchloom.evaluate.classifier import Classifier, ClassifierCard, Pool, class_names, save_classifier, variant_of
 from patchloom.evaluate.recipes import Recipe
 from patchloom.evaluate.select import Candidate
 from patchloom.evaluate.settings import EvalSettings, Parts, parts_of, place_in_run, share_steps
@@ -32,57 +22,36 @@ from patchloom.evaluate.subjects import Subject, open_subjects
 from patchloom.nets.encode import patch_positions
 from patchloom.nets.finetune import with_variant
 from patchloom.nets.swin import Encoder, is_hierarchical
+from patchloom.options.evaluate import PositionChoice
+from patchloom.options.protocols import Finetune
 from patchloom.results.evaluation import Evaluation
 
 
-@partial(takes_recipe, kind=Recipe)
-def finetune(
-    run: str | Path,
-    data: DataLike,
-    settings: EvalSettings,
-    *,
-    recipe: str = "small",
-    positions: PositionChoice = "auto",
-    control: bool = True,
-    from_scratch: bool = False,
-    precision: Precision = "auto",
-    out: str | None = None,
-    **changes: Any,
-) -> Evaluation:
+def finetune(run: str | Path, data: DataLike, settings: EvalSettings, options: Finetune) -> Evaluation:
     """Train the whole encoder and a linear head on labelled images, with training from scratch as control.
 
     Args:
-        run, data, settings: as in `patchloom.evaluate.protocols.evaluate`.
-        recipe: small (ours), or from a paper: mae, mae-normalized, droppos, mp3, mp3-300, mp3-cifar100,
-            mp3-tiny-imagenet, mp3-speech, restore, simmim, extrema, extrema-22k, extrema-few or lut; options below
-            override it.
-        positions: position embeddings: keep, fixed (sine-cosine), learned, relative (attention bias) or none; auto is
-            keep, or learned for an encoder without positions.
-        control: control training from the start of a run with --init or --from, or else from scratch.
-        from_scratch: training from scratch only.
-        precision: precision of products in training: float32 or bfloat16; auto is that of pretrain.
-        out: output file of the classifier; by default finetuned/DATA-RECIPE-SEED.safetensors in the run.
-        changes: overrides of the recipe's values.
+        run, data, settings, options: as in `patchloom.evaluate.protocols.evaluate`.
 
     Raises:
         PatchloomError: unknown encoder, data or recipe, data without labels, or invalid values.
     """
-    check_options(finetune, locals())
-    if from_scratch and out is not None:
+    recipe, positions, precision, changes = options.recipe, options.positions, options.precision, options.changes()
+    if options.from_scratch and options.out is not None:
         raise PatchloomError("--from_scratch saves no classifier: remove --out")
     share_steps(settings)
     ours, start, scratch = open_subjects(run, settings, tuned=True, fresh=SCRATCH)
     check_train_positions(changes, positions, ours.vit)
     parts = parts_of(data, settings, card=ours.card, run=run)
     plan = plan_for(recipe, changes, ours.vit, parts, settings, precision)
-    if from_scratch:
+    if options.from_scratch:
         candidates = [candidate(scratch, positions, parts)]
     else:
-        place = classifier_path(run, data, recipe, settings, out)
+        place = classifier_path(run, data, recipe, settings, options.out)
         save = partial(save_candidate, ours, positions, parts, settings.seed, place)
         calibrate = partial(calibration_of, plan, ours.card, precision)
         candidates = [replace(candidate(ours, positions, parts), save=save, calibrate=calibrate)]
-        candidates += [candidate(start or scratch, positions, parts)] * control
+        candidates += [candidate(start or scratch, positions, parts)] * options.control
     done = (
         "Fine-tuning: the encoder and a linear head were trained together, positions: "
         f"{variant_of(positions, ours.vit)}."

@@ -10,12 +10,11 @@ from typing import Any
 
 import torch
 
-from patchloom.arguments import takes_recipe
 from patchloom.audio.keywords import KeywordParts, open_keywords
 from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.display import StatusMessage
-from patchloom.errors import PatchloomError, check_options, listing
+from patchloom.errors import PatchloomError, listing
 from patchloom.evaluate.answers import results_of_answers
 from patchloom.evaluate.classification import (
     SCRATCH,
@@ -27,13 +26,12 @@ from patchloom.evaluate.classification import (
     test_classifiers,
     training_report,
 )
-from patchloom.evaluate.classifier import PositionChoice, class_names, variant_of
-from patchloom.evaluate.features import Precision, only_labelled
+from patchloom.evaluate.classifier import class_names, variant_of
+from patchloom.evaluate.features import only_labelled
 from patchloom.evaluate.frozen import raw_extractor
 from patchloom.evaluate.logistic import CHOICE_VALIDATION_SHARE, linear_probe
 from patchloom.evaluate.protocols.fewshot import subsample_training
 from patchloom.evaluate.protocols.finetune import candidate, classifier_path, save_candidate
-from patchloom.evaluate.recipes import Recipe
 from patchloom.evaluate.select import end_if_dry, recipe_sentences, train_candidates
 from patchloom.evaluate.settings import (
     EvalSettings,
@@ -48,6 +46,7 @@ from patchloom.evaluate.subjects import Subject, open_subjects
 from patchloom.look.charts import draw_confusion
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.encode import input_size
+from patchloom.options.protocols import Keywords
 from patchloom.results.classes import called
 from patchloom.results.evaluation import Drawing, Evaluation
 from patchloom.results.result import Result
@@ -56,46 +55,21 @@ from patchloom.system.distributed import first_decides, rank
 _NAME = "keywords"
 
 
-@partial(takes_recipe, kind=Recipe)
-def keywords(
-    run: str | Path,
-    data: DataLike,
-    settings: EvalSettings,
-    *,
-    words: str | list[str] | None = None,
-    labels: float = 1.0,
-    recipe: str = "small",
-    positions: PositionChoice = "auto",
-    control: bool = True,
-    precision: Precision = "auto",
-    out: str | None = None,
-    **changes: Any,
-) -> Evaluation:
+def keywords(run: str | Path, data: DataLike, settings: EvalSettings, options: Keywords) -> Evaluation:
     """Fine-tune on recordings of words, to classify keywords, silence and other words.
 
     Args:
-        run, settings: as in `patchloom.evaluate.protocols.evaluate`; a run on recordings.
+        run, settings, options: as in `patchloom.evaluate.protocols.evaluate`; a run on recordings.
         data: data for `patchloom.audio.keywords.open_keywords`: Speech Commands' layout, or a folder with one
             folder per word.
-        words: keywords, separated by commas (default: the ten of Speech Commands, or all classes of other data).
-        labels: stratified fraction of the training recordings to use, such as 0.1, or a number of 2 or more.
-        recipe: small (ours), or from a paper: mp3-speech for recordings; mae, mae-normalized, droppos, mp3,
-            mp3-300, mp3-cifar100, mp3-tiny-imagenet, restore, simmim, extrema, extrema-22k, extrema-few or lut for
-            images; options below override it.
-        positions: position embeddings: keep, fixed, learned, relative or none, as in finetune.
-        control: control training from the start of a run with --init or --from, or else from scratch.
-        precision: precision of products in training: float32 or bfloat16; auto is that of pretrain.
-        out: output file of the classifier; by default finetuned/keywords-DATA-RECIPE-SEED.safetensors in the
-            run.
-        changes: overrides of the recipe's values.
 
     Raises:
         PatchloomError: as for `finetune`; an encoder of images, or words that the data lacks.
     """
-    check_options(keywords, locals())
+    labels, recipe, positions, precision = options.labels, options.recipe, options.positions, options.precision
     share_steps(settings)
     ours, start, scratch = open_subjects(run, settings, tuned=True, fresh=SCRATCH)
-    opened = _opened(data, words, ours.card, settings)
+    opened = _opened(data, options.words, ours.card, settings)
     with StatusMessage("looking for copies among the recordings"):
         train, validation, test = map(only_labelled, (opened.train, opened.validation, opened.test))
         counts = f"{len(train):,} recordings for training, {len(validation):,} for validation and {len(test):,}"
@@ -106,13 +80,13 @@ def keywords(
         parts, what = subsample_training(parts, labels, None, settings.seed)
         parts = replace(parts, story=f"{parts.story} All validation recordings were used.")
         label = f"{recipe}-{labels:g}"
-    plan = plan_for(recipe, changes, ours.vit, parts, settings, precision)
+    plan = plan_for(recipe, options.changes(), ours.vit, parts, settings, precision)
     # finetune on the same data has other classes
-    place = classifier_path(run, data, label, settings, out, f"{_NAME}-")
+    place = classifier_path(run, data, label, settings, options.out, f"{_NAME}-")
     save = partial(save_candidate, ours, positions, parts, settings.seed, place)
     calibrate = partial(calibration_of, plan, ours.card, precision)
     candidates = [replace(candidate(ours, positions, parts, settings=what), save=save, calibrate=calibrate)]
-    candidates += [candidate(start or scratch, positions, parts, settings=what)] * control
+    candidates += [candidate(start or scratch, positions, parts, settings=what)] * options.control
     end_if_dry(candidates, plan)
     raw_features: Any = _raw_features(ours, parts, settings, what) if rank() == 0 else None
     fitted = train_candidates(candidates, plan)
@@ -121,7 +95,7 @@ def keywords(
 
     # ---- the report
     variant, classes = variant_of(positions, ours.vit), class_names(parts.train)
-    about = f" {about_control(start is not None)}" if control else ""
+    about = f" {about_control(start is not None)}" if options.control else ""
     h, w = input_size(ours.vit)
     done = (
         f"Keyword spotting: the encoder and a linear head were trained together, positions: {variant}.{about} "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from patchloom.data.sources.in_memory import DataLike
 from patchloom.display import track_progress
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.answers import results_of_answers
-from patchloom.evaluate.features import FeatureOptions, ImageFeatures, Pooling
+from patchloom.evaluate.features import FeatureOptions, ImageFeatures
 from patchloom.evaluate.frozen import (
     Wording,
     blend_drawings,
@@ -31,10 +31,10 @@ from patchloom.evaluate.frozen import (
 from patchloom.evaluate.logistic import hold_out_for_choice
 from patchloom.evaluate.settings import EvalSettings, Parts, parts_of, stratified_subset
 from patchloom.evaluate.subjects import open_probed
+from patchloom.options.protocols import KS, Knn
 from patchloom.results.evaluation import Evaluation
 from patchloom.results.result import Result
 
-KS = (1, 5, 20, 100)
 TEMPERATURE = 0.07
 _USUAL_K = 20
 _SIMILARITIES = 2**24  # in memory at once
@@ -157,51 +157,29 @@ def _nearest(
     return similarities[:, :k].cpu(), torch.cat(places, 1).gather(1, order[:, :k]).cpu()
 
 
-def knn(
-    run: str | Path,
-    data: DataLike,
-    settings: EvalSettings,
-    *,
-    pooling: Pooling | Literal["all"] = "all",
-    ks: Sequence[int] = KS,
-    gallery: float = 1.0,
-    test_crop: float = 1.0,
-    last_norm: bool = True,
-    blend: float | list[float] | None = None,
-) -> Evaluation:
+def knn(run: str | Path, data: DataLike, settings: EvalSettings, options: Knn) -> Evaluation:
     """Classify by the nearest neighbours among training images, by cosine similarity of frozen features.
 
     Args:
-        run, data, settings: as in `patchloom.evaluate.protocols.evaluate`.
-        pooling: feature pooling: "class", "mean", "prefix" (mean of class token and registers), "instance" (with an
-            instance head), "both" (class and mean), or "all".
-        ks: numbers of neighbours k.
-        gallery: stratified fraction of the training images to search.
-        test_crop: side of the centre crop over the short side of the resized image; 1: the largest centre crop. 0.875
-            is the papers' 224 of 256.
-        last_norm: features after the encoder's last norm; false takes them before it.
-        blend: shares of the trained weights in blends with those that the run began with, such as 0.25,0.5,0.75.
+        run, data, settings, options: as in `patchloom.evaluate.protocols.evaluate`.
 
     Raises:
         PatchloomError: unknown encoder or data, data without labels, or a pooling that the encoder lacks.
     """
-    if any(k < 1 for k in ks):
-        raise PatchloomError(f"--ks must be 1 or more, not {min(ks)}")
-    if not 0 < gallery <= 1:
-        raise PatchloomError(f"--gallery must be a fraction above 0 and up to 1, such as 0.1, not {gallery:g}")
-    shares = blend_shares(blend, run, pooling, settings)
-    options = FeatureOptions(test_crop, last_norm)
+    ks, pooling, gallery = options.ks, options.pooling, options.gallery
+    shares = blend_shares(options.blend, run, pooling, settings)
+    features = FeatureOptions(options.test_crop, options.last_norm)
     subjects = open_probed(run, settings, pooling)
     parts = parts_of(data, settings, card=subjects.ours.card, run=run)
-    options.check(parts.test)
-    more = options.plain()
+    features.check(parts.test)
+    more = features.plain()
     if gallery < 1:
         parts, more = draw_gallery(parts, gallery, settings.seed), {"gallery": gallery, **more}
     plan_frozen("knn", subjects, parts, settings)
 
     # ---- features and accuracies of each encoder
     rows, blends, cached = list[Result](), list[Result](), list[str]()
-    for one in extractors(subjects, settings, options=options, shares=shares):
+    for one in extractors(subjects, settings, options=features, shares=shares):
         train = one.features_of(parts.train)
         poolings = chosen_poolings(train, pooling)
         if one.share is not None:
@@ -217,7 +195,7 @@ def knn(
 
     # ---- the report
     instance = any(row.pooling == "instance" for row in rows)
-    around = circumstances(subjects, parts, train, test, cached, options, instance)
+    around = circumstances(subjects, parts, train, test, cached, features, instance)
     # one draw of the gallery is as random as one training
     trained, wording = gallery < 1, knn_wording(rows, train, test, ks)
     report = frozen_report(wording, rows, parts, settings, train, test, around, trained=trained, blends=blends)

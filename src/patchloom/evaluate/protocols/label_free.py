@@ -10,7 +10,6 @@ from patchloom.errors import listing
 from patchloom.evaluate.label_free import (
     AREAS,
     CROPS_PER_IMAGE,
-    DEFAULT_IMAGES,
     DELTA,
     DSE_CLUSTERS,
     DSE_IMAGES,
@@ -30,6 +29,7 @@ from patchloom.evaluate.settings import EvalSettings, parts_of
 from patchloom.evaluate.subjects import open_subjects
 from patchloom.nets.encode import input_size
 from patchloom.nets.swin import is_hierarchical
+from patchloom.options.protocols import LabelFree
 from patchloom.results.evaluation import Evaluation, as_control, note_unreadable
 from patchloom.results.result import Result
 
@@ -42,13 +42,12 @@ _WORTH = (
 )
 
 
-def label_free(run: str | Path, data: DataLike, settings: EvalSettings, *, images: int = DEFAULT_IMAGES) -> Evaluation:
+def label_free(run: str | Path, data: DataLike, settings: EvalSettings, options: LabelFree) -> Evaluation:
     """Measure an encoder without labels: rank of its features, and retrieval of images by crops and by few patches.
 
     Args:
-        run, settings: as in `patchloom.evaluate.protocols.evaluate`.
+        run, settings, options: as in `patchloom.evaluate.protocols.evaluate`.
         data: images, as for `patchloom.data.sources.open.open_data`; labels are not needed.
-        images: maximal number of test images.
 
     Raises:
         PatchloomError: unknown encoder or data, or fewer than 32 images.
@@ -56,7 +55,7 @@ def label_free(run: str | Path, data: DataLike, settings: EvalSettings, *, image
     subjects = open_subjects(run, settings)
     _, vit, card, *_ = subjects.ours
     parts = parts_of(data, settings, labels=False, card=card, run=run)
-    source, story = drawn_images(parts.test, images, settings.seed), parts.story
+    source, story = drawn_images(parts.test, options.images, settings.seed), parts.story
     if len(source) < len(parts.test):
         story += f" {len(source):,} of {len(parts.test):,} test {source.noun} were drawn (seed {settings.seed})."
     settings.end_if_dry(source, f"label-free would measure {card.name} on {len(source):,} {source.noun}.", story)

@@ -17,45 +17,33 @@ from patchloom.evaluate.subjects import open_subjects
 from patchloom.look.charts import draw_layers
 from patchloom.nets.checkpoints.live import has_no_folder
 from patchloom.nets.swin import refuse_hierarchical
+from patchloom.options.protocols import Layers
 from patchloom.results.classes import called, explain_measure, headline_row
 from patchloom.results.evaluation import Drawing, Evaluation
 from patchloom.results.result import ACCURACY, Result
 
 
-def layers(
-    run: str | Path,
-    data: DataLike,
-    settings: EvalSettings,
-    *,
-    k: int = 20,
-    test_crop: float = 1.0,
-    out: str | Path | None = None,
-) -> Evaluation:
+def layers(run: str | Path, data: DataLike, settings: EvalSettings, options: Layers) -> Evaluation:
     """Classify by the nearest neighbours among training images, with the features of every layer.
 
     Args:
-        run, data, settings: as in `patchloom.evaluate.protocols.evaluate`.
-        k: number of neighbours.
-        test_crop: side of the centre crop over the short side of the resized image, as in knn.
-        out: output file of the plot; by default ``RUN/pictures/layers.png`` if ``run`` is a folder.
+        run, data, settings, options: as in `patchloom.evaluate.protocols.evaluate`.
 
     Raises:
-        PatchloomError: unknown encoder or data, data without labels, or an invalid k.
+        PatchloomError: unknown encoder or data, or data without labels.
     """
-    if k < 1:
-        raise PatchloomError(f"--k must be 1 or more, not {k}")
-    options = FeatureOptions(test_crop)
+    k, features = options.k, FeatureOptions(options.test_crop)
     subjects = open_subjects(run, settings)
     refuse_hierarchical(subjects.ours.vit, "layers", INSTEAD)
     parts = parts_of(data, settings, card=subjects.ours.card, run=run)
-    options.check(parts.test)
+    features.check(parts.test)
     plan_frozen("layers", subjects, parts, settings)
 
     # ---- accuracies of each layer of each encoder
     groups: list[list[Result]] = []
     beside: list[Result] = []
     cached = []
-    for one in extractors(subjects, settings, layers=True, options=options):
+    for one in extractors(subjects, settings, layers=True, options=features):
         train, raw = one.features_of(parts.train), one.subject is None
         row_settings = [{}] if raw else _held_out(train, k, settings)
         # the best layer is chosen: read the test images
@@ -63,7 +51,7 @@ def layers(
         pooling, found = "pixels" if raw else "mean", []
         for values, queries, about in zip(train.tokens.values(), test.tokens.values(), row_settings, strict=True):
             answers, _ = knn_answers(values, train.labels, queries, (k,), device=settings.torch_device)[k]
-            about = {"pooling": pooling, "k": k, "temperature": TEMPERATURE, **about, **options.plain()}
+            about = {"pooling": pooling, "k": k, "temperature": TEMPERATURE, **about, **features.plain()}
             its = one.name, "layers", about, parts.test, settings, test.labels, answers, None, test.groups
             made = results_of_answers(*its, quoted=False)
             found.append(headline_row(made, test.labels))
@@ -85,7 +73,7 @@ def layers(
         f"for each of {n_test:,} test {test.noun} (kNN by cosine similarity, votes weighted by exp(similarity / "
         f"{TEMPERATURE})). The best layer was chosen by the same vote on a stratified "
         f"{100 * CHOICE_VALIDATION_SHARE:.0f} % of the training {train.noun}, with votes of the rest, without the test "
-        f"{test.noun}. {circumstances(subjects, parts, train, test, cached, options)}"
+        f"{test.noun}. {circumstances(subjects, parts, train, test, cached, features)}"
     )
     method += f" {explain_measure(test.labels.numpy(), parts.test.classes, test.noun)}"
     if starts:
@@ -103,7 +91,7 @@ def layers(
         quoted=quoted,
         across="layer",
         down=True,
-        drawings=_drawings(run, out, ours, [twins, *starts], [pixels, guessed]),
+        drawings=_drawings(run, options.out, ours, [twins, *starts], [pixels, guessed]),
     ).with_differences(False, *pairs)
 
 

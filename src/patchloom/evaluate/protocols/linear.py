@@ -10,16 +10,15 @@ from typing import Any, Literal, cast
 
 import torch
 
-from patchloom.arguments import takes_recipe
 from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.display import print_line, track_progress
-from patchloom.errors import PatchloomError, check_options
+from patchloom.errors import PatchloomError
 from patchloom.evaluate.answers import results_of_answers
 from patchloom.evaluate.calibration import Calibration, calibrate
 from patchloom.evaluate.classification import plan_for, train_and_test
 from patchloom.evaluate.classifier import Classifier, ClassifierCard, class_names, save_classifier
-from patchloom.evaluate.features import USUAL_FEATURES, FeatureOptions, ImageFeatures, Pooling, Precision
+from patchloom.evaluate.features import USUAL_FEATURES, FeatureOptions, ImageFeatures
 from patchloom.evaluate.frozen import (
     FeatureExtractor,
     Wording,
@@ -50,6 +49,8 @@ from patchloom.evaluate.subjects import Subject, Subjects, open_probed, open_sub
 from patchloom.nets.encode import has_class_token
 from patchloom.nets.finetune import with_variant, without_last_norm
 from patchloom.nets.heads import check_pooling, tokens_of
+from patchloom.options.evaluate import Pooling
+from patchloom.options.protocols import Linear
 from patchloom.results.classes import quoted_measure
 from patchloom.results.evaluation import Evaluation
 from patchloom.results.result import Result
@@ -60,72 +61,39 @@ _LEAST = 0.5 * 50_000 * 90 * 0.1  # images · epochs · base rate: the layer mov
 _PAPERS = {"mae": "MAE (Table 10)", "extrema": "ExtreMA (Table 14)"}
 
 
-@partial(
-    takes_recipe,
-    kind=ProbeRecipe,
-    only=(
-        *("epochs", "warmup_epochs", "blr", "weight_decay", "momentum", "optimizer", "crop_scale", "flip"),
-        *("test_crop", "last_norm"),
-    ),
-)
-def linear(
-    run: str | Path,
-    data: DataLike,
-    settings: EvalSettings,
-    *,
-    pooling: Pooling | Literal["all"] = "all",
-    recipe: str = _LOGISTIC,
-    control: bool = True,
-    precision: Precision = "auto",
-    blend: float | list[float] | None = None,
-    save: bool = False,
-    out: str | None = None,
-    **changes: Any,
-) -> Evaluation:
+def linear(run: str | Path, data: DataLike, settings: EvalSettings, options: Linear) -> Evaluation:
     """Train a linear classifier on frozen features.
 
     Args:
-        run, data, settings: as in `patchloom.evaluate.protocols.evaluate`.
-        pooling: feature pooling: "class", "mean", "instance" (with an instance head), "prefix" (mean of class token
-            and registers), "both" (class and mean), or "all". A paper's recipe takes one of the first three, and
-            "all" means the paper's.
-        recipe: logistic (ours: regression on features of centre crops, in a minute), or a paper's, mae or extrema
-            (90 epochs of random crops), whose values the options below override.
-        control: control training on an untrained encoder, and on the start of a run with --init or --from.
-        precision: precision of the frozen encoder: float32 or bfloat16 products; auto is that of pretrain.
-        blend: shares of the trained weights in blends with those that the run began with, such as 0.25,0.5,0.75;
-            logistic only.
-        save: whether to save the encoder with the quoted probe as a classifier, for the verb predict; logistic only.
-        out: file for that classifier; default: probed/DATA-linear-SEED.safetensors in the run.
-        changes: overrides of the recipe's values.
+        run, data, settings, options: as in `patchloom.evaluate.protocols.evaluate`.
 
     Raises:
         PatchloomError: unknown encoder, data or recipe, data without labels, or a pooling that the encoder lacks.
     """
-    check_options(linear, locals())
+    recipe, pooling, precision, out = options.recipe, options.pooling, options.precision, options.out
+    changes = options.changes()
     if recipe == _LOGISTIC:
-        usual = {"control": (control, True), "precision": (precision, "auto")}
-        features = {name: changes.pop(name, None) for name in ("test_crop", "last_norm")}
-        options = FeatureOptions(**{name: value for name, value in features.items() if value is not None})
-        idle = [name for name, value in changes.items() if value is not None]
-        if idle := idle + [name for name, (value, default) in usual.items() if value != default]:
+        usual = {"control": (options.control, True), "precision": (precision, "auto")}
+        own = {name: changes.pop(name) for name in ("test_crop", "last_norm") if name in changes}
+        features = FeatureOptions(**own)
+        if idle := [*changes] + [name for name, (value, default) in usual.items() if value != default]:
             raise PatchloomError(
                 f"--{idle[0]} applies to --recipe {' or '.join(PROBES)} only, not to logistic: leave it out"
             )
         share_nothing(settings, "linear --recipe logistic")
-        shares = blend_shares(blend, run, pooling, settings)
-        saved = probe_path(run, data, settings, save, out)
+        shares = blend_shares(options.blend, run, pooling, settings)
+        saved = probe_path(run, data, settings, options.save, out)
         subjects = open_probed(run, settings, pooling)
         parts = parts_of(data, settings, card=subjects.ours.card, run=run)
-        more: Any = {"pooling": pooling, "options": options, "shares": shares}
-        keep = None if saved is None else partial(save_probe, saved, parts, settings, options)
+        more: Any = {"pooling": pooling, "options": features, "shares": shares}
+        keep = None if saved is None else partial(save_probe, saved, parts, settings, features)
         report = logistic_probe("linear", "Linear probe", subjects, parts, settings, **more, keep=keep)
         return replace(report, drawings=blend_drawings(report, run))
-    if save or out is not None:
+    if options.save or out is not None:
         raise PatchloomError(f"--save and --out apply to --recipe logistic only, not to {recipe}: leave them out")
     if recipe not in PROBES:
         raise PatchloomError(f"there is no recipe {recipe}: choose one of {', '.join((_LOGISTIC, *PROBES))}")
-    if blend is not None:
+    if options.blend is not None:
         raise PatchloomError(f"--blend applies to --recipe logistic only, not to {recipe}: leave it out")
     if pooling in ("both", "prefix"):
         raise PatchloomError(f"--pooling {pooling} applies to --recipe logistic only: choose class, mean or instance")
@@ -151,7 +119,7 @@ def linear(
         # the start has no instance head: it gets a new one, as the untrained encoder
         return LinearClassifier(encoder, classes, recipe.pooling, subject.head or fresh.head)
 
-    trained = [subjects.ours, *(subjects.controls if control else [])]
+    trained = [subjects.ours, *(subjects.controls if options.control else [])]
     candidates = [Candidate(one.name, one.card, partial(build, one)) for one in trained]
     done = _differences(plan, paper, stands_in)
     if wanted == "teacher" != settings.network:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
@@ -29,6 +28,7 @@ from patchloom.evaluate.subjects import open_subjects
 from patchloom.nets.encode import has_positions, has_rotations, input_size, patch_positions, patch_size
 from patchloom.nets.heads import check_pooling, tokens_of
 from patchloom.nets.swin import Encoder, refuse_hierarchical
+from patchloom.options.protocols import Order
 from patchloom.patches.tokens import grid_of, patchify, unpatchify
 from patchloom.results.claims import START
 from patchloom.results.classes import called, explain_measure, headline_row
@@ -40,26 +40,17 @@ _LINEAR_PROBE = "linear"
 AS_THEY_ARE, SHUFFLED, ZEROED = "as they are", "patches shuffled", "positions zeroed"
 
 
-def order(
-    run: str | Path,
-    data: DataLike,
-    settings: EvalSettings,
-    *,
-    pooling: Literal["class", "mean", "both"] = "mean",
-    k: int = 20,
-) -> Evaluation:
+def order(run: str | Path, data: DataLike, settings: EvalSettings, options: Order) -> Evaluation:
     """Test probes of normal images on shuffled patches, and with position embeddings set to zero.
 
     Args:
-        run, data, settings: as in `patchloom.evaluate.protocols.evaluate`.
-        pooling: feature pooling: "class", "mean" or "both".
-        k: number of neighbours of the kNN probe.
+        run, data, settings, options: as in `patchloom.evaluate.protocols.evaluate`.
 
     Raises:
         PatchloomError: unknown encoder or data, data without labels, or a pooling that the encoder lacks.
     """
     subjects = open_subjects(run, settings)
-    vit = subjects.ours.vit
+    vit, pooling, k = subjects.ours.vit, options.pooling, options.k
     refuse_hierarchical(vit, "order", INSTEAD)
     check_pooling(pooling, tokens_of(vit, None))
     parts = parts_of(data, settings, card=subjects.ours.card, run=run)

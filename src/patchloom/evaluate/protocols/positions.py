@@ -25,13 +25,13 @@ from patchloom.evaluate.settings import EvalSettings, open_with_notes
 from patchloom.look.image_grid import brightness, to_pixels
 from patchloom.look.position_map import Example, draw_position_map
 from patchloom.nets.checkpoints.format import EncoderCard
+from patchloom.options import protocols
 from patchloom.patches.positions import distances
 from patchloom.questions.positions import PositionPrediction, Positions, chance_accuracy, scores
 from patchloom.results.evaluation import Drawing, Evaluation, note_unreadable
 from patchloom.results.result import Result
 from patchloom.runs.folder import data_slug
 from patchloom.runs.held_out import note_test_overlap, stored_held_out
-from patchloom.runs.settings import TaskLike
 from patchloom.runs.task import LoadedTask, load_task
 
 # Example patches for the picture of predicted positions, certain and uncertain ones.
@@ -250,24 +250,18 @@ _WITHHELD = {
 }
 
 
-def positions(
-    run: str | Path, data: DataLike, settings: EvalSettings, *, images: int = 1000, task: TaskLike | None = None
-) -> Evaluation:
+def positions(run: str | Path, data: DataLike, settings: EvalSettings, options: protocols.Positions) -> Evaluation:
     """Measure how well a run's own task predicts positions, with more and less withheld than in training.
 
     Args:
         run: folder of a run whose task predicts positions: droppos, mp3, jigsaw or a mixture.
         data: images, as for `patchloom.data.sources.open.open_data`; labels are not needed.
-        settings: common settings of all protocols.
-        images: maximal number of test images.
-        task: FILE.py:CLASS, or the class, of a custom task that has moved or changed since the run.
+        settings, options: as in `patchloom.evaluate.protocols.evaluate`.
 
     Raises:
         PatchloomError: unknown run or data, or a run whose task does not predict positions.
     """
-    if images < 1:
-        raise PatchloomError(f"--images must be 1 or more, not {images}")
-    loaded = load_task(run, task)
+    loaded = load_task(run, options.task)
     pretext, card, folder = loaded.task, loaded.card, loaded.folder
     question = next((one for one in pretext.questions.values() if isinstance(one, Positions)), None)
     if question is None:
@@ -283,7 +277,7 @@ def positions(
     if empty := [name for name, ratios in axes.items() if not ratios]:
         raise PatchloomError(f"the task of {folder.path} has no ratio for {empty[0]}: give its Positions one or more")
     source, story = _test_images(loaded, data)
-    some = np.random.default_rng(settings.seed).permutation(len(source))[:images]
+    some = np.random.default_rng(settings.seed).permutation(len(source))[: options.images]
     if len(some) < len(source):
         story += f" {len(some):,} of {len(source):,} {source.noun} were drawn (seed {settings.seed})."
         source = source.subset(np.sort(some))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.data.stats import normalize
 from patchloom.display import track_progress
-from patchloom.errors import PatchloomError, check_type, listing
+from patchloom.errors import PatchloomError, listing
 from patchloom.evaluate.classifier import load_classifier
 from patchloom.evaluate.course import Course
 from patchloom.evaluate.protocols.positions import Cell, describe_measures, measure_positions, normalized, position_rows
@@ -41,6 +41,7 @@ from patchloom.nets.encode import (
 )
 from patchloom.nets.optimizer import parameter_groups
 from patchloom.nets.swin import Encoder
+from patchloom.options.protocols import PositionPlaceholder, PositionSensitivity
 from patchloom.pace import Pace
 from patchloom.patches.partition import random_dropped
 from patchloom.questions.positions import PositionPrediction
@@ -48,42 +49,22 @@ from patchloom.results.evaluation import Evaluation, as_control, note_unreadable
 from patchloom.runs.encoder import load_encoder
 from patchloom.withhold.encoder_input import all_patches, drop_positions
 
-PositionPlaceholder = Literal["learned", "zeros"]
-
 _FINETUNED = "fine-tuned"
 _BATCH, _RATE = 64, 1e-2
 
 
 def position_sensitivity(
-    run: str | Path,
-    data: DataLike,
-    settings: EvalSettings,
-    *,
-    finetuned: str | Path | None = None,
-    ratio: float = 0.75,
-    placeholder: PositionPlaceholder = "zeros",
-    standardize: bool = False,
-    steps: int = 1000,
+    run: str | Path, data: DataLike, settings: EvalSettings, options: PositionSensitivity
 ) -> Evaluation:
     """Mask most position embeddings of a frozen encoder, and predict positions by a linear layer.
 
     Args:
-        run, data, settings: as in `patchloom.evaluate.protocols.evaluate`; labels are not needed.
-        finetuned: file of a classifier or encoder fine-tuned from it, to evaluate as well.
-        ratio: fraction of the position embeddings to mask.
-        placeholder: replacement of masked embeddings: zeros (only a linear layer is trained) or learned.
-        standardize: features with mean 0 and deviation 1 for the linear layer, so that encoders of different scales
-            learn equally fast.
-        steps: training steps of the linear layer, with 64 images each.
+        run, data, settings, options: as in `patchloom.evaluate.protocols.evaluate`; labels are not needed.
 
     Raises:
         PatchloomError: unknown encoder or data, or an encoder without position embeddings.
     """
-    check_type("placeholder", placeholder, PositionPlaceholder)
-    if not 0 < ratio <= 1:
-        raise PatchloomError(f"--ratio must be a fraction above 0 and up to 1, not {ratio:g}")
-    if steps < 1:
-        raise PatchloomError(f"--steps must be 1 or more, not {steps}")
+    finetuned, ratio, steps, placeholder = options.finetuned, options.ratio, options.steps, options.placeholder
     opened = open_subjects(run, settings)
     ours, grid = opened.ours, grid_size(opened.ours.vit)
     subjects, tuned_for = [ours], ""  # fingerprint of the test images of the classifier
@@ -114,7 +95,7 @@ def position_sensitivity(
     pace = Pace(steps * len(subjects))
     for name, vit, card, *_ in subjects:
         with temporary_seed(settings):
-            probe = PositionProbe(vit, placeholder, standardize)
+            probe = PositionProbe(vit, placeholder, options.standardize)
             trainer = begin_position_probe(probe, card, parts.train, ratio=ratio, steps=steps, settings=settings)
             probe = trainer.fit(name, pace).model
         lost, size, channels, device = list[str](), input_size(vit), input_channels(vit), settings.torch_device
@@ -133,7 +114,7 @@ def position_sensitivity(
     stand_in, trained = "zeros", "a linear layer"
     if placeholder == "learned":
         stand_in, trained = "a learned vector", "that vector and a linear layer"
-    features = "standardised features" if standardize else "features"
+    features = "standardised features" if options.standardize else "features"
     done = (
         f"Position sensitivity: {100 * ratio:g} % of the position embeddings were replaced by {stand_in}. The "
         f"places of these patches, among {grid[0] * grid[1]}, were predicted from their {features} by {trained}, "

@@ -61,7 +61,6 @@ from patchloom.nets.checkpoints.programs import (
     TEACHER_PREFIX,
     ForeignCheckpoint,
     MeanStd,
-    Network,
     Program,
     depth_of,
     describe_leftovers,
@@ -90,6 +89,7 @@ from patchloom.nets.decoders import Decoder, MAEDecoder
 from patchloom.nets.encode import entry_width, grid_size, has_rotations, heads_by_stage
 from patchloom.nets.heads import InstanceHead, Stem, Use
 from patchloom.nets.swin import Encoder, patch_embedding
+from patchloom.options.evaluate import Network
 from patchloom.options.pretrain import PositionKind
 from patchloom.sizes import compact
 from patchloom.system.files import read_text, regular

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from patchloom.nets.checkpoints.resize import POSITIONS_KEY, PROJECTION_KEY, State
+from patchloom.options.evaluate import Network
 from patchloom.patches.positions import interleaved_sincos_1d, sincos_2d
 
 MeanStd = tuple[tuple[float, ...], tuple[float, ...]]  # mean and standard deviation per channel, in [0, 1] units
-Network = Literal["student", "teacher"]
 NameRules = tuple[tuple[str, str], ...]
 
 ENCODER, AGREEMENT = "encoder.", "questions.agreement"

@@ -1,0 +1,389 @@
+"""Options of the evaluation protocols, a dataclass each; `patchloom.options.evaluate` has those of all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from patchloom.options.declare import DATA, MACHINE, MODEL, TASK, TRAINING, Auto, option
+from patchloom.options.evaluate import Pooling, PositionChoice, Precision
+from patchloom.options.recipes import (
+    AttentiveValues,
+    ClassifierValues,
+    DetectValues,
+    Overrides,
+    ProbeValues,
+    SegmentValues,
+    overrides,
+)
+
+if TYPE_CHECKING:
+    from patchloom.runs.settings import TaskLike
+else:
+    TaskLike = str  # what can be typed
+
+KS = (1, 5, 20, 100)
+DEFAULT_IMAGES = 1000
+
+Method = Literal["finetune", "linear"]
+HeadOn = Literal["features", "projection"]
+PositionPlaceholder = Literal["learned", "zeros"]
+
+_RECIPE = (
+    "small (ours), or from a paper: mae, mae-normalized, droppos, mp3, mp3-300, mp3-cifar100, mp3-tiny-imagenet, "
+    "mp3-speech, restore, simmim, extrema, extrema-22k, extrema-few or lut; options below override it"
+)
+_CONTROL = "control training on an untrained encoder, and on the start of a run with --init or --from"
+_TUNED_CONTROL = "control training from the start of a run with --init or --from, or else from scratch"
+_TRAINED = "precision of products in training: float32 or bfloat16; auto is that of pretrain"
+_FROZEN = "precision of the frozen encoder: float32 or bfloat16 products; auto is that of pretrain"
+_POSITIONS = "position embeddings: keep, fixed, learned, relative or none, as in finetune"
+
+
+@dataclass(frozen=True)
+class Knn:
+    """Classify by the nearest neighbours among training images, by cosine similarity of frozen features."""
+
+    pooling: Pooling | Literal["all"] = option(
+        "all",
+        'feature pooling: "class", "mean", "prefix" (mean of class token and registers), "instance" (with an instance '
+        'head), "both" (class and mean), or "all"',
+    )
+    ks: Sequence[int] = option(KS, "numbers of neighbours k", least=1)
+    gallery: float = option(1.0, "stratified fraction of the training images to search", above=0, most=1)
+    test_crop: float = option(
+        1.0,
+        "side of the centre crop over the short side of the resized image; 1: the largest centre crop. 0.875 is the "
+        "papers' 224 of 256",
+        above=0,
+        most=1,
+        group=DATA,
+        rare=True,
+    )
+    last_norm: bool = option(
+        True, "features after the encoder's last norm; false takes them before it", group=MODEL, rare=True
+    )
+    blend: float | list[float] | None = option(
+        None, "shares of the trained weights in blends with those that the run began with, such as 0.25,0.5,0.75"
+    )
+
+
+@dataclass(frozen=True)
+@overrides(
+    ProbeValues,
+    only=(
+        *("epochs", "warmup_epochs", "blr", "weight_decay", "momentum", "optimizer", "crop_scale", "flip"),
+        *("test_crop", "last_norm"),
+    ),
+)
+class Linear(Overrides):
+    """Train a linear classifier on frozen features."""
+
+    pooling: Pooling | Literal["all"] = option(
+        "all",
+        'feature pooling: "class", "mean", "instance" (with an instance head), "prefix" (mean of class token and '
+        'registers), "both" (class and mean), or "all". A paper\'s recipe takes one of the first three, and "all" '
+        "means the paper's",
+    )
+    recipe: str = option(
+        "logistic",
+        "logistic (ours: regression on features of centre crops, in a minute), or a paper's, mae or extrema (90 epochs "
+        "of random crops), whose values the options below override",
+        group=TASK,
+    )
+    control: bool = option(True, _CONTROL)
+    precision: Precision = option("auto", _FROZEN, group=MACHINE, rare=True)
+    blend: float | list[float] | None = option(
+        None,
+        "shares of the trained weights in blends with those that the run began with, such as 0.25,0.5,0.75; logistic "
+        "only",
+    )
+    save: bool = option(
+        False,
+        "whether to save the encoder with the quoted probe as a classifier, for the verb predict; logistic only",
+    )
+    out: str | None = option(None, "file for that classifier; default: probed/DATA-linear-SEED.safetensors in the run")
+
+
+@dataclass(frozen=True)
+@overrides(
+    AttentiveValues,
+    only=(
+        *("epochs", "warmup_epochs", "updates", "blr", "lr", "weight_decay", "momentum", "optimizer", "crop_scale"),
+        *("flip", "test_crop", "validation", "patience", "queries", "reduce", "form", "whole", "cached"),
+    ),
+)
+class Attentive(Overrides):
+    """Train queries that pool the frozen encoder's tokens, and a linear classifier on them."""
+
+    recipe: str = option(
+        "small",
+        "small (ours: AdamW on tokens of centre crops, which are encoded once), or ep (efficient probing's for "
+        "ImageNet: LARS, 90 epochs of random crops); options below override it",
+        group=TASK,
+    )
+    control: bool = option(True, _CONTROL)
+    precision: Precision = option("auto", _FROZEN, group=MACHINE, rare=True)
+
+
+@dataclass(frozen=True)
+class Positions:
+    """Measure how well a run's own task predicts positions, with more and less withheld than in training."""
+
+    images: int = option(1000, "maximal number of test images", least=1, group=DATA)
+    task: TaskLike | None = option(
+        None, "FILE.py:CLASS, or the class, of a custom task that has moved or changed since the run", group=TASK
+    )
+
+
+@dataclass(frozen=True)
+class PositionSensitivity:
+    """Mask most position embeddings of a frozen encoder, and predict positions by a linear layer."""
+
+    finetuned: str | Path | None = option(
+        None, "file of a classifier or encoder fine-tuned from it, to evaluate as well"
+    )
+    ratio: float = option(0.75, "fraction of the position embeddings to mask", above=0, most=1, rare=True)
+    placeholder: PositionPlaceholder = option(
+        "zeros",
+        "replacement of masked embeddings: zeros (only a linear layer is trained) or learned",
+        rare=True,
+    )
+    standardize: bool = option(
+        False,
+        "features with mean 0 and deviation 1 for the linear layer, so that encoders of different scales learn "
+        "equally fast",
+    )
+    steps: int = option(1000, "training steps of the linear layer, with 64 images each", least=1, group=TRAINING)
+
+
+@dataclass(frozen=True)
+class Order:
+    """Test probes of normal images on shuffled patches, and with position embeddings set to zero."""
+
+    pooling: Literal["class", "mean", "both"] = option("mean", 'feature pooling: "class", "mean" or "both"')
+    k: int = option(20, "number of neighbours of the kNN probe", least=1)
+
+
+@dataclass(frozen=True)
+class LabelFree:
+    """Measure an encoder without labels: rank of its features, and retrieval of images by crops and by few patches."""
+
+    images: int = option(DEFAULT_IMAGES, "maximal number of test images", group=DATA)
+
+
+@dataclass(frozen=True)
+class Layers:
+    """Classify by the nearest neighbours among training images, with the features of every layer."""
+
+    k: int = option(20, "number of neighbours", least=1)
+    test_crop: float = option(
+        1.0,
+        "side of the centre crop over the short side of the resized image, as in knn",
+        above=0,
+        most=1,
+        group=DATA,
+        rare=True,
+    )
+    out: str | Path | None = option(
+        None, "output file of the plot; by default ``RUN/pictures/layers.png`` if ``run`` is a folder"
+    )
+
+
+@dataclass(frozen=True)
+@overrides(ClassifierValues)
+class Finetune(Overrides):
+    """Train the whole encoder and a linear head on labelled images, with training from scratch as control."""
+
+    recipe: str = option("small", _RECIPE, group=TASK)
+    positions: PositionChoice = option(
+        "auto",
+        "position embeddings: keep, fixed (sine-cosine), learned, relative (attention bias) or none; auto is keep, or "
+        "learned for an encoder without positions",
+        group=MODEL,
+        rare=True,
+    )
+    control: bool = option(True, _TUNED_CONTROL)
+    from_scratch: bool = option(False, "training from scratch only")
+    precision: Precision = option("auto", _TRAINED, group=MACHINE, rare=True)
+    out: str | None = option(
+        None,
+        "output file of the classifier; by default finetuned/DATA-RECIPE-SEED.safetensors in the run",
+    )
+
+
+@dataclass(frozen=True)
+@overrides(ClassifierValues)
+class Blocks(Overrides):
+    """Train new transformer blocks on the frozen encoder's tokens (blocks:2, blocks:4), with controls."""
+
+    count: int = option(2, "number of blocks")
+    recipe: str = option("small", _RECIPE, group=TASK)
+    control: bool = option(True, _CONTROL)
+    precision: Precision = option("auto", _TRAINED, group=MACHINE, rare=True)
+
+
+@dataclass(frozen=True)
+@overrides(ClassifierValues)
+class FewShot(Overrides):
+    """Fine-tune, or fit a linear probe, with a small part of the labels."""
+
+    labels: float | str | None = option(
+        None,
+        "labelled images: a stratified fraction of the training images, such as 0.01; a stratified number of 2 or "
+        "more; or a text file with one name per line, such as SimCLR's. Default 0.1 without per_class",
+        group=DATA,
+    )
+    per_class: int | None = option(None, "number of images per class, instead", least=1, group=DATA)
+    method: Method = option("finetune", "finetune or linear; recipe and the following options are for finetune")
+    head_on: HeadOn = option(
+        "features",
+        "input of the head: features, or the first layer of the run's projection, as in ExtreMA",
+        rare=True,
+    )
+    recipe: str = option("small", _RECIPE, group=TASK)
+    positions: PositionChoice = option("auto", _POSITIONS, group=MODEL, rare=True)
+    control: bool = option(True, _TUNED_CONTROL)
+    precision: Precision = option("auto", _TRAINED, group=MACHINE, rare=True)
+
+
+@dataclass(frozen=True)
+@overrides(ClassifierValues)
+class Keywords(Overrides):
+    """Fine-tune on recordings of words, to classify keywords, silence and other words."""
+
+    words: str | list[str] | None = option(
+        None,
+        "keywords, separated by commas (default: the ten of Speech Commands, or all classes of other data)",
+        group=DATA,
+    )
+    labels: float = option(
+        1.0,
+        "stratified fraction of the training recordings to use, such as 0.1, or a number of 2 or more",
+        group=DATA,
+    )
+    recipe: str = option(
+        "small",
+        "small (ours), or from a paper: mp3-speech for recordings; mae, mae-normalized, droppos, mp3, mp3-300, "
+        "mp3-cifar100, mp3-tiny-imagenet, restore, simmim, extrema, extrema-22k, extrema-few or lut for images; "
+        "options below override it",
+        group=TASK,
+    )
+    positions: PositionChoice = option("auto", _POSITIONS, group=MODEL, rare=True)
+    control: bool = option(True, _TUNED_CONTROL)
+    precision: Precision = option("auto", _TRAINED, group=MACHINE, rare=True)
+    out: str | None = option(
+        None,
+        "output file of the classifier; by default finetuned/keywords-DATA-RECIPE-SEED.safetensors in the run",
+    )
+
+
+@dataclass(frozen=True)
+class Ensemble:
+    """Average the softmax outputs of two or more fine-tuned classifiers."""
+
+    others: str | list[str] = option("", "further classifiers or folders, separated by commas")
+    precision: Precision = option(
+        "auto",
+        "precision of products: float32 or bfloat16; auto is bfloat16 on CUDA devices that support it",
+        group=MACHINE,
+        rare=True,
+    )
+    test_crop: float | None = option(
+        None,
+        "side of the centre crop over the short side of the resized image; by default that with which each classifier "
+        "was tested after fine-tuning",
+        above=0,
+        most=1,
+        group=DATA,
+        rare=True,
+    )
+
+
+_DENSE_POSITIONS = (
+    "position embeddings: keep (the encoder's), fixed (sincos), learned, relative, or none; auto: keep, or learned for "
+    "an encoder without positions"
+)
+_DENSE_PRECISION = "precision of the training: float32, or bfloat16 products; auto: that of pretrain"
+_SAVE = "whether to save the trained model, for the verb predict"
+
+
+@dataclass(frozen=True)
+@overrides(SegmentValues)
+class Segment(Overrides):
+    """Train a head that gives each pixel a class, and measure mIoU on the test images."""
+
+    recipe: str = option(
+        "small",
+        "small (ours), or a paper's, which train UPerNet: mae, lut, droppos, restore, restore-4e-4 or extrema; each "
+        "value below replaces one of the recipe",
+        group=TASK,
+    )
+    head: Literal["upernet", "linear"] = option(
+        "upernet", "segmentation head: upernet, or linear on the frozen encoder", group=MODEL
+    )
+    positions: PositionChoice = option(
+        "auto", f"{_DENSE_POSITIONS}. A frozen encoder keeps its own", group=MODEL, rare=True
+    )
+    ignore: int = option(255, "number in the label maps of pixels that do not count", group=DATA)
+    threshold: int | None = option(
+        None,
+        "number in the label maps from which on pixels are the second of two classes, such as 128 for masks with soft "
+        "edges; then all pixels count",
+        group=DATA,
+    )
+    control: bool = option(True, "whether to train the controls as well")
+    from_scratch: bool = option(False, "whether to train from scratch only")
+    precision: Precision = option("auto", _DENSE_PRECISION, group=MACHINE, rare=True)
+    save: bool = option(False, _SAVE)
+    out: str | None = option(
+        None, "file for the saved model; default: segmented/DATA-RECIPE-SEED.safetensors in the run"
+    )
+
+
+@dataclass(frozen=True)
+@overrides(DetectValues)
+class Detect(Overrides):
+    """Train a detector on the encoder, and measure average precision of boxes and masks on the test images."""
+
+    recipe: str = option(
+        "small",
+        "small (ours), vitdet (DropPos' and ViTDet's), restore (Beyond Masking's), or extrema (its program's, after "
+        "CAE); each value below replaces one of the recipe",
+        group=TASK,
+    )
+    masks: bool | Auto = option(
+        "auto", "prediction of a mask for each object; auto: if all training images have masks", group=DATA
+    )
+    positions: PositionChoice = option("auto", _DENSE_POSITIONS, group=MODEL, rare=True)
+    control: bool = option(
+        True, "whether to train the start of a run with --init or --from as well, or else from scratch"
+    )
+    from_scratch: bool = option(False, "whether to train from scratch only")
+    precision: Precision = option("auto", _DENSE_PRECISION, group=MACHINE, rare=True)
+    save: bool = option(False, _SAVE)
+    out: str | None = option(
+        None, "file for the saved model; default: detected/DATA-RECIPE-SEED.safetensors in the run"
+    )
+
+
+# the options of each protocol; `patchloom.evaluate.protocols.protocol_of` has the functions
+PROTOCOLS: dict[str, type[Any]] = {
+    "knn": Knn,
+    "linear": Linear,
+    "attentive": Attentive,
+    "positions": Positions,
+    "position-sensitivity": PositionSensitivity,
+    "order": Order,
+    "label-free": LabelFree,
+    "layers": Layers,
+    "finetune": Finetune,
+    "blocks": Blocks,
+    "few-shot": FewShot,
+    "keywords": Keywords,
+    "ensemble": Ensemble,
+    "segment": Segment,
+    "detect": Detect,
+}
