@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from patchloom.audio.config import Sound
-from patchloom.data.augment import RandomCrop, Sharing, TwoViews
+from patchloom.data.augment import RandomCrop, TwoViews
 from patchloom.errors import PatchloomError
+from patchloom.options.tasks import Sharing
 
 SHIFT = 0.1  # seconds
 _LEAST, _MOST = -(2**15), 2**15 - 1

@@ -24,6 +24,7 @@ from patchloom.arguments import (
 )
 from patchloom.errors import PatchloomError, listing, suggestion
 from patchloom.loggers import TRACKERS
+from patchloom.options import declare
 from patchloom.recipes import nested, recipe_named
 from patchloom.system.files import read_text, read_yaml
 from patchloom.tasks import AUTO, TASKS, task_class, usual_task
@@ -127,8 +128,8 @@ def verb_spec(verb: str) -> CommandSpec:
 
 def task_spec(name: str) -> CommandSpec:
     """Return the options of a pretext task."""
-    ours = name in TASKS and TASKS[name].path.startswith("patchloom.")
-    return read_signature(from_source(TASKS[name].path) if ours else task_class(name), skip={"encoder"})
+    kind = TASKS[name].options if name in TASKS else None
+    return declare.read_signature(task_class(name)) if kind is None else declare.declared(kind)
 
 
 @cache
