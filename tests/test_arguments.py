@@ -12,12 +12,10 @@ from patchloom.arguments import Option, command_line_hint, from_source, read_sig
 from patchloom.data.sources import builtin
 from patchloom.evaluate.protocols import PROTOCOLS, protocol_of
 from patchloom.options.parse import SIGNATURES, protocols
-from patchloom.tasks import TASKS
 
 READ = [
     *(path for paths in SIGNATURES.values() for path in paths),
     *protocols().values(),
-    *(entry.path for entry in TASKS.values()),
 ]
 
 
