@@ -11,7 +11,8 @@ from pathlib import Path
 from patchloom.options.declare import CommandSpec, Option
 from patchloom.options.help import format_default, format_kind
 from patchloom.options.messages import shorten_options
-from patchloom.options.parse import SIGNATURES, evaluate_spec, pretrain_spec, protocols, task_spec, verb_spec
+from patchloom.options.parse import evaluate_spec, pretrain_spec, protocols, task_spec, verb_spec
+from patchloom.options.verbs import VERB_OPTIONS
 from patchloom.tasks import TASKS, usual_task
 
 PAGE = Path(__file__).parent / "reference" / "command-line.md"
@@ -56,11 +57,7 @@ def page() -> str:
             section = _section(f"evaluate {name}", found, own.values())
         seen[name] = own
         sections.append(section)
-    sections += [
-        _section(verb, verb_spec(verb), verb_spec(verb).options)
-        for verb in SIGNATURES
-        if verb not in ("pretrain", "evaluate")
-    ]
+    sections += [_section(verb, verb_spec(verb), verb_spec(verb).options) for verb in VERB_OPTIONS]
     return "\n".join(sections)
 
 

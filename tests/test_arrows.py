@@ -52,10 +52,11 @@ KNOWING = [
     *(SOURCE / "nets" / f"{name}.py" for name in ("sparse_attention", "decoders", "native/blocks", "native/ops")),
     *(SOURCE / f"{name}.py" for name in ("nets/checkpoints/resize", "nets/checkpoints/live", "dense/backbone")),
 ]
-COMMON = {"arguments", "display", "errors", "estimate", "pace", "results", "schedules", "sizes", "system", "version"}
+COMMON = {"arguments", "declarations", "display", "errors", "estimate", "pace", "results", "schedules", "sizes"}
+COMMON |= {"system", "version"}
 # The first imports the protocols of the wings by name, in cases of a match; the second names all verbs, whose
 # signatures it reads.
-PROTOCOLS, VERBS = SOURCE / "evaluate" / "protocols" / "__init__.py", SOURCE / "options.py"
+PROTOCOLS, VERBS = SOURCE / "evaluate" / "protocols" / "__init__.py", SOURCE / "options" / "parse.py"
 FILES = sorted(SOURCE.rglob("*.py"))
 NAMING = re.compile(r"patchloom\.\w+[\w.]*")  # a string that names a module, or something in one
 
@@ -83,15 +84,20 @@ def imported(path: Path) -> set[str]:
             names = [alias.name for alias in node.names]
         elif path != VERBS and isinstance(node, ast.Constant) and NAMING.fullmatch(str(node.value)):
             names = [node.value]
-        found |= {
-            WINGS.get(part, part) for name in names if name.startswith("patchloom.") for part in [name.split(".")[1]]
-        }
+        found |= {part for name in names if name.startswith("patchloom.") for part in [part_named(name)]}
     return found - COMMON
 
 
-def part_of(path: Path) -> str:
-    part = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+def part_named(name: str) -> str:
+    """Return the part of a module; all of options but its parser only declares, and all parts may import it."""
+    _, part, *inner = name.split(".")
+    if part == "options" and inner and inner[0] != "parse":
+        return "declarations"
     return WINGS.get(part, part)
+
+
+def part_of(path: Path) -> str:
+    return part_named(".".join(("patchloom", *path.relative_to(SOURCE).with_suffix("").parts)))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))

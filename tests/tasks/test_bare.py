@@ -69,7 +69,7 @@ def test_a_bare_loss_is_trained_resumed_and_evaluated_without_a_measure(images, 
 def test_a_bare_loss_is_computed_as_by_itself(turns):
     name = task_name(turns)
     assert with_defaults({"name": name})["hidden"] == 8
-    assert "no option width" in refusal(with_defaults, {"name": name, "width": 3})
+    assert "no option --task.width" in refusal(with_defaults, {"name": name, "width": 3})
     torch.manual_seed(0)
     task = task_class(name)(build_encoder(EncoderSpec("nano", (32, 32), 8, options={"embed_dim": 32, "depth": 1})))
     images = torch.randn(6, 3, 32, 32)

@@ -14,6 +14,7 @@ from sweep import FRAMES, OBLONG, asked_of, build, spec_of, views_of
 
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.teacher import Teacher
+from patchloom.options.declare import declared
 from patchloom.patches.tokens import patchify, unpatchify
 from patchloom.tasks import TASKS, build_task, ready_tasks, task_class, with_defaults
 from patchloom.tasks.check import check_task
@@ -201,8 +202,11 @@ def test_an_input_of_nothing_and_a_foreign_encoder_are_refused():
 
 def test_every_option_is_documented_and_a_task_is_ready_if_it_needs_none(name):
     cls = task_class(name)
-    for option in list(inspect.signature(cls).parameters)[1:]:
-        assert f"\n        {option}: " in cls.__doc__ or f"\n    {option}: " in inspect.getdoc(cls), option
+    declaration = declared(TASKS[name].options)
+    assert declaration.about == inspect.getdoc(cls).splitlines()[0]
+    assert ["encoder", *(one.name for one in declaration.options)] == list(inspect.signature(cls).parameters)
+    for option in declaration.options:
+        assert f"\n    {option.name}: {option.about}." in inspect.getdoc(cls.__init__) and option.about, option
     needs = TASKS[name].needs
     assert (name in ready_tasks()) == (not needs) and list(asked_of(name)) == ["name", needs][: 1 + bool(needs)]
     if needs:
@@ -213,7 +217,7 @@ def test_every_option_is_documented_and_a_task_is_ready_if_it_needs_none(name):
     ("wrong", "words"),
     [
         ({"name": "dropos"}, "did you mean droppos"),
-        ({"name": "mae", "mask_rato": 0.5}, "did you mean mask_ratio"),
+        ({"name": "mae", "mask_rato": 0.5}, "did you mean --task.mask_ratio"),
         ({"name": "mae", "mask_ratio": "half"}, "cannot be"),
         ({"name": "mae", "mask_ratio": float("nan")}, "cannot be"),
         ({"name": "mae", "normalized_pixels": 1}, "cannot be"),
@@ -226,8 +230,9 @@ def test_unknown_names_and_values_are_refused(wrong, words):
 
 def test_impossible_mask_ratios_are_refused(name):
     if "mask_ratio" in inspect.signature(task_class(name)).parameters:
-        for ratio in (-0.1, 0.999, 1.0, 2.0):
-            assert "mask ratio of" in refusal(build, name, asked={"mask_ratio": ratio})
+        assert "mask ratio of" in refusal(build, name, asked={"mask_ratio": 0.999})
+        for ratio in (-0.1, 1.0, 2.0):
+            assert "mask_ratio must be" in refusal(build, name, asked={"mask_ratio": ratio})
 
 
 @pytest.mark.parametrize("task", ["extrema", "lut"])

@@ -79,7 +79,9 @@ def test_extremas(loss):
 
 def test_dropposs():
     mixture = make(**DROPPOS)
-    task = DropPos(deepcopy(mixture.encoder), 0.75, 0.75, sigma=2.0, sigma_end=1.0, temperature=0.1)
+    task = DropPos(
+        deepcopy(mixture.encoder), mask_ratio=0.75, position_mask_ratio=0.75, sigma=2.0, sigma_end=1.0, temperature=0.1
+    )
     check(mixture, task, images())
     plain = make(**DROPPOS | {"position_temperature": float("inf")})
     plain.load_state_dict(mixture.state_dict())

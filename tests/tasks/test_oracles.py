@@ -31,7 +31,7 @@ def masked_of(oracle: Oracle) -> Tensor:
 
 def test_mae():
     oracle = Oracle("mae")
-    task = MAE(oracle.encoder(), oracle.config["mask_ratio"], **oracle.decoder_options())
+    task = MAE(oracle.encoder(), mask_ratio=oracle.config["mask_ratio"], **oracle.decoder_options())
     oracle.load(task)
     visible, masked = oracle["ids_keep"], masked_of(oracle)
     given = mask_patches(all_patches(oracle["images"], task.geometry.n), visible, masked)
@@ -68,8 +68,8 @@ def test_droppos(name):
     c = oracle.config
     task = DropPos(
         oracle.encoder(),
-        c["mask_ratio"],
-        c["pos_mask_ratio"],
+        mask_ratio=c["mask_ratio"],
+        position_mask_ratio=c["pos_mask_ratio"],
         sigma=c["sigma"],
         temperature=0.1 if c["attn_guide"] else float("inf"),
         pixels=c["multi_task"],

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from patchloom.audio.config import Sound
-from patchloom.data.augment import RandomCrop, Sharing, TwoViews
+from patchloom.data.augment import RandomCrop, TwoViews
 from patchloom.errors import PatchloomError
 from patchloom.options.recipes import SHIFT
+from patchloom.options.tasks import Sharing
 
 _LEAST, _MOST = -(2**15), 2**15 - 1
 

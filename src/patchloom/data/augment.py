@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from torch.nn.functional import interpolate, pad
 
 from patchloom.errors import check_type
 from patchloom.options.recipes import Border
+from patchloom.options.tasks import Coloring, Sharing
 
 # Colour jitter: drawn per image on the CPU, applied to a whole batch at once on any device.
 
@@ -272,8 +273,6 @@ def _seeded(seed: int) -> Iterator[None]:
 
 
 # random crop or colour jitter of two views: none, the same for both, or one for each
-Sharing = Literal["none", "shared", "own"]
-Coloring = Literal["none", "shared", "own", "second"]  # the last is LUT's, which changes the second view alone
 Change = Callable[[Tensor, np.random.Generator], Tensor]
 
 _NATIVE = (

@@ -230,6 +230,12 @@ def filled(kind: Callable[..., T], given: Mapping[str, Any], otherwise: str, pre
     return options
 
 
+def filled_task(kind: Callable[..., T], given: Mapping[str, Any]) -> T:
+    """Return the checked options of a task from values by name."""
+    names = ", ".join(one.name for one in fields(kind))  # type: ignore[arg-type]
+    return filled(kind, given, f"its options: {names}" if names else "it has none", "task.")
+
+
 def to_plain_value(value: Any) -> Any:
     """Return a number of NumPy or torch as a Python number, and an object with `__fspath__` as a `Path`."""
     if hasattr(value, "__fspath__") and not isinstance(value, Path):
@@ -260,8 +266,7 @@ def takes(kind: Callable[P, T]) -> Callable[[Callable[[S, E, T], None]], Callabl
             name = type(self).__name__
             if given:
                 raise PatchloomError(f"{name} takes the encoder without a name: give all others as NAME=VALUE")
-            names = ", ".join(one.name for one in fields(kind))  # type: ignore[arg-type]
-            function(self, encoder, filled(kind, named, f"its options: {names}", "task."))
+            function(self, encoder, filled_task(kind, named))
 
         return _shown_as(call, kind, [*inspect.signature(function).parameters.values()][:2])
 
@@ -269,15 +274,14 @@ def takes(kind: Callable[P, T]) -> Callable[[Callable[[S, E, T], None]], Callabl
 
 
 def _shown_as(call: Any, kind: Any, first: Sequence[Parameter]) -> Any:
-    """Give a function the signature and the docstring that a declaration describes."""
+    """Give a function the signature, the type hints and the docstring that a declaration describes."""
     own = inspect.signature(kind)
     call.__signature__ = own.replace(parameters=[*first, *own.parameters.values()])
-    text = inspect.getdoc(call)
-    if text:
-        about = "".join(
-            f"    {one.name}: {one.metadata['about']}.\n" for one in fields(kind) if "about" in one.metadata
-        )
-        call.__doc__ = f"{text}\n\nArgs:\n{about}"
+    call.__annotations__ = {one.name: one.annotation for one in first if one.annotation is not one.empty}
+    call.__annotations__ |= get_type_hints(kind)
+    text = inspect.getdoc(call) or inspect.getdoc(kind)
+    about = "".join(f"    {one.name}: {one.metadata['about']}.\n" for one in fields(kind) if "about" in one.metadata)
+    call.__doc__ = f"{text}\n\nArgs:\n{about}" if about else text
     return call
 
 

@@ -10,11 +10,10 @@ from typing import Any, Literal, get_args
 
 import yaml
 
-from patchloom.arguments import from_source, read_signature
 from patchloom.data.sources.names import FETCHED
 from patchloom.errors import PatchloomError, listing, suggestion
 from patchloom.loggers import TRACKERS
-from patchloom.options.declare import MODEL, TASK, CommandSpec, Option, declared
+from patchloom.options.declare import MODEL, TASK, CommandSpec, Option, declared, read_signature
 from patchloom.options.evaluate import CommonOptions
 from patchloom.options.messages import shorten_options, unknown_word_error, without_hyphens
 from patchloom.options.pretrain import PretrainOptions
@@ -24,7 +23,7 @@ from patchloom.recipes import nested, recipe_named
 from patchloom.system.files import read_text, read_yaml
 from patchloom.tasks import AUTO, TASKS, task_class, usual_task
 
-# Options of each verb: those of the function's signature, and a few that only the command line has.
+# Options of each verb.
 
 
 VERBS: dict[str, str] = {
@@ -73,28 +72,6 @@ _LABELLED = {
 }
 
 
-# functions and settings that define the options of each verb
-SIGNATURES: dict[str, tuple[str, ...]] = {
-    "check": ("patchloom.check.check",),
-    "evaluate": ("patchloom.evaluate.protocols.evaluate",),
-    "compare": ("patchloom.compare.compare.compare",),
-    "look": ("patchloom.look.look.look",),
-    "look curves": ("patchloom.look.run_curves.draw_run_curves",),
-    "embed": ("patchloom.embed.embed.embed",),
-    "predict": ("patchloom.predict.predict",),
-    "report": ("patchloom.report.report.report",),
-    "results": ("patchloom.report.results.results",),
-    "export": ("patchloom.export.export.export",),
-    "distill": ("patchloom.distill.distill",),
-    "bench": ("patchloom.bench.bench",),
-}
-# parameters that the command line defines itself, since their values are typed differently from Python
-_OTHERWISE = {
-    "pretrain": {"data", "task", "out", "model", "img_size"},
-    "evaluate": {"protocol", "run", "data"},
-}
-
-
 def protocols() -> dict[str, type[Any]]:
     """Return the evaluation protocols: dataclass of the options by name."""
     from patchloom.options.protocols import PROTOCOLS  # which takes time that other verbs need not spend
@@ -102,20 +79,15 @@ def protocols() -> dict[str, type[Any]]:
     return PROTOCOLS
 
 
-@cache
 def verb_spec(verb: str) -> CommandSpec:
-    """Return the options of ``patchloom VERB``."""
-    if verb in VERB_OPTIONS:
-        return declared(VERB_OPTIONS[verb])  # type: ignore[arg-type]  # mypy takes no class for hashable
-    found = [read_signature(from_source(path), _OTHERWISE.get(verb, ())) for path in SIGNATURES[verb]]
-    found += [declared(CommonOptions)] if verb == "evaluate" else []
-    return CommandSpec(found[0].about, tuple(option for one in found for option in one.options))
+    """Return the options of ``patchloom VERB``, of evaluate those that all protocols have."""
+    return declared(CommonOptions if verb == "evaluate" else VERB_OPTIONS[verb])
 
 
 def task_spec(name: str) -> CommandSpec:
     """Return the options of a pretext task."""
-    ours = name in TASKS and TASKS[name].path.startswith("patchloom.")
-    return read_signature(from_source(TASKS[name].path) if ours else task_class(name), skip={"encoder"})
+    kind = TASKS[name].options if name in TASKS else None
+    return read_signature(task_class(name)) if kind is None else declared(kind)
 
 
 @cache
@@ -301,7 +273,10 @@ def _owners(option: str) -> list[str]:
     """Return the commands that take an option, as the user would type them."""
     name, task = option.removeprefix("--"), option.removeprefix("--task.")
     # first pretrain, since other verbs share its options
-    verbs = {"pretrain": pretrain_spec(usual_task(None)[0]), **{verb: verb_spec(verb) for verb in SIGNATURES}}
+    verbs = {
+        "pretrain": pretrain_spec(usual_task(None)[0]),
+        **{verb: verb_spec(verb) for verb in ("evaluate", *VERB_OPTIONS)},
+    }
     found = [f"patchloom {verb}" for verb, taken in verbs.items() if _has(taken, name)][:1]
     measures = sorted(protocols(), key=lambda one: one != "finetune")  # first, since it has all options of a recipe
     found += [f"patchloom evaluate {one}" for one in measures if _has(evaluate_spec(one), name)][:1]

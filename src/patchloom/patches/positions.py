@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
 # labels of DropPos: Eq. 5 of the paper, or the map of the authors' program
-Smoothing = Literal["paper", "program"]
 
 
 def sincos_1d(width: int, places: Tensor) -> Tensor:

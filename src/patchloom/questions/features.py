@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -12,12 +10,11 @@ from patchloom.nets.compiling import compilable
 from patchloom.nets.decoders import MAEDecoder, PatchHead
 from patchloom.nets.geometry import Geometry
 from patchloom.nets.teacher import FrozenTeacher
+from patchloom.options.tasks import FeatureLoss
 from patchloom.patches.pictures import WITHHELD, principal
 from patchloom.patches.tokens import gather_tokens, scatter_tokens, unpatchify
 from patchloom.questions.pixels import PatchQuestion
 from patchloom.questions.question import Encoded, Measure, Outcome, Sheet
-
-FeatureLoss = Literal["cosine", "smooth_l1"]
 
 
 class Features(PatchQuestion):

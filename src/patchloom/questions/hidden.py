@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,14 +15,11 @@ from patchloom.nets.encode import encode_layers, layer_names
 from patchloom.nets.geometry import Geometry
 from patchloom.nets.swin import Encoder, PlainViT
 from patchloom.nets.teacher import Teacher, no_grad_autocast
+from patchloom.options.tasks import Combine, HiddenLoss, LayerOutput
 from patchloom.questions.agreement import momentum_at
 from patchloom.questions.features import features_sheet, mean_of_others
 from patchloom.questions.question import Encoded, Measure, Outcome, Question, Sheet
 from patchloom.withhold.encoder_input import all_patches
-
-Combine = Literal["each", "mean"]
-LayerOutput = Literal["block", "mlp"]
-HiddenLoss = Literal["smooth_l1", "mse"]
 
 
 class HiddenLayers(Question):

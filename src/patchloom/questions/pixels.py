@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from patchloom.errors import PatchloomError, listing
 from patchloom.nets.compiling import compilable
 from patchloom.nets.decoders import CrossDecoder, MAEDecoder, PatchHead
 from patchloom.nets.geometry import Geometry
+from patchloom.options.tasks import BandTarget, TargetNorm
 from patchloom.patches.pictures import fill_holes
 from patchloom.patches.tokens import (
     gather_tokens,
@@ -116,8 +117,6 @@ def _content_first(given: EncoderInput) -> Tensor:
 
 
 Statistics = tuple[Tensor, Tensor]
-TargetNorm = Literal["channel", "patch"]
-BandTarget = Literal["grown", "original"]
 
 
 class Pixels(PatchQuestion):

@@ -11,6 +11,26 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints
 
 from patchloom.errors import PatchloomError, check_type, hint_of, listing, suggestion
+from patchloom.options.declare import filled_task
+from patchloom.options.messages import unknown_option_error
+from patchloom.options.tasks import (
+    CrossMAEOptions,
+    DIETOptions,
+    DistillOptions,
+    DropPosOptions,
+    ExtreMAOptions,
+    JigsawOptions,
+    LatentOptions,
+    LOCAOptions,
+    LUTOptions,
+    MAEOptions,
+    MixtureOptions,
+    MP3Options,
+    NEPAOptions,
+    PARTOptions,
+    RestoreOptions,
+    SimMIMOptions,
+)
 from patchloom.tasks.custom import full_name, is_code, label, load
 
 if TYPE_CHECKING:
@@ -74,6 +94,7 @@ class Entry(NamedTuple):
 
     Attributes:
         path: import path of the class; a string, so that listing the tasks does not import torch.
+        options: dataclass that declares the options; None for a class whose signature has them.
         paper: authors and year.
         withheld: what the encoder does not see.
         asked: what has to be predicted.
@@ -83,6 +104,7 @@ class Entry(NamedTuple):
     """
 
     path: str
+    options: type | None = None
     paper: str = ""
     withheld: str = ""
     asked: str = ""
@@ -91,9 +113,12 @@ class Entry(NamedTuple):
 
 
 TASKS = {
-    "mae": Entry("patchloom.tasks.mae.MAE", "He et al. 2022", "patches (removed)", "their pixels", (1.0, 1.0)),
+    "mae": Entry(
+        "patchloom.tasks.mae.MAE", MAEOptions, "He et al. 2022", "patches (removed)", "their pixels", (1.0, 1.0)
+    ),
     "crossmae": Entry(
         "patchloom.tasks.crossmae.CrossMAE",
+        CrossMAEOptions,
         "Fu et al. 2024",
         "patches (removed)",
         "the pixels of a third of them",
@@ -101,6 +126,7 @@ TASKS = {
     ),
     "simmim": Entry(
         "patchloom.tasks.simmim.SimMIM",
+        SimMIMOptions,
         "Xie et al. 2022",
         "patches (a mask token instead)",
         "their pixels",
@@ -108,6 +134,7 @@ TASKS = {
     ),
     "droppos": Entry(
         "patchloom.tasks.droppos.DropPos",
+        DropPosOptions,
         "Wang et al. 2023",
         "patches, and most visible patches' positions",
         "where each visible patch was",
@@ -115,6 +142,7 @@ TASKS = {
     ),
     "mp3": Entry(
         "patchloom.tasks.mp3.MP3",
+        MP3Options,
         "Zhai et al. 2022",
         "positions, and most keys and values",
         "where every patch was",
@@ -122,6 +150,7 @@ TASKS = {
     ),
     "restore": Entry(
         "patchloom.tasks.restore.Restore",
+        RestoreOptions,
         "Tian et al. 2022",
         "surroundings, geometry, sharpness or colour, and patches",
         "the original pixels",
@@ -129,6 +158,7 @@ TASKS = {
     ),
     "extrema": Entry(
         "patchloom.tasks.extrema.ExtreMA",
+        ExtreMAOptions,
         "Wu et al. 2023",
         "almost all patches, several times over",
         "agreement with a teacher that sees all",
@@ -136,6 +166,7 @@ TASKS = {
     ),
     "lut": Entry(
         "patchloom.tasks.lut.LUT",
+        LUTOptions,
         "Kim et al. 2024",
         "patches, in two disjoint parts",
         "pixels, and agreement on the other view",
@@ -143,6 +174,7 @@ TASKS = {
     ),
     "distill": Entry(
         "patchloom.tasks.distill.Distill",
+        DistillOptions,
         "Fang et al. 2023",
         "patches (a mask token instead)",
         "a frozen model's features of them",
@@ -150,6 +182,7 @@ TASKS = {
     ),
     "latent": Entry(
         "patchloom.tasks.latent.Latent",
+        LatentOptions,
         "I-JEPA, data2vec 2.0, Bootleg",
         "patches (removed)",
         "a teacher's hidden layers there",
@@ -157,6 +190,7 @@ TASKS = {
     ),
     "diet": Entry(
         "patchloom.tasks.diet.DIET",
+        DIETOptions,
         "Balestriero 2023",
         "surroundings and colours, by a random view",
         "which training image it is",
@@ -164,6 +198,7 @@ TASKS = {
     ),
     "jigsaw": Entry(
         "patchloom.tasks.jigsaw.Jigsaw",
+        JigsawOptions,
         "Chen et al. 2022",
         "half of the patches, and all positions",
         "where each visible patch was",
@@ -171,6 +206,7 @@ TASKS = {
     ),
     "part": Entry(
         "patchloom.tasks.part.PART",
+        PARTOptions,
         "Ayoughi et al. 2025",
         "the grid, and all positions",
         "how far one patch is from another",
@@ -178,6 +214,7 @@ TASKS = {
     ),
     "loca": Entry(
         "patchloom.tasks.loca.LOCA",
+        LOCAOptions,
         "Caron et al. 2022",
         "a crop's positions, and most of its patches",
         "where each patch is in another crop",
@@ -185,12 +222,15 @@ TASKS = {
     ),
     "nepa": Entry(
         "patchloom.tasks.nepa.NEPA",
+        NEPAOptions,
         "NEPA 2025",
         "all later patches, in raster order",
         "the next patch's embedding",
         (2.2, 0.8),
     ),
-    "mixture": Entry("patchloom.tasks.mixture.Mixture", "your own", "any of these", "any of these, weighted"),
+    "mixture": Entry(
+        "patchloom.tasks.mixture.Mixture", MixtureOptions, "your own", "any of these", "any of these, weighted"
+    ),
 }
 
 
@@ -240,20 +280,23 @@ def task_class(name: str) -> type[Task]:
 
 
 def with_defaults(task: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all options of ``task`` (its ``name`` and some of them), checked against the signature of its class."""
+    """Return all options of ``task`` (its ``name`` and some of them), checked."""
     if "name" not in task:
         raise PatchloomError(f"the task has no name: give name, one of {', '.join(TASKS)}, beside its options")
-    cls = task_class(task["name"])
+    name, given = task["name"], {option: value for option, value in task.items() if option != "name"}
+    kind = TASKS[name].options if name in TASKS else None
+    if kind is not None:
+        return {"name": name} | vars(filled_task(kind, given))
+    cls = task_class(name)
     parameters = {name: one for name, one in inspect.signature(cls).parameters.items() if name != "encoder"}
     hints = get_type_hints(cls.__init__)
-    for option, value in task.items():
-        if option == "name":
-            continue
+    for option, value in given.items():
         if option not in parameters:
-            said = f"{label(task['name'])} has no option {option}{suggestion(option, parameters)}"
-            raise PatchloomError(f"{said} Its options: {', '.join(parameters)}.")
+            names = ", ".join(parameters)
+            known = [f"task.{one}" for one in parameters]
+            raise unknown_option_error(f"task.{option}", known, f"its options: {names}" if names else "it has none")
         check_type(f"task.{option}", value, hint_of(parameters[option], hints))
-    return {"name": task["name"]} | {name: task.get(name, one.default) for name, one in parameters.items()}
+    return {"name": name} | {option: given.get(option, one.default) for option, one in parameters.items()}
 
 
 def encoder_defaults(task: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:

@@ -11,13 +11,15 @@ from patchloom.errors import PatchloomError
 from patchloom.nets.decoders import CrossDecoder
 from patchloom.nets.encode import encode_layers, layer_names
 from patchloom.nets.swin import PlainViT
+from patchloom.options.declare import takes
+from patchloom.options.tasks import CrossMAEOptions
 from patchloom.patches.partition import share_of
 from patchloom.patches.positions import sincos_2d
 from patchloom.questions.pixels import Pixels
 from patchloom.questions.question import Outcome
 from patchloom.tasks.defaults import check_decoder_depth, check_normalizable, decoder_sizes
 from patchloom.tasks.masking import masked_units, partition
-from patchloom.tasks.task import PAPERS, Size, Task
+from patchloom.tasks.task import PAPERS, Task
 from patchloom.withhold.encoder_input import EncoderInput, all_patches, mask_patches
 
 
@@ -26,15 +28,6 @@ class CrossMAE(Task):
 
     Args:
         encoder: ViT to train.
-        mask_ratio: fraction γ of the patches that is removed.
-        prediction_ratio: fraction ρ of all patches that a training step predicts, at most the masked ones; measures
-            and pictures predict all of these.
-        normalized_pixels: target pixels normalised within each patch.
-        encoder_maps: number of feature maps of the encoder, evenly spaced, that each decoder block weighs (inter-block
-            attention); auto: all, the embedding and every block; 1: the encoder's output alone.
-        decoder_width: width of the decoder; auto: 512, or the encoder's below ViT-S.
-        decoder_depth: number of blocks of the decoder; auto: 12, or 2 below ViT-S.
-        decoder_heads: number of attention heads of the decoder; auto: 16, or one per 32 channels below ViT-S.
 
     Raises:
         PatchloomError: ratios that leave nothing visible or nothing to predict, or maps that the encoder lacks.
@@ -43,30 +36,21 @@ class CrossMAE(Task):
     native_crops = True
     encoder: PlainViT
 
-    def __init__(
-        self,
-        encoder: PlainViT,
-        mask_ratio: float = 0.75,
-        prediction_ratio: float = 0.25,
-        normalized_pixels: bool = True,
-        encoder_maps: Size = "auto",
-        decoder_width: Size = "auto",
-        decoder_depth: Size = "auto",
-        decoder_heads: Size = "auto",
-    ):
+    @takes(CrossMAEOptions)
+    def __init__(self, encoder: PlainViT, options: CrossMAEOptions) -> None:
         super().__init__(encoder)
         g = self.geometry
-        self.visible, masked = masked_units(g, 1, mask_ratio)
-        if not 0 < prediction_ratio <= mask_ratio:
+        self.visible, masked = masked_units(g, 1, options.mask_ratio)
+        if not 0 < options.prediction_ratio <= options.mask_ratio:
             raise PatchloomError(
-                f"--task.prediction_ratio must be above 0 and at most the mask ratio of {mask_ratio}, not "
-                f"{prediction_ratio}"
+                f"--task.prediction_ratio must be above 0 and at most the mask ratio of {options.mask_ratio}, not "
+                f"{options.prediction_ratio}"
             )
-        self.predicted = min(masked, max(1, share_of(g.n, prediction_ratio)))
-        if normalized_pixels:
+        self.predicted = min(masked, max(1, share_of(g.n, options.prediction_ratio)))
+        if options.normalized_pixels:
             check_normalizable(g)
         stages = len(layer_names(encoder)) - 1  # the last two are the last block, before and after the final norm
-        maps = self.resolve_auto("encoder_maps", encoder_maps, stages, PAPERS)
+        maps = self.resolve_auto("encoder_maps", options.encoder_maps, stages, PAPERS)
         if not 1 <= maps <= stages:
             raise PatchloomError(
                 f"the encoder has {stages} feature maps, the embedding and {stages - 1} blocks: give "
@@ -74,10 +58,12 @@ class CrossMAE(Task):
             )
         # evenly spaced from the embedding to the last block, whose map has the final norm, which evaluations use
         self.stages = [*(round(i * (stages - 1) / (maps - 1)) for i in range(maps - 1)), stages] if maps > 1 else []
-        width, depth, heads = decoder_sizes(self, decoder_width, decoder_depth, decoder_heads, (512, 12, 16))
+        width, depth, heads = decoder_sizes(
+            self, options.decoder_width, options.decoder_depth, options.decoder_heads, (512, 12, 16)
+        )
         check_decoder_depth(depth)
         decoder = CrossDecoder(g.width, g.patch_dim, sincos_2d(width, g.grid), depth, heads, maps)
-        self.questions["pixels"] = Pixels(g, decoder, normalized_pixels)
+        self.questions["pixels"] = Pixels(g, decoder, options.normalized_pixels)
 
     def given(self, images: Tensor, generator: torch.Generator | None = None) -> EncoderInput:
         """Return the visible patches."""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
 
 from patchloom.data.augment import ColoredCrop
-from patchloom.errors import PatchloomError, check_type
+from patchloom.errors import PatchloomError
 from patchloom.nets.swin import PlainViT
+from patchloom.options.declare import takes
+from patchloom.options.tasks import DIETOptions
 from patchloom.questions.identity import Identity
 from patchloom.questions.question import ROWS, Encoded, Measure, Outcome, Sheet
 from patchloom.system.distributed import rank
@@ -24,17 +26,12 @@ _UPDATES = (1_000, "it stays near chance for hundreds of updates")
 _OUTSIDE_A_RUN = 1000  # classes where there is no training set, as in `patchloom bench`
 _SHIFT = 0.1  # largest shift of a recording for a view, as a share of its length
 
-Color = Literal["none", "own"]
-
 
 class DIET(Task):
     """Classification of views: which image of the training set is it? For small sets, one class per image.
 
     Args:
         encoder: ViT to train.
-        images: number of training images, one class each; auto: as many as there are, up to 65,536.
-        smoothing: label smoothing, the share of the target that is spread over all images.
-        color: colour changes of a view: none, or random ones as ExtreMA's (own).
 
     Raises:
         PatchloomError: too many images, or a smoothing that leaves nothing to learn.
@@ -43,23 +40,13 @@ class DIET(Task):
     uses_indices: ClassVar[bool] = True
     encoder: PlainViT
 
-    def __init__(
-        self,
-        encoder: PlainViT,
-        images: int | Literal["auto"] = "auto",
-        smoothing: float = 0.8,
-        color: Color = "own",
-    ):
+    @takes(DIETOptions)
+    def __init__(self, encoder: PlainViT, options: DIETOptions) -> None:
         super().__init__(encoder)
-        check_type("task.color", color, Color)
-        if not 0 <= smoothing < 1:
-            raise PatchloomError(f"--task.smoothing must be 0 or more and below 1, not {smoothing:g}")
-        count = self.resolve_auto("images", images, _OUTSIDE_A_RUN, "there is no training set")
-        if count < 1:
-            raise PatchloomError(f"--task.images must be 1 or more, not {count}")
-        if color == "own":
+        count = self.resolve_auto("images", options.images, _OUTSIDE_A_RUN, "there is no training set")
+        if options.color == "own":
             self.augment = ColoredCrop(self.augment.size)
-        self.questions["identity"] = Identity(self.geometry, count, smoothing)
+        self.questions["identity"] = Identity(self.geometry, count, options.smoothing)
 
     @classmethod
     def data_defaults(cls, options: Mapping[str, Any], n: int, noun: str) -> dict[str, tuple[Any, str]]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from patchloom.errors import check_type
 from patchloom.nets.decoders import PatchHead
 from patchloom.nets.swin import PlainViT
+from patchloom.options.declare import takes
+from patchloom.options.tasks import DistillOptions
 from patchloom.patches.partition import random_partition
-from patchloom.questions.features import FeatureLoss, Features
+from patchloom.questions.features import Features
 from patchloom.tasks.defaults import frozen_teacher
 from patchloom.tasks.masking import masked_units
 from patchloom.tasks.task import Task
@@ -21,31 +22,20 @@ class Distill(Task):
 
     Args:
         encoder: ViT to train.
-        features_of: teacher (required): timm:NAME, a run's folder, or a file of weights.
-        mask_ratio: fraction of the patches that is replaced, each independently (EVA masks blocks).
-        loss: loss on the features: cosine, as in EVA, or smooth_l1, as in MaskDistill.
-        features_model: timm's name of the teacher's model, if features_of is a file of weights alone.
 
     Raises:
         PatchloomError: no teacher, one that does not fit, or a mask ratio that leaves nothing visible or masked.
     """
 
-    def __init__(
-        self,
-        encoder: PlainViT,
-        features_of: str | None = None,
-        mask_ratio: float = 0.4,
-        loss: FeatureLoss = "cosine",
-        features_model: str | None = None,
-    ):
+    @takes(DistillOptions)
+    def __init__(self, encoder: PlainViT, options: DistillOptions) -> None:
         super().__init__(encoder)
-        check_type("task.loss", loss, FeatureLoss)
-        self.sizes = masked_units(self.geometry, 1, mask_ratio)
+        self.sizes = masked_units(self.geometry, 1, options.mask_ratio)
         g, (_, blank) = self.geometry, self.sizes
-        teacher = frozen_teacher(g, features_of, features_model)
+        teacher = frozen_teacher(g, options.features_of, options.features_model)
         self.mask_token = nn.Parameter(torch.empty(g.width).normal_(std=0.02))
         head = PatchHead(g.width, teacher.encoder.embed_dim, g.prefix, visible_asked=blank)
-        self.questions["features"] = Features(g, head, teacher, loss, blank)
+        self.questions["features"] = Features(g, head, teacher, options.loss, blank)
 
     def given(self, images: Tensor, generator: torch.Generator | None = None) -> EncoderInput:
         """Return all patches, some of them blank."""

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from patchloom.errors import PatchloomError, check_type
+from patchloom.errors import PatchloomError
 from patchloom.nets.decoders import Decoder
 from patchloom.nets.encode import has_positions, has_rotations, patch_positions, patch_rotations, rotations_at
 from patchloom.nets.geometry import Geometry
 from patchloom.nets.swin import Encoder
+from patchloom.options.declare import takes
+from patchloom.options.tasks import DropPosOptions
 from patchloom.patches.partition import random_dropped, random_partition
-from patchloom.patches.positions import Smoothing
 from patchloom.patches.tokens import gather_tokens
 from patchloom.questions.pixels import Pixels
 from patchloom.questions.positions import DROPPOS_RATIOS, PositionPrediction, Positions, figure_3
@@ -21,13 +22,11 @@ from patchloom.questions.question import Sheet
 from patchloom.system.distributed import draw
 from patchloom.tasks.defaults import check_normalizable, check_smoothing, decoder_sizes, patch_decoder
 from patchloom.tasks.masking import UNIFORM, check_uniform, partition, visible_of
-from patchloom.tasks.task import PAPERS, Size, Task
+from patchloom.tasks.task import PAPERS, Task
 from patchloom.withhold.encoder_input import EncoderInput, all_patches, drop_positions, mask_patches
 
 _ENOUGH = 16  # with fewer visible patches there is too little context to tell positions
 _MOST_DROPPED = 0.95  # fraction γ_pos of Fig. 3
-
-Placeholder = Literal["auto", "learned", "zeros", "foreign"]
 
 
 class DropPos(Task):
@@ -38,24 +37,6 @@ class DropPos(Task):
 
     Args:
         encoder: ViT or Swin to train.
-        mask_ratio: fraction γ of the patches that is removed; auto: the paper's 0.75, lowered until 16 patches stay. A
-            Swin takes 0.75 or 0.
-        position_mask_ratio: fraction γ_pos of the visible patches whose position embedding is dropped.
-        sigma: σ of position smoothing (Eq. 5) at the start of the training; 0 switches it off.
-        sigma_end: σ at the end of the training, reached linearly (Eq. 7); equal to ``sigma``: constant (Table 3).
-        smoothing: smoothed labels of Eq. 5 (paper), or of the authors' program, which mistakes the grid.
-        temperature: τ of attentive reconstruction (Eq. 9); inf weighs all patches alike. auto: the paper's 0.1, but inf
-            without masking, because the forward pass over the whole image would add a third to the step.
-        placeholder: stand-in for a dropped position: a learned vector, zeros, or another patch's position. auto:
-            learned, as in the paper; for a Swin zeros, because without pre-training it has no position embeddings.
-            Rotations (RoPE) are dropped, too: learned is a trained place of two coordinates, zeros no rotation.
-        shuffle: random order of the visible patches instead of row by row. Does not affect the result.
-        pixels: reconstruction of the removed patches as a second task, with MAE's decoder; the two losses are added.
-        normalized_pixels: with ``pixels``, target pixels normalised within each patch.
-        decoder_width: width of the decoders; auto: 512, or the encoder's below ViT-S.
-        decoder_depth: number of transformer blocks of the position decoder; auto: 2.
-        decoder_heads: number of attention heads of the decoders; auto: 16, or one per 32 channels below ViT-S.
-        pixel_decoder_depth: number of transformer blocks of the pixel decoder; auto: 8, or 2 below ViT-S.
 
     Raises:
         PatchloomError: ratios that leave nothing to predict or to see, or an encoder without position embeddings.
@@ -63,68 +44,51 @@ class DropPos(Task):
 
     serves_swin = True
 
-    def __init__(
-        self,
-        encoder: Encoder,
-        mask_ratio: float | Literal["auto"] = "auto",
-        position_mask_ratio: float = 0.75,
-        sigma: float = 1.0,
-        sigma_end: float = 0.0,
-        smoothing: Smoothing = "paper",
-        temperature: float | Literal["auto"] = "auto",
-        placeholder: Placeholder = "auto",
-        shuffle: bool = False,
-        pixels: bool = False,
-        normalized_pixels: bool = True,
-        decoder_width: Size = "auto",
-        decoder_depth: Size = "auto",
-        decoder_heads: Size = "auto",
-        pixel_decoder_depth: Size = "auto",
-    ):
+    @takes(DropPosOptions)
+    def __init__(self, encoder: Encoder, options: DropPosOptions) -> None:
         super().__init__(encoder)
-        check_type("task.placeholder", placeholder, Placeholder)
         if not has_positions(encoder):
             raise PatchloomError("droppos needs an encoder with position embeddings: use --positions sincos")
-        if not 0 < position_mask_ratio <= 1:
-            raise PatchloomError(f"--task.position_mask_ratio must lie in (0, 1], not at {position_mask_ratio}")
         n = self.geometry.n
-        self.mask_ratio = self.resolve_auto("mask_ratio", mask_ratio, *self._usual_mask())
-        self.position_mask_ratio = position_mask_ratio
+        self.mask_ratio = self.resolve_auto("mask_ratio", options.mask_ratio, *self._usual_mask())
+        self.position_mask_ratio = options.position_mask_ratio
         usual, why = 0.1, PAPERS
         if self.mask_ratio <= 0:
             usual, why = float("inf"), "nothing is masked"
-        divisor = self.resolve_auto("temperature", temperature, usual, why)
-        if divisor <= 0:
-            raise PatchloomError(f"--task.temperature must be above 0 (inf switches it off), not {divisor}")
-        check_smoothing(sigma, sigma_end)
-        check_type("task.smoothing", smoothing, Smoothing)
-        if smoothing == "program":
+        divisor = self.resolve_auto("temperature", options.temperature, usual, why)
+        check_smoothing(options.sigma, options.sigma_end)
+        if options.smoothing == "program":
             _check_program_map(self.geometry)
         visible = visible_of(self.geometry, self.mask_ratio, least=2)
         check_uniform(self.geometry, self.mask_ratio)
-        if pixels and visible == n:
+        if options.pixels and visible == n:
             raise PatchloomError("with --task.mask_ratio 0 no pixels are hidden: leave out --task.pixels")
         g, begins, why = self.geometry, "learned", PAPERS
         if g.hierarchical:
             begins, why = "zeros", "the exported encoder has no positions either"
-        self.placeholder, self.shuffle = self.resolve_auto("placeholder", placeholder, begins, why), shuffle
+        self.placeholder = self.resolve_auto("placeholder", options.placeholder, begins, why)
+        self.shuffle = options.shuffle
         learned = self.placeholder == "learned"
         token = learned and patch_positions(encoder) is not None
         self.position_token = nn.Parameter(torch.empty(g.token_width).normal_(std=0.02)) if token else None
         # a place, as coordinates in the encoder's units: a vector would not be a rotation
         place = learned and has_rotations(encoder)
         self.position_place = nn.Parameter(torch.zeros(1, 2)) if place else None
-        sizes = decoder_sizes(self, decoder_width, decoder_depth, decoder_heads, (512, 2, 16))
+        sizes = decoder_sizes(self, options.decoder_width, options.decoder_depth, options.decoder_heads, (512, 2, 16))
         decoder = Decoder(g.width, n, *sizes, g.prefix)
         ratios = DROPPOS_RATIOS
         if g.hierarchical:
             ratios = DROPPOS_RATIOS | {"mask_ratio": (0.0,) if any(side % 2 for side in g.grid) else (0.0, UNIFORM)}
-        self.questions["positions"] = Positions(g, decoder, ratios, sigma, sigma_end, smoothing, divisor)
-        if pixels:
-            if normalized_pixels:
+        self.questions["positions"] = Positions(
+            g, decoder, ratios, options.sigma, options.sigma_end, options.smoothing, divisor
+        )
+        if options.pixels:
+            if options.normalized_pixels:
                 check_normalizable(g)
-            decoder = patch_decoder(self, decoder_width, pixel_decoder_depth, decoder_heads, "pixel_decoder_depth")
-            self.questions["pixels"] = Pixels(g, decoder, normalized_pixels)
+            decoder = patch_decoder(
+                self, options.decoder_width, options.pixel_decoder_depth, options.decoder_heads, "pixel_decoder_depth"
+            )
+            self.questions["pixels"] = Pixels(g, decoder, options.normalized_pixels)
 
     def _usual_mask(self) -> tuple[float, str]:
         """Return the mask ratio that auto becomes, and the reason."""

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from patchloom.data.augment import Coloring, Sharing, TwoViews
+from patchloom.data.augment import TwoViews
 from patchloom.errors import PatchloomError
 from patchloom.nets.swin import PlainViT
+from patchloom.options.declare import takes
+from patchloom.options.tasks import ExtreMAOptions, Loss
 from patchloom.patches.partition import random_partition
-from patchloom.questions.agreement import GAUSSIAN, Agreement, Loss, Representation
+from patchloom.questions.agreement import GAUSSIAN, Agreement
 from patchloom.questions.question import ROWS, Measure, Outcome, Sheet
 from patchloom.tasks.defaults import (
     AGREEMENT_UPDATES,
@@ -23,7 +25,7 @@ from patchloom.tasks.defaults import (
     teacher_momentum,
 )
 from patchloom.tasks.masking import visible_of
-from patchloom.tasks.task import PAPERS, Size, Task, augment_views, views_sheet
+from patchloom.tasks.task import PAPERS, Task, augment_views, views_sheet
 from patchloom.withhold.encoder_input import EncoderInput, all_patches
 
 # At 2,448 updates and fewer it showed no gain over random weights (benchmarks/README.md); the paper has 188,000.
@@ -36,28 +38,6 @@ class ExtreMA(Task):
 
     Args:
         encoder: ViT to train; without a class token, unless ``class_token`` is vit.
-        mask_ratio: fraction γ of the patches that is removed.
-        masks: number of disjoint masks per image, compared with one output of the teacher; auto: 5, as in the paper's
-            main result (Table 7), or fewer if there are too few patches.
-        loss: agreement loss: byol; infonce with the other images of all processes as negatives; or sigreg (LeJEPA) or
-            visreg, which have neither teacher nor negatives; auto: byol, as in the paper's main results, but infonce
-            in trainings of fewer than 20,000 updates: byol showed no gain in 2,448.
-        temperature: τ of infonce; auto: 0.2.
-        gaussian_weight: λ of sigreg and visreg: weight of the test for a Gaussian; that of the agreement is 1 - λ.
-            auto: 0.05 for sigreg, 0.9 for visreg, or 0.6 below ViT-S.
-        directions: number of random directions of that test; auto: 1024 for sigreg, 4096 for visreg, or 256 below
-            ViT-S.
-        class_token: image representation: a class token in class-attention blocks after the encoder (cait), the
-            encoder's own class token (vit), or the mean of its patch tokens (mean).
-        attention_blocks: number of class-attention blocks of cait (Table 5 has 1 to 3); auto: 2.
-        crop: crop of student and teacher: the centre (none), one random crop for both (shared), or one each (own).
-        color: colour changes: none, the same for both views (shared), or independent ones (own); or those of LUT's
-            second view (second).
-        momentum: momentum of the teacher at the start; rises to 1 along a half cosine. auto: 0.996, less in short
-            trainings.
-        head_width: hidden width of projection and prediction heads; auto: 4096, 2048 for sigreg and visreg, or 4
-            encoder widths below ViT-S.
-        head_out: output width of the heads; auto: 256, 64 for sigreg, or at most the encoder's width below ViT-S.
 
     Raises:
         PatchloomError: more masks than the patches allow, or an encoder without the class token needed.
@@ -65,41 +45,28 @@ class ExtreMA(Task):
 
     encoder: PlainViT
 
-    def __init__(
-        self,
-        encoder: PlainViT,
-        mask_ratio: float = 0.8,
-        masks: int | Literal["auto"] = "auto",
-        loss: Loss | Literal["auto"] = "auto",
-        temperature: float | Literal["auto"] = "auto",
-        gaussian_weight: float | Literal["auto"] = "auto",
-        directions: Size = "auto",
-        class_token: Representation = "cait",
-        attention_blocks: Size = "auto",
-        crop: Sharing = "shared",
-        color: Coloring = "own",
-        momentum: float | Literal["auto"] = "auto",
-        head_width: Size = "auto",
-        head_out: Size = "auto",
-    ):
+    @takes(ExtreMAOptions)
+    def __init__(self, encoder: PlainViT, options: ExtreMAOptions) -> None:
         super().__init__(encoder)
-        by: Loss = self.resolve_auto("loss", loss, "byol", PAPERS)
+        by: Loss = self.resolve_auto("loss", options.loss, "byol", PAPERS)
         n = self.geometry.n
-        visible = visible_of(self.geometry, mask_ratio)
+        visible = visible_of(self.geometry, options.mask_ratio)
         most = n // visible
-        parts = self.resolve_auto("masks", masks, min(5, most), f"{min(5, most)} parts of {visible} of {n} patches")
+        parts = self.resolve_auto(
+            "masks", options.masks, min(5, most), f"{min(5, most)} parts of {visible} of {n} patches"
+        )
         if not 1 <= parts <= most:
             raise PatchloomError(
                 f"there are no {parts} disjoint masks of {visible} visible patches each in {n}: give --task.masks 1 to "
                 f"{most}, or raise --task.mask_ratio"
             )
-        losses = build_agreement_loss(self, by, temperature, gaussian_weight, directions)
-        start = teacher_momentum(self, momentum, by)
-        self.augment = TwoViews(self.augment.size, crop=crop, color=color)
+        losses = build_agreement_loss(self, by, options.temperature, options.gaussian_weight, options.directions)
+        start = teacher_momentum(self, options.momentum, by)
+        self.augment = TwoViews(self.augment.size, crop=options.crop, color=options.color)
         self.sizes = (visible,) * parts
-        head = build_instance_head(self, class_token, attention_blocks)
-        heads = agreement_heads(self, head_width, head_out, loss=by)
-        self.questions["agreement"] = Agreement(encoder, *heads, start, class_token, head, losses)
+        head = build_instance_head(self, options.class_token, options.attention_blocks)
+        heads = agreement_heads(self, options.head_width, options.head_out, loss=by)
+        self.questions["agreement"] = Agreement(encoder, *heads, start, options.class_token, head, losses)
 
     @classmethod
     def encoder_defaults(cls, options: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from patchloom.nets.build import initialize
 from patchloom.nets.swin import PlainViT
+from patchloom.options.declare import takes
+from patchloom.options.tasks import JigsawOptions
 from patchloom.patches.partition import random_partition
 from patchloom.questions.positions import DROPPOS_RATIOS, PositionPrediction, Positions, figure_3
 from patchloom.questions.question import Sheet
@@ -45,7 +47,6 @@ class Jigsaw(Task):
 
     Args:
         encoder: ViT to train; without position embeddings. Rotations (RoPE) are withheld.
-        mask_ratio: fraction of the patches that is removed.
 
     Raises:
         PatchloomError: fewer than two visible patches, or an encoder with position embeddings.
@@ -53,11 +54,12 @@ class Jigsaw(Task):
 
     encoder: PlainViT
 
-    def __init__(self, encoder: PlainViT, mask_ratio: float = 0.5):
+    @takes(JigsawOptions)
+    def __init__(self, encoder: PlainViT, options: JigsawOptions) -> None:
         super().__init__(encoder)
         refuse_positions("jigsaw", encoder)
-        self.mask_ratio, g = mask_ratio, self.geometry
-        visible_of(g, mask_ratio, least=2)
+        self.mask_ratio, g = options.mask_ratio, self.geometry
+        visible_of(g, options.mask_ratio, least=2)
         ratios = {"mask_ratio": DROPPOS_RATIOS["mask_ratio"]}
         self.questions["positions"] = Positions(g, JigsawHead(g.width, g.n, g.prefix), ratios)
 

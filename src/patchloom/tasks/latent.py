@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from patchloom.errors import PatchloomError, check_type
+from patchloom.errors import PatchloomError
 from patchloom.nets.decoders import ConvDecoder, MAEDecoder
 from patchloom.nets.encode import layer_names
 from patchloom.nets.swin import PlainViT
+from patchloom.options.declare import takes
+from patchloom.options.tasks import LatentOptions, MaskSampling
 from patchloom.patches.partition import inverse_blocks, random_rectangles, share_of
-from patchloom.questions.hidden import Combine, HiddenLayers, HiddenLoss, LayerOutput
+from patchloom.questions.hidden import HiddenLayers
 from patchloom.system.distributed import draw
 from patchloom.tasks.defaults import (
     AGREEMENT_UPDATES,
@@ -30,11 +32,8 @@ from patchloom.tasks.defaults import (
     teacher_momentum,
 )
 from patchloom.tasks.masking import masked_units
-from patchloom.tasks.task import PAPERS, Size, Task
+from patchloom.tasks.task import PAPERS, Task
 from patchloom.withhold.encoder_input import EncoderInput
-
-MaskSampling = Literal["blocks", "inverse", "random"]
-Predictor = Literal["transformer", "conv"]
 
 # I-JEPA's program draws the share of a context in [0.85, 1]; here all have equally many patches
 _CONTEXT = 0.925
@@ -47,22 +46,6 @@ class Latent(Task):
 
     Args:
         encoder: ViT to train.
-        layers: numbers of the predicted blocks, counted from 1; auto: those at each quarter of the depth.
-        combine: each of the layers (each), or their mean (mean).
-        source: tokens after a block (block), or the output of its MLP (mlp).
-        sampling: masks: blocks to predict, and a context without them (blocks); 3x3 visible blocks (inverse); or
-            random patches (random).
-        mask_ratio: fraction of the patches that is removed; auto: what the blocks require, otherwise 0.8.
-        masks: number of masks per image, compared with one output of the teacher.
-        target_blocks: number of blocks to predict per mask, each separately; auto: 4, or fewer on small grids.
-        target_scale: fraction of the patches in each of these blocks; auto: 0.175.
-        loss: loss on the features: smooth_l1, or mean squared error (mse).
-        momentum: momentum of the teacher at the start; rises to 1 along a half cosine. auto: 0.996, less in short
-            trainings.
-        decoder: predictor: a transformer with mask tokens (transformer), or convolutions over the grid (conv).
-        decoder_width: width of the predictor; auto: 384, conv: 768; the encoder's below ViT-S.
-        decoder_depth: number of blocks of the predictor; auto: 6, or 2 below ViT-S.
-        decoder_heads: number of attention heads of a transformer; auto: 12, or one per 32 channels below ViT-S.
 
     Raises:
         PatchloomError: masks that leave nothing visible or nothing to predict, or layers that the encoder lacks.
@@ -70,73 +53,49 @@ class Latent(Task):
 
     encoder: PlainViT
 
-    def __init__(
-        self,
-        encoder: PlainViT,
-        layers: list[int] | Literal["auto"] = "auto",
-        combine: Combine = "each",
-        source: LayerOutput = "block",
-        sampling: MaskSampling = "blocks",
-        mask_ratio: float | Literal["auto"] = "auto",
-        masks: int = 1,
-        target_blocks: Size = "auto",
-        target_scale: float | Literal["auto"] = "auto",
-        loss: HiddenLoss = "smooth_l1",
-        momentum: float | Literal["auto"] = "auto",
-        decoder: Predictor = "transformer",
-        decoder_width: Size = "auto",
-        decoder_depth: Size = "auto",
-        decoder_heads: Size = "auto",
-    ):
+    @takes(LatentOptions)
+    def __init__(self, encoder: PlainViT, options: LatentOptions) -> None:
         super().__init__(encoder)
-        chosen = {
-            "combine": Combine,
-            "source": LayerOutput,
-            "sampling": MaskSampling,
-            "loss": HiddenLoss,
-            "decoder": Predictor,
-        }
-        for (option, kinds), value in zip(chosen.items(), (combine, source, sampling, loss, decoder), strict=True):
-            check_type(f"task.{option}", value, kinds)
-        if not 1 <= masks <= 1000:
-            raise PatchloomError(f"--task.masks must lie between 1 and 1000, not {masks}")
         g, depth = self.geometry, len(layer_names(encoder)) - 2
         quarters = sorted({max(1, round(depth * i / 4)) for i in range(1, 5)})
-        numbers = self.resolve_auto("layers", layers, quarters, "at each quarter of the depth")
+        numbers = self.resolve_auto("layers", options.layers, quarters, "at each quarter of the depth")
         if not numbers or sorted({*numbers}) != numbers or not 1 <= numbers[0] <= numbers[-1] <= depth:
             raise PatchloomError(
                 f"--task.layers {numbers} are not blocks of this encoder: give increasing numbers from 1 to {depth}"
             )
-        self.sampling: MaskSampling = sampling
-        self.masks = masks
-        if sampling == "blocks":
-            self.target_sizes, self.visible = self._block_sizes(target_blocks, target_scale, mask_ratio)
+        self.sampling: MaskSampling = options.sampling
+        self.masks = options.masks
+        if options.sampling == "blocks":
+            self.target_sizes, self.visible = self._block_sizes(options)
         else:
-            why = f"--task.sampling is {sampling}"
-            refuse_unused(why, target_blocks=target_blocks, target_scale=target_scale)
-            self.visible, _ = masked_units(g, 1, self.resolve_auto("mask_ratio", mask_ratio, 0.8, PAPERS))
-        answers = g.width * (len(numbers) if combine == "each" else 1)
+            why = f"--task.sampling is {options.sampling}"
+            refuse_unused(why, target_blocks=options.target_blocks, target_scale=options.target_scale)
+            self.visible, _ = masked_units(g, 1, self.resolve_auto("mask_ratio", options.mask_ratio, 0.8, PAPERS))
+        answers = g.width * (len(numbers) if options.combine == "each" else 1)
         predictor: MAEDecoder | ConvDecoder
-        if decoder == "transformer":
+        if options.decoder == "transformer":
             predictor = patch_decoder(
-                self, decoder_width, decoder_depth, decoder_heads, usual=(384, 6, 12), answers=answers
+                self,
+                options.decoder_width,
+                options.decoder_depth,
+                options.decoder_heads,
+                usual=(384, 6, 12),
+                answers=answers,
             )
         else:
-            refuse_unused("--task.decoder conv has no attention", decoder_heads=decoder_heads)
-            width, convs, _ = decoder_sizes(self, decoder_width, decoder_depth, 1, (768, 6, 1))
+            refuse_unused("--task.decoder conv has no attention", decoder_heads=options.decoder_heads)
+            width, convs, _ = decoder_sizes(self, options.decoder_width, options.decoder_depth, 1, (768, 6, 1))
             check_decoder_depth(convs)
             predictor = ConvDecoder(g.width, answers, g.grid, width, convs, g.prefix)
-        start = teacher_momentum(self, momentum)
-        self.questions["features"] = HiddenLayers(encoder, predictor, numbers, start, combine, source, loss)
+        start = teacher_momentum(self, options.momentum)
+        self.questions["features"] = HiddenLayers(
+            encoder, predictor, numbers, start, options.combine, options.source, options.loss
+        )
 
-    def _block_sizes(
-        self, blocks: Size, scale: float | Literal["auto"], mask_ratio: float | Literal["auto"]
-    ) -> tuple[tuple[int, int], int]:
+    def _block_sizes(self, options: LatentOptions) -> tuple[tuple[int, int], int]:
         """Return number and size of the target blocks, and the number of visible patches outside all of them."""
         n = self.geometry.n
-        share = self.resolve_auto("target_scale", scale, 0.175, PAPERS)
-        if not 0 < share < 1:
-            raise PatchloomError(f"--task.target_scale must be above 0 and below 1, not {share}")
+        share = self.resolve_auto("target_scale", options.target_scale, 0.175, PAPERS)
         size = max(1, round(n * share))
         most = (n - 1) // size
         if not most:
@@ -145,7 +104,9 @@ class Latent(Task):
                 "patches, or larger images"
             )
         usual = min(4, most)
-        count = self.resolve_auto("target_blocks", blocks, usual, f"{usual} of {size} patches fit into {n}")
+        count = self.resolve_auto(
+            "target_blocks", options.target_blocks, usual, f"{usual} of {size} patches fit into {n}"
+        )
         if not 1 <= count <= most:
             raise PatchloomError(
                 f"{count} blocks of {size} patches may cover all {n} patches: give --task.target_blocks 1 to {most}, "
@@ -154,11 +115,11 @@ class Latent(Task):
         room = n - count * size
         least = math.floor((1 - room / n) * 1e4) / 1e4  # rounded, but with as many patches
         why = f"{room} patches are outside of the blocks in any case"
-        visible, _ = masked_units(self.geometry, 1, self.resolve_auto("mask_ratio", mask_ratio, least, why))
+        visible, _ = masked_units(self.geometry, 1, self.resolve_auto("mask_ratio", options.mask_ratio, least, why))
         if visible > room:
             raise PatchloomError(
-                f"a mask ratio of {mask_ratio} leaves {visible} patches visible, and {count} blocks of {size} patches "
-                f"only {room}: give --task.mask_ratio {least} or more, or fewer --task.target_blocks"
+                f"a mask ratio of {options.mask_ratio} leaves {visible} patches visible, and {count} blocks of {size} "
+                f"patches only {room}: give --task.mask_ratio {least} or more, or fewer --task.target_blocks"
             )
         return (count, size), visible
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from timm.layers import Mlp
@@ -21,6 +21,8 @@ from patchloom.nets.geometry import Geometry
 from patchloom.nets.sparse_attention import cross_attention
 from patchloom.nets.swin import PlainViT
 from patchloom.nets.teacher import Teacher, no_grad_autocast
+from patchloom.options.declare import takes
+from patchloom.options.tasks import LOCAOptions
 from patchloom.patches.partition import complement, random_partition, share_of
 from patchloom.patches.pictures import WITHHELD, paint_patches, put_together
 from patchloom.patches.tokens import gather_tokens, patchify
@@ -153,10 +155,6 @@ class LOCA(Task):
 
     Args:
         encoder: ViT to train; with fixed position embeddings, or rotations (RoPE), for the reference.
-        mask_ratio: fraction of the query's patches that is removed.
-        context_ratio: fraction of the reference's patches, consecutive ones, that the head sees.
-        momentum: momentum of the teacher at the start; rises to 1 along a half cosine. auto: 0.996, less in short
-            trainings.
 
     Raises:
         PatchloomError: an encoder without positions or with trained ones, or ratios that leave nothing to see.
@@ -165,13 +163,8 @@ class LOCA(Task):
     cuts_crops: ClassVar[bool] = True
     encoder: PlainViT
 
-    def __init__(
-        self,
-        encoder: PlainViT,
-        mask_ratio: float = 0.64,
-        context_ratio: float = 0.2,
-        momentum: float | Literal["auto"] = "auto",
-    ):
+    @takes(LOCAOptions)
+    def __init__(self, encoder: PlainViT, options: LOCAOptions) -> None:
         super().__init__(encoder)
         table, g = patch_positions(encoder), self.geometry
         if not has_positions(encoder) or (table is not None and table.requires_grad):
@@ -179,15 +172,15 @@ class LOCA(Task):
                 "loca withholds positions from the query and needs them in the reference, so they must be fixed: use "
                 "--positions sincos"
             )
-        self.visible = visible_of(g, mask_ratio)
-        self.seen = share_of(g.n, min(max(context_ratio, 0), 1))
-        if not 0 < context_ratio <= 1 or not self.seen:
+        self.visible = visible_of(g, options.mask_ratio)
+        self.seen = share_of(g.n, options.context_ratio)
+        if not self.seen:
             raise PatchloomError(
-                f"--task.context_ratio {context_ratio} leaves no patch of the reference: give up to 1, and at least "
+                f"--task.context_ratio {options.context_ratio} leaves no patch of the reference: give at least "
                 f"{1 / g.n:.3g}"
             )
         self.augment = RandomCrop((round(_ENLARGED * g.size[0]), round(_ENLARGED * g.size[1])))
-        self.questions["location"] = Location(encoder, teacher_momentum(self, momentum))
+        self.questions["location"] = Location(encoder, teacher_momentum(self, options.momentum))
 
     @classmethod
     def training_defaults(cls, options: Mapping[str, Any], updates: int) -> dict[str, tuple[Any, str]]:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from patchloom.data.augment import Coloring, TwoViews
-from patchloom.errors import PatchloomError, check_type
+from patchloom.data.augment import TwoViews
+from patchloom.errors import PatchloomError
 from patchloom.nets.decoders import PatchHead
 from patchloom.nets.swin import PlainViT
+from patchloom.options.declare import takes
+from patchloom.options.tasks import LUTOptions
 from patchloom.patches.partition import complement, random_unit_partition, share_of
-from patchloom.questions.agreement import GAUSSIAN, Agreement, Loss
+from patchloom.questions.agreement import GAUSSIAN, Agreement
 from patchloom.questions.pixels import Pixels
 from patchloom.questions.question import ROWS, Encoded, Measure, Outcome, Sheet
 from patchloom.tasks.defaults import (
@@ -28,10 +30,8 @@ from patchloom.tasks.defaults import (
     teacher_momentum,
 )
 from patchloom.tasks.masking import patches_of_unit, visible_of
-from patchloom.tasks.task import Size, Task, augment_views, views_sheet
+from patchloom.tasks.task import Task, augment_views, views_sheet
 from patchloom.withhold.encoder_input import EncoderInput, all_patches, blank_patches, mask_patches
-
-Base = Literal["mae", "simmim"]
 
 
 class LUT(Task):
@@ -39,29 +39,6 @@ class LUT(Task):
 
     Args:
         encoder: ViT to train.
-        base: masked-image method: mae removes masked patches and decodes their pixels; simmim replaces them by a mask
-            token.
-        mask_ratio: fraction γ of the patches that is withheld from each view; auto: 0.75 on mae, 0.6 on simmim.
-        context_weight: weight of the broader-context loss: agreement of the unmasked tokens with the teacher.
-        pixel_weight: weight of the pixel loss on the first view; 0: the broader-context loss alone.
-        loss: agreement loss: byol, the paper's; infonce with the other images of all processes as negatives; or sigreg
-            (LeJEPA) or visreg, which have neither teacher nor negatives.
-        temperature: τ of infonce; auto: 0.2.
-        gaussian_weight: λ of sigreg and visreg: weight of the test for a Gaussian; that of the agreement is 1 - λ.
-            auto: 0.05 for sigreg, 0.9 for visreg, or 0.6 below ViT-S.
-        directions: number of random directions of that test; auto: 1024 for sigreg, 4096 for visreg, or 256 below
-            ViT-S.
-        normalized_pixels: target pixels normalised within each patch; auto: true on mae, false on simmim.
-        mask_unit: side of a mask unit in pixels on simmim; auto: two patches. On mae it is one patch.
-        color: colour changes: none, the same jitter for both views (shared), or independent ones (own); or, as in the
-            authors' program, jitter and one of grey, solarised and blurred for the second view (second).
-        momentum: momentum of the teacher at the start; rises to 1 along a half cosine. auto: 0.996, less in short
-            trainings.
-        head_width: hidden width of projection and prediction heads; auto: 4096, 2048 for sigreg and visreg, or 4
-            encoder widths below ViT-S.
-        decoder_width: width of the decoder on mae; auto: 512, or the encoder's below ViT-S.
-        decoder_depth: number of transformer blocks of the decoder on mae; auto: 8, or 2 below ViT-S.
-        decoder_heads: number of attention heads of the decoder on mae; auto: 16, or one per 32 channels below ViT-S.
 
     Raises:
         PatchloomError: a mask ratio that does not leave two disjoint parts, or weights without agreement.
@@ -69,43 +46,32 @@ class LUT(Task):
 
     encoder: PlainViT
 
-    def __init__(
-        self,
-        encoder: PlainViT,
-        base: Base = "mae",
-        mask_ratio: float | Literal["auto"] = "auto",
-        context_weight: float = 0.25,
-        pixel_weight: float = 1.0,
-        loss: Loss = "byol",
-        temperature: float | Literal["auto"] = "auto",
-        gaussian_weight: float | Literal["auto"] = "auto",
-        directions: Size = "auto",
-        normalized_pixels: bool | Literal["auto"] = "auto",
-        mask_unit: Size = "auto",
-        color: Coloring = "none",
-        momentum: float | Literal["auto"] = "auto",
-        head_width: Size = "auto",
-        decoder_width: Size = "auto",
-        decoder_depth: Size = "auto",
-        decoder_heads: Size = "auto",
-    ):
+    @takes(LUTOptions)
+    def __init__(self, encoder: PlainViT, options: LUTOptions) -> None:
         super().__init__(encoder)
-        check_type("task.base", base, Base)
-        if min(context_weight, pixel_weight) < 0 or not context_weight:
-            raise PatchloomError("lut needs agreement: give --task.context_weight above 0, and no negative weight")
-        losses = build_agreement_loss(self, loss, temperature, gaussian_weight, directions)
-        start = teacher_momentum(self, momentum, loss)
-        g, sparse = self.geometry, base == "mae"
-        ratio = self.resolve_auto("mask_ratio", mask_ratio, 0.75 if sparse else 0.6, f"the paper's on {base}")
-        normalized = self.resolve_auto("normalized_pixels", normalized_pixels, sparse, f"usual for {base}")
-        if normalized and pixel_weight:
+        losses = build_agreement_loss(
+            self, options.loss, options.temperature, options.gaussian_weight, options.directions
+        )
+        start = teacher_momentum(self, options.momentum, options.loss)
+        g, sparse = self.geometry, options.base == "mae"
+        ratio = self.resolve_auto(
+            "mask_ratio", options.mask_ratio, 0.75 if sparse else 0.6, f"the paper's on {options.base}"
+        )
+        normalized = self.resolve_auto(
+            "normalized_pixels", options.normalized_pixels, sparse, f"usual for {options.base}"
+        )
+        if normalized and options.pixel_weight:
             check_normalizable(g)
         if sparse:
-            refuse_unused("base mae masks single patches", mask_unit=mask_unit)
-        sizes = {"decoder_width": decoder_width, "decoder_depth": decoder_depth, "decoder_heads": decoder_heads}
-        if not (sparse and pixel_weight):
+            refuse_unused("base mae masks single patches", mask_unit=options.mask_unit)
+        sizes = {
+            "decoder_width": options.decoder_width,
+            "decoder_depth": options.decoder_depth,
+            "decoder_heads": options.decoder_heads,
+        }
+        if not (sparse and options.pixel_weight):
             refuse_unused("only base mae with a pixel loss has such a decoder", **sizes)
-        self.unit = 1 if sparse else patches_of_unit(self, mask_unit)
+        self.unit = 1 if sparse else patches_of_unit(self, options.mask_unit)
         visible_of(g, ratio)
         units = g.n // self.unit**2
         visible = share_of(units, 1 - ratio)
@@ -116,18 +82,18 @@ class LUT(Task):
             )
         self.sizes = (visible, visible, units - 2 * visible)
         self.sparse = sparse
-        self.augment = TwoViews(self.augment.size, crop="own", color=color)
-        heads = agreement_heads(self, head_width, g.width, layers=(2, 2), norm="batch", loss=loss)
+        self.augment = TwoViews(self.augment.size, crop="own", color=options.color)
+        heads = agreement_heads(self, options.head_width, g.width, layers=(2, 2), norm="batch", loss=options.loss)
         self.mask_token = None if sparse else nn.Parameter(torch.empty(g.width).normal_(std=0.02))
-        if pixel_weight and sparse:
-            decoder = patch_decoder(self, decoder_width, decoder_depth, decoder_heads)
+        if options.pixel_weight and sparse:
+            decoder = patch_decoder(self, options.decoder_width, options.decoder_depth, options.decoder_heads)
             self.questions["pixels"] = Pixels(g, decoder, normalized)
-        elif pixel_weight:
+        elif options.pixel_weight:
             blank = g.n - visible * self.unit**2
             head = PatchHead(g.width, g.patch_dim, g.prefix, blank)
             self.questions["pixels"] = Pixels(g, head, normalized, absolute=True, blank=blank)
         self.questions["agreement"] = Agreement(encoder, *heads, start, loss=losses)
-        self.question_weights = {"pixels": pixel_weight, "agreement": context_weight}
+        self.question_weights = {"pixels": options.pixel_weight, "agreement": options.context_weight}
 
     @classmethod
     def training_defaults(cls, options: Mapping[str, Any], updates: int) -> dict[str, tuple[Any, str]]:

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from patchloom.nets.swin import Encoder
+from patchloom.options.declare import takes
+from patchloom.options.tasks import MAEOptions
 from patchloom.questions.pixels import Pixels
 from patchloom.tasks.defaults import check_normalizable, patch_decoder
 from patchloom.tasks.masking import check_uniform, masked_units, partition, patches_of_unit
-from patchloom.tasks.task import Size, Task
+from patchloom.tasks.task import Task
 from patchloom.withhold.encoder_input import EncoderInput, all_patches, mask_patches
 
 
@@ -24,12 +26,6 @@ class MAE(Task):
 
     Args:
         encoder: ViT or Swin to train.
-        mask_ratio: fraction γ of the mask units that is removed; for a Swin always 0.75.
-        normalized_pixels: target pixels normalised within each patch.
-        decoder_width: width of the decoder; auto: 512, or the encoder's below ViT-S.
-        decoder_depth: number of transformer blocks of the decoder; auto: 8, or 2 below ViT-S.
-        decoder_heads: number of attention heads of the decoder; auto: 16, or one per 32 channels below ViT-S.
-        mask_unit: side of a mask unit in pixels; auto: one patch. Pixio's is 4x4 patches, 64 pixels for patches of 16.
 
     Raises:
         PatchloomError: a mask ratio that leaves nothing visible or nothing masked, or a unit that does not fit.
@@ -38,24 +34,16 @@ class MAE(Task):
     serves_swin = True
     native_crops = True
 
-    def __init__(
-        self,
-        encoder: Encoder,
-        mask_ratio: float = 0.75,
-        normalized_pixels: bool = True,
-        decoder_width: Size = "auto",
-        decoder_depth: Size = "auto",
-        decoder_heads: Size = "auto",
-        mask_unit: Size = "auto",
-    ):
+    @takes(MAEOptions)
+    def __init__(self, encoder: Encoder, options: MAEOptions) -> None:
         super().__init__(encoder)
-        self.unit = patches_of_unit(self, mask_unit, usual=1)
-        self.sizes = masked_units(self.geometry, self.unit, mask_ratio)
-        check_uniform(self.geometry, mask_ratio, self.unit)
-        if normalized_pixels:
+        self.unit = patches_of_unit(self, options.mask_unit, usual=1)
+        self.sizes = masked_units(self.geometry, self.unit, options.mask_ratio)
+        check_uniform(self.geometry, options.mask_ratio, self.unit)
+        if options.normalized_pixels:
             check_normalizable(self.geometry)
-        decoder = patch_decoder(self, decoder_width, decoder_depth, decoder_heads)
-        self.questions["pixels"] = Pixels(self.geometry, decoder, normalized_pixels)
+        decoder = patch_decoder(self, options.decoder_width, options.decoder_depth, options.decoder_heads)
+        self.questions["pixels"] = Pixels(self.geometry, decoder, options.normalized_pixels)
 
     def given(self, images: Tensor, generator: torch.Generator | None = None) -> EncoderInput:
         """Return the visible patches."""

@@ -7,9 +7,10 @@ from torch import Tensor
 
 from patchloom.errors import PatchloomError
 from patchloom.nets.geometry import Geometry
+from patchloom.options.tasks import Size
 from patchloom.patches.partition import random_unit_partition, share_of, uniform_partition
 from patchloom.sizes import in_pixels
-from patchloom.tasks.task import Size, Task
+from patchloom.tasks.task import Task
 
 UNIFORM = 0.75  # fraction that uniform masking removes
 

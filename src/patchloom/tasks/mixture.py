@@ -4,20 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from patchloom.data.augment import Coloring, RandomCrop, Sharing, TwoViews
-from patchloom.errors import PatchloomError, check_type
+from patchloom.data.augment import RandomCrop, TwoViews
+from patchloom.errors import PatchloomError
 from patchloom.nets.decoders import Decoder, MAEDecoder
 from patchloom.nets.encode import encode, final_norm, has_positions, has_rotations, patch_positions
 from patchloom.nets.swin import PlainViT
+from patchloom.options.declare import takes
+from patchloom.options.tasks import (
+    BandTarget,
+    Coloring,
+    DegradationKind,
+    FeatureLoss,
+    MixtureOptions,
+    Second,
+    Sharing,
+)
 from patchloom.patches.partition import random_partition, share_of
-from patchloom.questions.agreement import GAUSSIAN, Agreement, Loss, Representation
-from patchloom.questions.features import FeatureLoss, Features
-from patchloom.questions.pixels import BandTarget, Restoration
+from patchloom.questions.agreement import GAUSSIAN, Agreement
+from patchloom.questions.features import Features
+from patchloom.questions.pixels import Restoration
 from patchloom.questions.positions import DROPPOS_RATIOS, MP3_RATIOS, Positions
 from patchloom.questions.question import Outcome, Question
 from patchloom.tasks.defaults import (
@@ -36,10 +46,8 @@ from patchloom.tasks.defaults import (
     teacher_momentum,
 )
 from patchloom.tasks.masking import visible_of
-from patchloom.tasks.restore import STRENGTHS, band_loss, build_degradation, others_needed
-from patchloom.tasks.task import Size, Task
-from patchloom.withhold.degradation import CanvasFit, CropPlace, DegradationKind
-from patchloom.withhold.degrade import KernelInit, KernelOf
+from patchloom.tasks.restore import STRENGTHS, band_loss, build_degradation, forms_of, others_needed
+from patchloom.tasks.task import Task
 from patchloom.withhold.encoder_input import (
     EncoderInput,
     all_patches,
@@ -48,9 +56,6 @@ from patchloom.withhold.encoder_input import (
     limit_context,
     mask_patches,
 )
-
-Second = Literal["same", "second", "none"]
-Padding = Literal["mirror", "black", "images"]
 
 _SHARES = ("mask", "blank", "drop_positions", "limit_context")
 _QUESTIONS = ("pixels", "positions", "agreement", "features")
@@ -61,99 +66,22 @@ class Mixture(Task):
 
     Args:
         encoder: ViT to train.
-        withhold: withholdings and their strengths. mask takes the fraction of the patches that is removed; blank,
-            drop_positions and limit_context the fractions of the others that lose content, position, or their use as
-            keys and values; no patch loses both content and position. One of zoom_in, zoom_out (fraction of the side),
-            fisheye (twist), wave (amplitude), blur (side of the kernel) and decolorize (fraction of the colour that
-            stays) degrades the image first. auto: mask 0.5 and drop_positions 0.75.
-        ask: questions and their weights: pixels, positions, agreement, features; the first one is reported. auto:
-            pixels and positions, 1 each.
-        teacher: teacher's view for agreement: the student's crop (same), a second crop (second), or none; auto: same
-            with agreement, else none.
-        masks: number of disjoint masks per image, as in ExtreMA; each leaves what mask does not remove.
-        crop: crop of the two views of ``teacher`` second: one each (auto: own), or one for both (shared).
-        color: colour changes of these views: none (auto), the same for both (shared), or independent ones (own); or
-            those of LUT's second view (second).
-        class_token: image representation for agreement: the mean of the patch tokens (mean), the encoder's own class
-            token (vit), or a class token in class-attention blocks after the encoder (cait), as in ExtreMA.
-        attention_blocks: number of class-attention blocks of cait; auto: 2.
-        agreement_loss: byol, infonce, or sigreg or visreg without a teacher, as ``loss`` of extrema.
-        infonce_temperature: τ of infonce; auto: 0.2.
-        gaussian_weight: λ of sigreg and visreg, as in extrema.
-        directions: number of random directions of sigreg and visreg, as in extrema.
-        sigma: σ of position smoothing at the start, as in DropPos.
-        sigma_end: σ at the end of the training, reached linearly; equal to ``sigma``: constant.
-        position_temperature: τ of attentive reconstruction, as in DropPos (there 0.1); inf weighs all patches alike.
-        momentum: momentum of the teacher at the start; rises to 1 along a half cosine. auto: 0.996, less in short
-            trainings.
-        head_width: hidden width of the agreement heads; auto: 4096, or 4 encoder widths below ViT-S.
-        head_out: output width of the agreement heads; auto: 256, or the encoder's width below ViT-S.
-        decoder_width: width of the decoders; auto: 512, or the encoder's below ViT-S.
-        decoder_depth: number of blocks of the pixel decoder; auto: 8, or 2 below ViT-S.
-        decoder_heads: number of attention heads of the decoders; auto: 16, or one per 32 channels below ViT-S.
-        features_of: frozen teacher of features: timm:NAME, a run's folder, or a file of weights.
-        features_model: timm's name of that teacher's model, if features_of is a file of weights alone.
-        feature_loss: loss on the features: cosine or smooth_l1; auto: cosine.
-        canvas: shorter side in pixels of the image before zoom_in, fisheye or wave, as in restore; auto: the input's.
-            zoom_in is then the input's fraction of it, such as 0.7 for 224 of 320.
-        canvas_fit: reduction of a larger canvas to the input after fisheye or wave: resize (auto), or crop.
-        band_weight: fraction of the pixel loss on the band around the input, with mask and zoom_in on a canvas; the
-            rest is on the masked patches. auto: 0.2.
-        band_target: target of the band, as in restore: grown (auto) or original.
-        zoom_place: part that zoom_in shows: the centre (auto), or one at a random place.
-        fill: surroundings of zoom_out's small copy: its mirror images (auto), black, or patches of other images.
-        kernel_init: weights of blur's kernels: normal around the mean (auto), or around 0 as in kaiming or xavier.
-        kernel_of: one blur kernel per channel of an image (auto: channel), or one for all channels (image).
-        position_depth: number of blocks of the position decoder; 0: linear, as in MP3; auto: 2.
 
     Raises:
         PatchloomError: a combination that cannot be answered, with the reason.
     """
 
-    def __init__(
-        self,
-        encoder: PlainViT,
-        withhold: dict[str, float] | Literal["auto"] = "auto",
-        ask: dict[str, float] | Literal["auto"] = "auto",
-        teacher: Second | Literal["auto"] = "auto",
-        masks: int = 1,
-        crop: Sharing | Literal["auto"] = "auto",
-        color: Coloring | Literal["auto"] = "auto",
-        class_token: Representation = "mean",
-        attention_blocks: Size = "auto",
-        agreement_loss: Loss = "byol",
-        infonce_temperature: float | Literal["auto"] = "auto",
-        gaussian_weight: float | Literal["auto"] = "auto",
-        directions: Size = "auto",
-        sigma: float = 1.0,
-        sigma_end: float = 0.0,
-        position_temperature: float = float("inf"),
-        momentum: float | Literal["auto"] = "auto",
-        head_width: Size = "auto",
-        head_out: Size = "auto",
-        decoder_width: Size = "auto",
-        decoder_depth: Size = "auto",
-        decoder_heads: Size = "auto",
-        position_depth: Size = "auto",
-        features_of: str | None = None,
-        features_model: str | None = None,
-        feature_loss: FeatureLoss | Literal["auto"] = "auto",
-        canvas: Size = "auto",
-        canvas_fit: CanvasFit | Literal["auto"] = "auto",
-        band_weight: float | Literal["auto"] = "auto",
-        band_target: BandTarget | Literal["auto"] = "auto",
-        zoom_place: CropPlace | Literal["auto"] = "auto",
-        fill: Padding | Literal["auto"] = "auto",
-        kernel_init: KernelInit | Literal["auto"] = "auto",
-        kernel_of: KernelOf | Literal["auto"] = "auto",
-    ):
+    @takes(MixtureOptions)
+    def __init__(self, encoder: PlainViT, options: MixtureOptions) -> None:
         super().__init__(encoder)
         self.withhold = self.resolve_auto(
-            "withhold", withhold, {"mask": 0.5, "drop_positions": 0.75}, "as DropPos, milder"
+            "withhold", options.withhold, {"mask": 0.5, "drop_positions": 0.75}, "as DropPos, milder"
         )
-        self.question_weights = self.resolve_auto("ask", ask, {"pixels": 1.0, "positions": 1.0}, "as --task.withhold")
+        self.question_weights = self.resolve_auto(
+            "ask", options.ask, {"pixels": 1.0, "positions": 1.0}, "as --task.withhold"
+        )
         asked_of: Second = "same" if "agreement" in self.question_weights else "none"
-        second = self.resolve_auto("teacher", teacher, asked_of, "matches --task.ask")
+        second = self.resolve_auto("teacher", options.teacher, asked_of, "matches --task.ask")
         self._check(second)
         self.counts = self._count(self.withhold)
         for name, count in self.counts.items():
@@ -161,19 +89,16 @@ class Mixture(Task):
                 raise PatchloomError(
                     f"{name} {self.withhold[name]} takes none of the patches: raise it in --task.withhold"
                 )
-        self.masks = self._check_masks(masks)
+        self.masks = self._check_masks(options.masks)
         degradations = [kind for kind in STRENGTHS if kind in self.withhold]  # one at most
         kind: DegradationKind = degradations[0] if degradations else "none"
         strengths = {STRENGTHS[kind]: float(self.withhold[kind])} if degradations else {}
-        check_type("task.fill", fill, Padding | Literal["auto"])
-        forms: dict[str, str] = {"zoom_place": zoom_place, "fill": fill, "canvas_fit": canvas_fit}
-        forms |= {"kernel_init": kernel_init, "kernel_of": kernel_of}
-        side = min(self.geometry.size) if canvas == "auto" else canvas
+        side = min(self.geometry.size) if options.canvas == "auto" else options.canvas
         if kind == "zoom_in" and side != min(self.geometry.size):
             self._check_canvas(side, strengths.pop("scale"))
-        self.degradation = build_degradation(self, kind, side, strengths, forms)
+        self.degradation = build_degradation(self, kind, side, strengths, forms_of(options))
         on_canvas = self.degradation.canvas != self.degradation.size
-        if on_canvas and ("agreement" in self.question_weights or position_temperature < float("inf")):
+        if on_canvas and ("agreement" in self.question_weights or options.position_temperature < float("inf")):
             raise PatchloomError(
                 "agreement and attentive reconstruction need images of the encoder's size: leave out --task.canvas, or "
                 "these"
@@ -181,16 +106,16 @@ class Mixture(Task):
         has_band = on_canvas and kind == "zoom_in" and "mask" in self.counts and "pixels" in self.question_weights
         if has_band and self.masks > 1:
             raise PatchloomError("the loss on the band of a canvas is for one mask: leave out --task.masks")
-        band = band_loss(self, has_band, band_weight, band_target)
+        band = band_loss(self, has_band, options.band_weight, options.band_target)
         if on_canvas:
             self.augment = RandomCrop(self.degradation.canvas)
         if second == "second":
-            own: Sharing = self.resolve_auto("crop", crop, "own", "as lut")
-            colours: Coloring = self.resolve_auto("color", color, "none", "as lut")
+            own: Sharing = self.resolve_auto("crop", options.crop, "own", "as lut")
+            colours: Coloring = self.resolve_auto("color", options.color, "none", "as lut")
             self.augment = TwoViews(self.augment.size, crop=own, color=colours)
         else:
-            refuse_unused("there is no second view", crop=crop, color=color)
-        check_smoothing(sigma, sigma_end)
+            refuse_unused("there is no second view", crop=options.crop, color=options.color)
+        check_smoothing(options.sigma, options.sigma_end)
         d = encoder.embed_dim
         self.mask_token = nn.Parameter(torch.empty(d).normal_(std=0.02)) if "blank" in self.withhold else None
         partly = 0 < self.withhold.get("drop_positions", 0) < 1
@@ -199,93 +124,80 @@ class Mixture(Task):
         )
         start = MOMENTUM
         if "agreement" in self.question_weights:
-            start = teacher_momentum(self, momentum, agreement_loss)
+            start = teacher_momentum(self, options.momentum, options.agreement_loss)
         else:
-            written = "auto" if momentum == MOMENTUM else momentum  # written by former versions for every run
-            unused: dict[str, Any] = {"head_width": head_width, "head_out": head_out, "momentum": written}
-            unused |= {"attention_blocks": attention_blocks, "infonce_temperature": infonce_temperature}
-            unused |= {"gaussian_weight": gaussian_weight, "directions": directions}
-            unused |= {"class_token": "auto" if class_token == "mean" else class_token}
-            unused |= {"agreement_loss": "auto" if agreement_loss == "byol" else agreement_loss}
+            # 0.996 was written by former versions for every run
+            written = "auto" if options.momentum == MOMENTUM else options.momentum
+            unused: dict[str, Any] = {"head_width": options.head_width, "head_out": options.head_out}
+            unused |= {"momentum": written}
+            unused |= {"attention_blocks": options.attention_blocks, "infonce_temperature": options.infonce_temperature}
+            unused |= {"gaussian_weight": options.gaussian_weight, "directions": options.directions}
+            unused |= {"class_token": "auto" if options.class_token == "mean" else options.class_token}
+            unused |= {"agreement_loss": "auto" if options.agreement_loss == "byol" else options.agreement_loss}
             refuse_unused("--task.ask has no agreement", **unused)
         if not {"pixels", "features"} & self.question_weights.keys():
-            refuse_unused("--task.ask has neither pixels nor features", decoder_depth=decoder_depth)
+            refuse_unused("--task.ask has neither pixels nor features", decoder_depth=options.decoder_depth)
         if "positions" not in self.question_weights:
-            even: Any = "auto" if position_temperature == float("inf") else position_temperature
-            ends: Any = sigma_end or "auto"
-            unused = {"position_depth": position_depth, "position_temperature": even, "sigma_end": ends}
+            even: Any = "auto" if options.position_temperature == float("inf") else options.position_temperature
+            ends: Any = options.sigma_end or "auto"
+            unused = {"position_depth": options.position_depth, "position_temperature": even, "sigma_end": ends}
             refuse_unused("--task.ask has no positions", **unused)
-        if position_temperature <= 0:
-            raise PatchloomError(
-                f"--task.position_temperature must be above 0 (inf switches it off), not {position_temperature}"
-            )
         if "features" not in self.question_weights:
-            given = {"features_of": features_of or "auto", "features_model": features_model or "auto"}
-            refuse_unused("--task.ask has no features", **given, feature_loss=feature_loss)
-        source = features_of, features_model
+            given = {"features_of": options.features_of or "auto", "features_model": options.features_model or "auto"}
+            refuse_unused("--task.ask has no features", **given, feature_loss=options.feature_loss)
         builders: dict[str, Callable[[], Question]] = {
-            "pixels": lambda: self._pixels(decoder_width, decoder_depth, decoder_heads, band),
-            "positions": lambda: self._positions(
-                decoder_width, position_depth, decoder_heads, (sigma, sigma_end), position_temperature
-            ),
-            "features": lambda: self._features(decoder_width, decoder_depth, decoder_heads, source, feature_loss),
+            "pixels": lambda: self._pixels(options, band),
+            "positions": lambda: self._positions(options),
+            "features": lambda: self._features(options),
             "agreement": lambda: Agreement(
                 encoder,
-                *agreement_heads(self, head_width, head_out, loss=agreement_loss),
+                *agreement_heads(self, options.head_width, options.head_out, loss=options.agreement_loss),
                 start,
-                class_token,
-                build_instance_head(self, class_token, attention_blocks),
+                options.class_token,
+                build_instance_head(self, options.class_token, options.attention_blocks),
                 build_agreement_loss(
                     self,
-                    agreement_loss,
-                    infonce_temperature,
-                    gaussian_weight,
-                    directions,
-                    ("agreement_loss", "infonce_temperature"),
+                    options.agreement_loss,
+                    options.infonce_temperature,
+                    options.gaussian_weight,
+                    options.directions,
+                    "infonce_temperature",
                 ),
             ),
         }
         for name in self.question_weights:
             self.questions[name] = builders[name]()
 
-    def _pixels(self, width: Size, depth: Size, heads: Size, band: tuple[float | None, BandTarget]) -> Restoration:
+    def _pixels(self, options: MixtureOptions, band: tuple[float | None, BandTarget]) -> Restoration:
         """Build the question of Beyond Masking for masked and blank patches, or for all patches of a degraded image."""
         check_normalizable(self.geometry, each_channel=True)
-        decoder = self._patch_decoder(width, depth, heads)
+        decoder = self._patch_decoder(options)
         blank, (weight, target) = self.counts.get("blank", 0), band
         return Restoration(self.geometry, decoder, self.degradation, True, blank, weight, band_target=target)
 
-    def _features(
-        self,
-        width: Size,
-        depth: Size,
-        heads: Size,
-        of: tuple[str | None, str | None],
-        loss: FeatureLoss | Literal["auto"],
-    ) -> Features:
+    def _features(self, options: MixtureOptions) -> Features:
         """Build the question about a frozen teacher's features, for the same patches."""
-        by: FeatureLoss = self.resolve_auto("feature_loss", loss, "cosine", "as EVA")
-        check_type("task.feature_loss", by, FeatureLoss)
-        teacher = frozen_teacher(self.geometry, *of)
-        decoder = self._patch_decoder(width, depth, heads, teacher.encoder.embed_dim)
+        by: FeatureLoss = self.resolve_auto("feature_loss", options.feature_loss, "cosine", "as EVA")
+        teacher = frozen_teacher(self.geometry, options.features_of, options.features_model)
+        decoder = self._patch_decoder(options, teacher.encoder.embed_dim)
         return Features(self.geometry, decoder, teacher, by, self.counts.get("blank", 0))
 
-    def _patch_decoder(self, width: Size, depth: Size, heads: Size, answers: int | None = None) -> MAEDecoder:
+    def _patch_decoder(self, options: MixtureOptions, answers: int | None = None) -> MAEDecoder:
         """Build a decoder for all patches of a degraded image, else for the masked and blank ones."""
         asked = self.counts.get("blank", 0)
         if self.degradation.changes_pixels:
             asked = self.counts.get("mask", self.geometry.n)
-        masks = "mask" in self.counts
-        return patch_decoder(self, width, depth, heads, answers=answers, has_masked=masks, visible_asked=asked)
+        masks, sizes = "mask" in self.counts, (options.decoder_width, options.decoder_depth, options.decoder_heads)
+        return patch_decoder(self, *sizes, answers=answers, has_masked=masks, visible_asked=asked)
 
-    def _positions(
-        self, width: Size, depth: Size, heads: Size, sigma: tuple[float, float], temperature: float
-    ) -> Positions:
+    def _positions(self, options: MixtureOptions) -> Positions:
         """Build DropPos' question, or MP3's if every position is withheld."""
         g = self.geometry
-        sizes = decoder_sizes(self, width, depth, heads, (512, 2, 16), depth_option="position_depth")
+        asked = options.decoder_width, options.position_depth, options.decoder_heads
+        sizes = decoder_sizes(self, *asked, (512, 2, 16), depth_option="position_depth")
         ratios = MP3_RATIOS if self.withhold["drop_positions"] == 1 else DROPPOS_RATIOS
-        return Positions(g, Decoder(g.width, g.n, *sizes, g.prefix), ratios, *sigma, temperature=temperature)
+        sigmas, tau = (options.sigma, options.sigma_end), options.position_temperature
+        return Positions(g, Decoder(g.width, g.n, *sizes, g.prefix), ratios, *sigmas, temperature=tau)
 
     def _check_masks(self, masks: int) -> int:
         """Raise an error for more disjoint masks than there are patches for."""
@@ -342,7 +254,6 @@ class Mixture(Task):
             for name in given:
                 if name not in known:
                     raise PatchloomError(f"--task.{option} has no entry {name}: choose among {', '.join(known)}")
-        check_type("task.teacher", second, Second)
         if not self.question_weights or min(self.question_weights.values()) <= 0:
             raise PatchloomError("--task.ask needs one question or more, each with a weight above 0")
         for name in _SHARES:

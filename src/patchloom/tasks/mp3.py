@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -13,6 +13,8 @@ from patchloom.errors import PatchloomError
 from patchloom.nets.decoders import PatchHead
 from patchloom.nets.encode import has_positions
 from patchloom.nets.swin import PlainViT
+from patchloom.options.declare import takes
+from patchloom.options.tasks import MP3Options
 from patchloom.patches.partition import random_partition, share_of
 from patchloom.questions.positions import (
     MP3_RATIOS,
@@ -35,35 +37,25 @@ class MP3(Task):
     Args:
         encoder: ViT to train; without position embeddings, unless some patches keep their position. Rotations (RoPE)
             are withheld like embeddings: queries and keys of these patches are not rotated.
-        context_mask_ratio: fraction η of the patches that are queries only, neither keys nor values; auto: the paper's
-            for such a grid: 0.75 from 100 patches (ImageNet), 0.8 from 64 patches of 8 pixels or more (Tiny
-            ImageNet), else 0.5 (CIFAR-100).
-        known_positions: fraction of the patches that keep their position embedding (5 % in the paper's speech models).
 
     Raises:
         PatchloomError: ratios that leave nothing to predict or to see, or an encoder whose positions do not fit them.
     """
 
-    def __init__(
-        self,
-        encoder: PlainViT,
-        context_mask_ratio: float | Literal["auto"] = "auto",
-        known_positions: float = 0.0,
-    ):
+    @takes(MP3Options)
+    def __init__(self, encoder: PlainViT, options: MP3Options) -> None:
         super().__init__(encoder)
         if self.geometry.n < 2:
             raise PatchloomError(
                 "an image of one patch has no position to predict: use smaller patches or larger images"
             )
         usual = _usual_ratio(self.geometry.n, self.geometry.p)
-        self.context_mask_ratio = self.resolve_auto("context_mask_ratio", context_mask_ratio, *usual)
-        if not 0 <= self.context_mask_ratio < 1 or share_of(self.geometry.n, 1 - self.context_mask_ratio) < 1:
+        self.context_mask_ratio = self.resolve_auto("context_mask_ratio", options.context_mask_ratio, *usual)
+        if share_of(self.geometry.n, 1 - self.context_mask_ratio) < 1:
             raise PatchloomError(
                 f"--task.context_mask_ratio {self.context_mask_ratio} leaves no patch as context: lower it"
             )
-        if not 0 <= known_positions < 1:
-            raise PatchloomError(f"--task.known_positions must lie in [0, 1), not {known_positions}")
-        self.known = min(share_of(self.geometry.n, known_positions), self.geometry.n - 1)
+        self.known = min(share_of(self.geometry.n, options.known_positions), self.geometry.n - 1)
         if self.known and not has_positions(encoder):
             raise PatchloomError("known positions need an encoder that has them: use --positions sincos")
         if not self.known:

@@ -12,6 +12,8 @@ from patchloom.errors import PatchloomError
 from patchloom.nets.encode import embed_content
 from patchloom.nets.geometry import Geometry
 from patchloom.nets.swin import PlainViT
+from patchloom.options.declare import takes
+from patchloom.options.tasks import NEPAOptions
 from patchloom.patches.pictures import WITHHELD
 from patchloom.patches.tokens import patchify, unpatchify
 from patchloom.questions.features import mean_of_others
@@ -145,7 +147,8 @@ class NEPA(Task):
     only_encoder = True
     encoder: PlainViT
 
-    def __init__(self, encoder: PlainViT):
+    @takes(NEPAOptions)
+    def __init__(self, encoder: PlainViT, options: NEPAOptions) -> None:
         super().__init__(encoder)
         if self.geometry.n < 2:
             raise PatchloomError("an image of one patch has no next patch: use smaller patches or larger images")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,15 +14,16 @@ from patchloom.errors import PatchloomError, check_type
 from patchloom.nets.build import initialize
 from patchloom.nets.geometry import Geometry
 from patchloom.nets.swin import PlainViT
+from patchloom.options.declare import takes
+from patchloom.options.tasks import Head, PARTOptions
 from patchloom.patches.partition import random_partition, share_of
 from patchloom.patches.tokens import patchify, unpatchify
 from patchloom.questions.question import ROWS, Encoded, Measure, Outcome, Question, Sheet
 from patchloom.system.distributed import draw
 from patchloom.tasks.defaults import refuse_positions
-from patchloom.tasks.task import PAPERS, Size, Task
+from patchloom.tasks.task import PAPERS, Task
 from patchloom.withhold.encoder_input import EncoderInput, all_patches, drop_positions, limit_context
 
-Head = Literal["attention", "linear"]
 _FEWEST = 2048  # pairs; with 64 of them a trained copy of the program learnt too little
 
 
@@ -184,10 +185,6 @@ class PART(Task):
 
     Args:
         encoder: ViT to train; without position embeddings. Rotations (RoPE) are withheld.
-        pairs: number of pairs of patches, drawn without replacement from all n² and shared by a step's images; auto:
-            an eighth of n², as in the program on ImageNet, but at least 2,048, or all if there are fewer.
-        head: cross-attention from every pair to all patches with one head (attention), or a linear layer (linear).
-        context_mask_ratio: fraction η of the patches that are queries only, neither keys nor values, as in MP3.
 
     Raises:
         PatchloomError: an encoder with position embeddings, no pairs, or no patches as context.
@@ -195,11 +192,10 @@ class PART(Task):
 
     encoder: PlainViT
 
-    def __init__(
-        self, encoder: PlainViT, pairs: Size = "auto", head: Head = "attention", context_mask_ratio: float = 0.0
-    ):
+    @takes(PARTOptions)
+    def __init__(self, encoder: PlainViT, options: PARTOptions) -> None:
         super().__init__(encoder)
-        check_type("task.head", head, Head)
+        check_type("task.head", options.head, Head)
         refuse_positions("part", encoder)
         n = self.geometry.n
         if n < 2:
@@ -207,15 +203,15 @@ class PART(Task):
         usual, why = n**2 // 8, PAPERS
         if usual < _FEWEST:
             usual, why = min(_FEWEST, n**2), f"at least {_FEWEST:,}, or all {n**2:,}"
-        self.pairs = self.resolve_auto("pairs", pairs, usual, why)
+        self.pairs = self.resolve_auto("pairs", options.pairs, usual, why)
         if not 1 <= self.pairs <= n**2:
             raise PatchloomError(f"--task.pairs must be 1 to {n**2}, the pairs of {n} patches, not {self.pairs}")
-        self.context = share_of(n, 1 - min(max(context_mask_ratio, 0), 1))
-        if not 0 <= context_mask_ratio < 1 or not self.context:
+        self.context = share_of(n, 1 - options.context_mask_ratio)
+        if not self.context:
             raise PatchloomError(
-                f"--task.context_mask_ratio {context_mask_ratio} leaves no patch as context: give 0 or more, and less"
+                f"--task.context_mask_ratio {options.context_mask_ratio} leaves no patch as context: lower it"
             )
-        self.questions["translations"] = Translations(self.geometry, head)
+        self.questions["translations"] = Translations(self.geometry, options.head)
 
     @classmethod
     def encoder_defaults(cls, options: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:

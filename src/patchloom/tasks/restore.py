@@ -10,21 +10,28 @@ import torch
 from torch import Tensor
 
 from patchloom.data.augment import RandomCrop
-from patchloom.errors import PatchloomError, check_type
+from patchloom.errors import PatchloomError
 from patchloom.nets.swin import PlainViT
+from patchloom.options.declare import takes
+from patchloom.options.tasks import (
+    BandTarget,
+    DegradationKind,
+    MixtureOptions,
+    RestoreOptions,
+    Size,
+    Strength,
+    TargetNorm,
+)
 from patchloom.patches.partition import central_block, random_block, random_partition
-from patchloom.questions.pixels import BandTarget, Restoration, TargetNorm
+from patchloom.questions.pixels import Restoration
 from patchloom.tasks.defaults import check_normalizable, patch_decoder, refuse_unused
 from patchloom.tasks.masking import visible_of
-from patchloom.tasks.task import PAPERS, Size, Task
-from patchloom.withhold.degradation import CanvasFit, CropPlace, Degradation, DegradationKind, Fill
-from patchloom.withhold.degrade import KernelInit, KernelOf
+from patchloom.tasks.task import PAPERS, Task
+from patchloom.withhold.degradation import Degradation
 from patchloom.withhold.encoder_input import EncoderInput, all_patches, mask_patches
 
 # Degradations as options of a task: kind, strength, form, and size of the canvas.
 
-
-Strength = float | list[float] | Literal["auto"]
 
 # option that sets the strength of each degradation
 STRENGTHS: dict[DegradationKind, str] = {
@@ -36,14 +43,19 @@ STRENGTHS: dict[DegradationKind, str] = {
     "decolorize": "saturation",
 }
 _WITH_CANVAS = ("zoom_in", "fisheye", "wave")
-# options of form: their degradations, values, default and its reason
-_FORMS: dict[str, tuple[tuple[str, ...], Any, str, str]] = {
-    "zoom_place": (("zoom_in",), CropPlace, "centre", PAPERS),
-    "fill": (("zoom_out",), Fill, "mirror", PAPERS),
-    "kernel_init": (("blur",), KernelInit, "normal", "the paper's; mean 1/k² and deviation 0.02 are its program's"),
-    "kernel_of": (("blur",), KernelOf, "channel", PAPERS),
-    "canvas_fit": (("fisheye", "wave"), CanvasFit, "resize", PAPERS),
+# options of form: their degradations, default and its reason
+_FORMS: dict[str, tuple[tuple[str, ...], str, str]] = {
+    "zoom_place": (("zoom_in",), "centre", PAPERS),
+    "fill": (("zoom_out",), "mirror", PAPERS),
+    "kernel_init": (("blur",), "normal", "the paper's; mean 1/k² and deviation 0.02 are its program's"),
+    "kernel_of": (("blur",), "channel", PAPERS),
+    "canvas_fit": (("fisheye", "wave"), "resize", PAPERS),
 }
+
+
+def forms_of(options: RestoreOptions | MixtureOptions) -> dict[str, str]:
+    """Return the options of form."""
+    return {name: getattr(options, name) for name in _FORMS}
 
 
 def build_degradation(
@@ -54,7 +66,6 @@ def build_degradation(
     forms: Mapping[str, str] | None = None,
 ) -> Degradation:
     """Build a degradation for ``task``'s images."""
-    check_type("task.degradation", kind, DegradationKind)
     if kind == "decolorize" and task.geometry.channels != 3:
         raise PatchloomError(
             f"decolorize is for images of 3 channels, and these have {task.geometry.channels}: choose another"
@@ -121,10 +132,7 @@ def band_loss(
     usual: BandTarget = "grown" if normalized_pixels else "original"
     why = "as in the authors' program" if normalized_pixels else PAPERS
     chosen = task.resolve_auto("band_target", target, usual, why)
-    check_type("task.band_target", chosen, BandTarget)
     share = task.resolve_auto("band_weight", weight, 0.2, "as in the authors' program")
-    if not 0 <= share <= 1:
-        raise PatchloomError(f"--task.band_weight must lie in [0, 1], not {share}")
     return share, chosen
 
 
@@ -137,10 +145,9 @@ def _forms(task: Task, kind: DegradationKind, on_canvas: bool, asked: Mapping[st
     """Resolve the options of form that apply to ``kind``; raise an error if another one is given."""
     found = {}
     for option, value in asked.items():
-        kinds, words, usual, why = _FORMS[option]
+        kinds, usual, why = _FORMS[option]
         if kind in kinds and (on_canvas or option != "canvas_fit"):
-            found[option] = value = task.resolve_auto(option, value, usual, why)
-            check_type(f"task.{option}", value, words)
+            found[option] = task.resolve_auto(option, value, usual, why)
         elif value != "auto":
             lacking = f"is not for the degradation {kind}" if kind not in kinds else "is for a --task.canvas"
             raise PatchloomError(f"--task.{option} {lacking}: leave it out")
@@ -162,7 +169,6 @@ def _canvas(task: Task, kind: DegradationKind, canvas: Size, size: tuple[int, in
 
 
 _LARGE = 1024  # width of a ViT-L
-Sampling = Literal["random", "block", "centre", "surroundings"]
 
 
 class Restore(Task):
@@ -170,113 +176,49 @@ class Restore(Task):
 
     Args:
         encoder: ViT to train.
-        degradation: change of the image: zoom_in shows the centre of a larger image; zoom_out a small copy amid its
-            mirror images; fisheye bends it; wave shifts its columns up and down; blur convolves it with a random
-            kernel; decolorize removes colour; masked and none leave it unchanged.
-        mask_ratio: fraction γ of the patches that is also removed; auto: 0.75 for zoom_in and masked, else 0.
-        sampling: choice of the visible patches: random ones; one block, at a random place (block) or in the centre
-            (centre); or all but a block in the centre (surroundings).
-        canvas: shorter side in pixels of the image before zoom_in, fisheye or wave; auto: 10/7 of the input for
-            zoom_in (320 for 224), the input's size for the others.
-        canvas_fit: reduction of a larger canvas to the input after fisheye or wave: resize (auto), or crop to the
-            centre. The target is the centre before it was bent.
-        zoom_place: part that zoom_in shows: the centre (auto), or one at a random place.
-        band_weight: fraction of the loss on the band around the input, with zoom_in and masks; the rest is on the
-            masked patches. auto: 0.2.
-        band_target: target of the band around the input: the canvas reduced to the input's size and enlarged again,
-            as in the authors' program (grown), or the canvas itself (original); auto: grown if pixels are normalised,
-            else original.
-        scale: fraction of the side that zoom_in shows (without a canvas) or to which zoom_out shrinks; a number or a
-            list to draw from; auto: 0.714.
-        fill: surroundings of zoom_out's small copy: its mirror images (auto), black, patches of other images, or none:
-            only the patches that it covers enter.
-        twist: strength of fisheye; a number, or two bounds to draw between; auto: 0.2 to 0.25.
-        amplitude: amplitude of wave as a fraction of the height; a number, or two bounds to draw between; auto: 0.05 to
-            0.1.
-        kernel: side of blur's kernel in pixels, odd; a number or a list to draw from; auto: 9 for 224 pixels, and in
-            proportion for other sizes.
-        kernel_init: weights of blur's kernels: normal around the mean (auto), or around 0 as in kaiming or xavier.
-        kernel_of: one blur kernel per channel of an image (auto: channel), or one for all channels (image).
-        saturation: fraction of the colour that decolorize leaves; a number or a list to draw from; auto: 0.3.
-        normalized_pixels: target pixels normalised within each patch.
-        target_norm: statistics that normalise the targets: those of each channel of a patch (auto: channel), or of the
-            whole patch, as in mae (patch).
-        decoder_width: width of the decoder; auto: 384, 512 for a ViT-L, or the encoder's below ViT-S.
-        decoder_depth: number of transformer blocks of the decoder; auto: 4, or 2 below ViT-S.
-        decoder_heads: number of attention heads of the decoder; auto: 6, 8 for a ViT-L, or one per 32 channels below
-            ViT-S.
 
     Raises:
         PatchloomError: options that exclude each other, or that leave nothing to predict or to see.
     """
 
-    def __init__(
-        self,
-        encoder: PlainViT,
-        degradation: DegradationKind = "zoom_in",
-        mask_ratio: float | Literal["auto"] = "auto",
-        sampling: Sampling = "random",
-        canvas: Size = "auto",
-        canvas_fit: CanvasFit | Literal["auto"] = "auto",
-        zoom_place: CropPlace | Literal["auto"] = "auto",
-        band_weight: float | Literal["auto"] = "auto",
-        band_target: BandTarget | Literal["auto"] = "auto",
-        scale: Strength = "auto",
-        fill: Fill | Literal["auto"] = "auto",
-        twist: Strength = "auto",
-        amplitude: Strength = "auto",
-        kernel: Strength = "auto",
-        kernel_init: KernelInit | Literal["auto"] = "auto",
-        kernel_of: KernelOf | Literal["auto"] = "auto",
-        saturation: Strength = "auto",
-        normalized_pixels: bool = True,
-        target_norm: TargetNorm | Literal["auto"] = "auto",
-        decoder_width: Size = "auto",
-        decoder_depth: Size = "auto",
-        decoder_heads: Size = "auto",
-    ):
+    @takes(RestoreOptions)
+    def __init__(self, encoder: PlainViT, options: RestoreOptions) -> None:
         super().__init__(encoder)
-        check_type("task.sampling", sampling, Sampling)
-        strengths = dict(scale=scale, twist=twist, amplitude=amplitude, kernel=kernel, saturation=saturation)
-        forms = {
-            "zoom_place": zoom_place,
-            "fill": fill,
-            "kernel_init": kernel_init,
-            "kernel_of": kernel_of,
-            "canvas_fit": canvas_fit,
-        }
-        self.degradation = build_degradation(self, degradation, canvas, strengths, forms)
-        usual = 0.75 if degradation in ("masked", "zoom_in") else 0.0
+        strengths = {name: getattr(options, name) for name in STRENGTHS.values()}
+        forms = forms_of(options)
+        self.degradation = build_degradation(self, options.degradation, options.canvas, strengths, forms)
+        usual = 0.75 if options.degradation in ("masked", "zoom_in") else 0.0
         why = PAPERS if usual else "the degradation is enough"
-        ratio = self.resolve_auto("mask_ratio", mask_ratio, usual, why)
-        g, self.sampling = self.geometry, sampling
+        ratio = self.resolve_auto("mask_ratio", options.mask_ratio, usual, why)
+        g, self.sampling = self.geometry, options.sampling
         self.entering = replace(g, grid=self.degradation.grid)
         visible = self._visible(ratio)
-        if degradation == "masked" and visible == g.n:
+        if options.degradation == "masked" and visible == g.n:
             raise PatchloomError(f"a mask ratio of {ratio} masks nothing: raise --task.mask_ratio")
-        if sampling != "random" and visible == self.entering.n:
+        if options.sampling != "random" and visible == self.entering.n:
             raise PatchloomError(
-                f"--task.sampling {sampling} has no effect here, because a mask ratio of {ratio} masks nothing: "
-                "raise --task.mask_ratio"
+                f"--task.sampling {options.sampling} has no effect here, because a mask ratio of {ratio} masks "
+                "nothing: raise --task.mask_ratio"
             )
         norm: TargetNorm = "channel"
-        if normalized_pixels:
-            norm = self.resolve_auto("target_norm", target_norm, norm, "as in the authors' program")
-            check_type("task.target_norm", norm, TargetNorm)
+        if options.normalized_pixels:
+            norm = self.resolve_auto("target_norm", options.target_norm, norm, "as in the authors' program")
             check_normalizable(g, each_channel=norm == "channel")
         else:
-            refuse_unused("pixels are not normalised", target_norm=target_norm)
+            refuse_unused("pixels are not normalised", target_norm=options.target_norm)
         self.sizes = (visible, g.n - visible)
         self.augment = RandomCrop(self.degradation.canvas)
         masks = visible < g.n
-        has_band = masks and degradation == "zoom_in" and self.degradation.canvas != self.degradation.size
-        weight, target = band_loss(self, has_band, band_weight, band_target, normalized_pixels)
+        has_band = masks and options.degradation == "zoom_in" and self.degradation.canvas != self.degradation.size
+        weight, target = band_loss(self, has_band, options.band_weight, options.band_target, options.normalized_pixels)
         # if only patches are missing, the visible ones have nothing to predict
         asked = visible if self.degradation.changes_pixels or not masks else 0
-        sizes = decoder_width, decoder_depth, decoder_heads
+        sizes = options.decoder_width, options.decoder_depth, options.decoder_heads
         usual_sizes = (512, 4, 8) if encoder.embed_dim >= _LARGE else (384, 4, 6)  # ViT-L: as in the program
         decoder = patch_decoder(self, *sizes, usual=usual_sizes, has_masked=masks, visible_asked=asked)
-        self.questions["pixels"] = Restoration(g, decoder, self.degradation, normalized_pixels, 0, weight, norm, target)
+        self.questions["pixels"] = Restoration(
+            g, decoder, self.degradation, options.normalized_pixels, 0, weight, norm, target
+        )
 
     @classmethod
     def images_needed(cls, options: Mapping[str, Any]) -> tuple[int, str]:

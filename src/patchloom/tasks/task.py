@@ -24,7 +24,6 @@ from patchloom.withhold.encoder_input import EncoderInput, check_images
 
 T = TypeVar("T")
 
-Size = int | Literal["auto"]
 
 PAPERS = "the paper's"  # reason of an ``auto`` that is the paper's value
 _STEP = {"progress", "generator", "given", "indices"}  # named arguments of `Task.forward` that are no views

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 from torch import Tensor
 
+from patchloom.options.tasks import CanvasFit, CropPlace, DegradationKind, Fill, KernelInit, KernelOf
 from patchloom.patches.partition import random_block
 from patchloom.withhold import canvas, degrade
 from patchloom.withhold.degrade import (
-    KernelInit,
-    KernelOf,
     draw_from,
     draw_index,
     draw_uniform,
@@ -22,11 +20,6 @@ from patchloom.withhold.degrade import (
     random_places,
 )
 from patchloom.withhold.encoder_input import EncoderInput, check_images, mask_patches
-
-DegradationKind = Literal["masked", "zoom_in", "zoom_out", "fisheye", "wave", "blur", "decolorize", "none"]
-CropPlace = Literal["centre", "random"]
-Fill = Literal["mirror", "black", "images", "none"]
-CanvasFit = Literal["resize", "crop"]
 
 _AROUND = {"black": " on black", "images": " amid patches of other images", "none": " without padding"}
 

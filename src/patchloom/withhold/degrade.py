@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import pi
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from patchloom.options.tasks import KernelInit
 from patchloom.system.distributed import draw, world
 
 # Validation of degradations and their draws. Only shapes and plain numbers are checked, never tensor contents.
@@ -213,8 +214,6 @@ def sample_affine(images: Tensor, maps: Tensor, size: Sequence[int]) -> Tensor:
 
 
 Device = torch.device | str
-KernelInit = Literal["normal", "kaiming", "xavier"]
-KernelOf = Literal["channel", "image"]
 
 
 def draw_uniform(
