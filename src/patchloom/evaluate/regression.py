@@ -73,7 +73,7 @@ def _choices(source: Source) -> str:
     found = []
     for name in source.column_names():
         values = {_number(cell) for cell in source.column(name) or ()}
-        if None not in values and len({one for one in values if one == one}) > 1:
+        if not {None, math.inf, -math.inf} & values and len({one for one in values if one == one}) > 1:
             found.append(name)
     if not found:
         return f"none of its columns ({', '.join(source.column_names()[:_NAMED])}) has different numbers"

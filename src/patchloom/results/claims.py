@@ -27,6 +27,7 @@ START = "start"  # the control of an adapted encoder: the weights that its run b
 BLEND = "blend"  # a control of an adapted encoder: weights between its start and its own
 OF_TEACHER = " (teacher)"  # end of the name of the moving average of a run
 CONSTANT = "best constant"  # the control that answers with the most frequent class of the test images
+MEAN = "mean predictor"  # the control that predicts the mean of the training images' numbers
 PIXELS = "raw pixels"  # the control without an encoder, of images
 RAW = (PIXELS, "raw features")  # those of images and of recordings, `Modality.raw`
 _FAR = 0.10  # difference in accuracy from which raw pixels are far ahead
@@ -36,6 +37,7 @@ _CALLED = {  # controls in a sentence
     "from scratch": "training from scratch",
     START: "its start",
     BLEND: "the chosen blend",
+    MEAN: "the mean predictor",
 }
 
 
@@ -149,10 +151,10 @@ class Difference:
         """Format as "+2.1 points [+0.4, +3.8]"."""
         return " ".join(filter(None, (self.amount(self.value), self._units(), self.interval())))
 
-    def sentence(self, encoder: str = "the encoder") -> str:
+    def sentence(self, encoder: str = "the encoder", error: str = "error") -> str:
         """Return the claim as a sentence on the encoder, perhaps by its name; no other code words it.
 
-        Of an error, the sentence is on the encoder's error, which is lower or higher than that of the control.
+        If lower is better, it is on the encoder's ``error``, which is lower or higher than that of the control.
         """
         subject = encoder if encoder != "the encoder" else "The encoder"
         called = _CALLED.get(self.control, self.control)
@@ -169,7 +171,7 @@ class Difference:
             )
         sides = ("ahead of", "behind"), ("better", "worse")
         if not self.higher_is_better:
-            subject, encoder, called = f"{subject}'s error", f"{encoder}'s error", f"that of {called}"
+            subject, encoder, called = f"{subject}'s {error}", f"{encoder}'s {error}", f"that of {called}"
             sides = ("below", "above"), ("lower", "higher")
         side, word = (pair[0 if self._gain > 0 else 1] for pair in sides)
         if claim is Claim.ONCE:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -70,6 +71,8 @@ def as_control(one: Result) -> str:
 
 def few_remark(one: Result) -> str:
     """Return a sentence if the test images are too few for the number; else ""."""
+    if one.groups == 1 and math.isinf(one.low):
+        return f"All test {one.noun} are in one group: others could have given anything."
     if one.unit != "%" or not max(one.high - one.value, one.value - one.low) > _WIDE:
         return ""
     few = f"{one.groups:,} test group{'s' * (one.groups != 1)}" if one.groups else f"{one.n:,} test {one.noun}"
@@ -206,7 +209,7 @@ class Evaluation(Displayable):
         """Return sentences on whether the encoder is better than its controls; "" without any."""
         said = [one.sentence() for one in self.against]
         for row in filter(None, (self._beside(self.quoted[0], measure) for measure in self.beside)):
-            said += [f"By {row.measure}: {' '.join(one.sentence() for one in row.against)}"]
+            said += [one.sentence(error=row.measure) for one in row.against]
         return " ".join([*said, *self._remarks()])
 
     def _remarks(self) -> list[str]:

@@ -20,7 +20,6 @@ from patchloom.results.intervals import over_groups
 from patchloom.results.result import Outcomes, Result
 
 R2, SPEARMAN, MAE = "R²", "Spearman's ρ", "MAE"
-MEAN = "mean predictor"  # the control that predicts the mean of the training images
 _MOST_DIGITS = 6
 
 
@@ -85,7 +84,7 @@ def mean_absolute_error(targets: np.ndarray, predicted: np.ndarray) -> tuple[flo
     return float(wrong.mean()), wrong - wrong.mean()
 
 
-_MEASURES = {R2: r_squared, SPEARMAN: spearman, MAE: mean_absolute_error}
+MEASURES = {R2: r_squared, SPEARMAN: spearman, MAE: mean_absolute_error}
 
 
 def interval(measure: str, value: float, terms: np.ndarray, groups: np.ndarray | None = None) -> tuple[float, float]:
@@ -138,7 +137,7 @@ def regression_results(
         digits: decimals of MAE, which is in the unit of the targets (`decimals_of`).
     """
     n, groups, rows = len(found.targets), found.groups, list[Result]()
-    for measure, function in _MEASURES.items():
+    for measure, function in MEASURES.items():
         value, terms = function(found.targets, found.predicted)
         if math.isnan(value):
             continue

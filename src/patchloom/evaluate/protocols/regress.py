@@ -30,8 +30,9 @@ from patchloom.evaluate.regression import (
 from patchloom.evaluate.settings import EvalSettings, Parts, parts_of, place_in_run
 from patchloom.evaluate.subjects import open_probed
 from patchloom.look.charts import draw_regression
+from patchloom.results.claims import MEAN
 from patchloom.results.evaluation import Drawing, Evaluation, as_control
-from patchloom.results.regression import MAE, MEAN, R2, Predictions, decimals_of, regression_results
+from patchloom.results.regression import MAE, R2, Predictions, decimals_of, regression_results
 from patchloom.results.result import Result
 
 _RIDGE, _KNN = "ridge", "knn"
