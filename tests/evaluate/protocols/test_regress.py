@@ -34,11 +34,12 @@ def test_ridge_is_that_of_scikit_learn(shape: tuple[int, int]) -> None:
     y, new = 100 + x[:, 0] + 9 * rng.normal(size=shape[0]), rng.normal(size=(7, shape[1])).astype(np.float32)
     strengths = (10.0, 1e-2, 1e-6)
     found = fit_ridge(torch.from_numpy(x), torch.from_numpy(y), strengths).predict(torch.from_numpy(new))
-    scaled = StandardScaler().fit(x.astype(np.float64))
+    wide = x.astype(np.float64)
+    scaled = StandardScaler().fit(wide)
     for i, strength in enumerate(strengths):
         theirs = (
             TheirRidge(alpha=len(x) * strength)
-            .fit(scaled.transform(x), y)
+            .fit(scaled.transform(wide), y)
             .predict(scaled.transform(new.astype(np.float64)))
         )
         assert found[:, i].numpy() == pytest.approx(theirs, rel=1e-6)
