@@ -3,6 +3,7 @@
     python benchmarks/effects.py images                 # over test images: accuracy, mIoU, AP
     python benchmarks/effects.py trainings              # over trainings, too
     python benchmarks/effects.py groups                 # over images that are alike within groups, such as patients
+    python benchmarks/effects.py regression             # coverage of R², Spearman's ρ and MAE, and false claims
     for name in camvid raccoon; do python benchmarks/get_data.py $name /tmp/data; done
     python benchmarks/get_data.py cifar10 /tmp/data
     python benchmarks/effects.py trials /tmp/data /tmp/trials
@@ -37,6 +38,7 @@ from patchloom.dense.metrics import (
 from patchloom.evaluate.protocols import evaluate
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.format import EncoderCard, save_encoder
+from patchloom.results import regression
 from patchloom.results.claims import Claim, Difference, difference, difference_over_splits
 from patchloom.results.classes import (
     MACRO_F1,
@@ -336,6 +338,64 @@ def _scored_values(labels: np.ndarray, rng: np.random.Generator) -> dict[str, fl
     return {MACRO_F1: float(macro_f1(many.confusion())), PRECISION: float(precision[0])}
 
 
+def predicted_numbers(
+    groups: int, each: int, kind: str, spread: float, models: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Draw targets [groups*each] and predictions [models groups*each] of equal models.
+
+    Half of the error is noise of the target, which is common to all models. A quarter of the variance of what is
+    predicted, and of the error, lies between groups of several images.
+
+    Args:
+        groups: number of groups.
+        each: images in each; 1: no groups.
+        kind: "normal"; "skewed" (log-normal targets); "hard" (errors grow with the targets); "biased" (predictions are
+            shrunk and shifted).
+        spread: standard deviation of the error over that of what could be predicted.
+        models: number of models.
+        rng: random generator.
+    """
+
+    def drawn() -> np.ndarray:
+        own = rng.normal(size=(groups, each))
+        return (own if each == 1 else 0.5 * rng.normal(size=(groups, 1)) + 0.75**0.5 * own).ravel()
+
+    known = drawn()
+    scale = spread * 0.5**0.5 * (np.exp(0.5 * known) if kind == "hard" else 1)
+    if kind == "skewed":
+        known = np.exp(0.7 * known)
+    # noise of the target, which no model can predict, and errors of the models
+    targets = known + scale * drawn()
+    found = np.stack([known + scale * drawn() for _ in range(models)])
+    return targets, 0.6 * found + 0.2 if kind == "biased" else found
+
+
+def of_regression(times: int) -> None:
+    """Measure the coverage of the intervals of R², Spearman's ρ and MAE, and false claims about equal models."""
+    for kind in ("normal", "skewed", "hard", "biased"):
+        for spread in (0.3, 1.0, 2.5):
+            targets, found = predicted_numbers(400_000, 1, kind, spread, 1, np.random.default_rng(9))
+            truth = {name: measure(targets, found[0])[0] for name, measure in regression.MEASURES.items()}
+            for groups, each in ((60, 1), (300, 1), (20, 10), (40, 25)):
+                rng, names = np.random.default_rng(groups), np.repeat(np.arange(groups), each)
+                those = None if each == 1 else names
+                covered: dict[str, list[bool]] = {name: [] for name in regression.MEASURES}
+                wrong: dict[str, list[bool]] = {name: [] for name in regression.MEASURES}
+                for _ in range(times):
+                    targets, found = predicted_numbers(groups, each, kind, spread, 2, rng)
+                    for name, measure in regression.MEASURES.items():
+                        (value, terms), (other, its) = (measure(targets, one) for one in found)
+                        low, high = regression.interval(name, value, terms, those)
+                        covered[name].append(low <= truth[name] <= high)
+                        sides = [regression.pseudo_values(*one, those)[None] for one in ((value, terms), (other, its))]
+                        apart = difference(*sides, ([value], [other]), n=len(names), trained=False, unit="")
+                        wrong[name].append(claimed(apart))
+                what = f"{kind}, spread {spread}, {groups} {'images' if each == 1 else f'groups of {each}'}"
+                for name, value in truth.items():
+                    print_rates(f"{what}: {name} {value:.2f} covered", covered[name])
+                    print_rates(f"{what}: {name} false claims", wrong[name])
+
+
 def some(source: Path, out: Path, counts: dict[str, int]) -> None:
     """Copy the first images of each part, and their label maps."""
     for part, count in counts.items():
@@ -371,7 +431,7 @@ def trials(data: Path, out: Path, only: Path | None = None) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("images", "trainings", "groups", "classes", "trials"))
+    parser.add_argument("what", choices=("images", "trainings", "groups", "classes", "regression", "trials"))
     parser.add_argument(
         "folders", nargs="*", type=Path, help="for trials: folder of the data, folder of results, and perhaps a trial"
     )
@@ -381,4 +441,5 @@ if __name__ == "__main__":
     if given.what == "trials":
         trials(*given.folders)
     else:
-        {"images": images, "trainings": trainings, "groups": in_groups, "classes": of_classes}[given.what](given.times)
+        modes = {"images": images, "trainings": trainings, "groups": in_groups, "classes": of_classes}
+        (modes | {"regression": of_regression})[given.what](given.times)

@@ -48,7 +48,7 @@ def test_what_is_declared_is_the_signature_the_help_and_the_check() -> None:
     assert about == "Draw something."
     assert [one.name for one in options] == ["run", "share", "sizes", "plain"], "a function cannot be typed"
     assert options[0].positional and options[0].required and options[3].rare and options[1].group == "data"
-    assert str(signature(draw)).startswith("(run: 'str', *, share: ")
+    assert str(signature(draw)).startswith("(run: str, *, share: ")
     assert "share: of them." in (draw.__doc__ or "")
     assert draw("r", share=np.float32(0.5)).share == 0.5 and draw(run="r").sizes == (1, 2)
     for call, said in (
@@ -79,9 +79,10 @@ def test_what_is_declared_is_the_signature_the_help_and_the_check() -> None:
 def test_bounds(bounds: Bounds, inside: float, outside: float | None, said: str) -> None:
     bounds.check("x", inside)
     bounds.check("x", [inside, "auto", None, True])
+    shown = outside if isinstance(outside, int) else f"{outside or 0:g}"
     if outside is not None:
         for value in (outside, [inside, outside]):
-            assert refusal(bounds.check, "x", value) == f"--x must be {said}, not {outside:g}"
+            assert refusal(bounds.check, "x", value) == f"--x must be {said}, not {shown}"
 
 
 @pytest.mark.parametrize(

@@ -175,7 +175,14 @@ CASES = [
     ("position-sensitivity", {}, "train 1,000 steps on each of run and untrained"),
     ("positions", {}, "place patches of 12 images"),
 ]
-ELSEWHERE = {"keywords", "ensemble", "label-free", "segment", "detect"}  # other data: below, and tests of each
+ELSEWHERE = {
+    "keywords",
+    "regress",
+    "ensemble",
+    "label-free",
+    "segment",
+    "detect",
+}  # other data: below, and tests of each
 
 
 def contents(folder: Path) -> dict[str, tuple[int, bytes]]:

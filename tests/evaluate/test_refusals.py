@@ -72,6 +72,11 @@ BAD_OPTIONS = {
         ({"accumulate": 2}, "--accumulate has no effect"),
         ({"form": "cross", "reduce": 2}, "leave out --reduce"),
     ],
+    "regress": [
+        ({}, "needs --column: give a table"),
+        ({"column": "age"}, "digits has no column age"),
+        ({"column": "age", "accumulate": 2}, "no training steps: leave out --accumulate 2"),
+    ],
     "blocks:0": [(SHORT, "blocks:0 trains no block")],
     "blocks:2": [({"layer_decay": 0.5}, "--layer_decay has no effect")],
     "few-shot": [

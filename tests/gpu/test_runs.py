@@ -125,6 +125,15 @@ def test_verbs(words, capsys):
     assert capsys.readouterr().out
 
 
+def test_regression(trained, images, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    paths = sorted(images.rglob("*.png"))
+    rows = [f"{path},{i % 7}" for i, path in enumerate(paths)]
+    (tmp_path / "numbers.csv").write_text("\n".join(["path,number", *rows]))
+    words = ["evaluate", "regress", str(trained), "numbers.csv", "--column", "number", "--k", "5", "--device", GPU]
+    assert main(words) == 0
+
+
 def test_look(trained):
     assert main(["look", str(trained)]) == 0
 

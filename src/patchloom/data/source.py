@@ -148,6 +148,10 @@ class Source(ABC):
         """Return the values [n] in the column ``name`` of a table of images; None if there is no such column."""
         return None
 
+    def column_names(self) -> Sequence[str]:
+        """Return the names that `column` knows."""
+        return ()
+
     def problem(self) -> str:
         """Return, once, a sentence on a fault that makes reading slow from now on; "" if there is none."""
         return ""
@@ -200,6 +204,9 @@ class Subset(Source):
     def column(self, name: str) -> Sequence[str] | None:
         whole = self.source.column(name)
         return None if whole is None else [whole[i] for i in self.indices.tolist()]
+
+    def column_names(self) -> Sequence[str]:
+        return self.source.column_names()
 
     def problem(self) -> str:
         return self.source.problem()

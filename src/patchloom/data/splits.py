@@ -13,7 +13,6 @@ from typing import Literal
 import numpy as np
 
 from patchloom.data.source import Data, Source
-from patchloom.data.sources.files import Files
 from patchloom.errors import PatchloomError
 
 MAX_HELD_OUT = 2000
@@ -211,7 +210,7 @@ def with_groups(data: Data, group: str) -> Data:
         of = f"of {len(names):,} {train.noun}"
         notes.append(f"--group {group}: {alone:,} {of} are in no group, and count as a group each")
     test = data.test
-    if test is not None and test.place(0) is not None:
+    if test is not None and (test.place(0) is not None or test.column(group) is not None):
         test, of_test = copy(test), group_names(test, group)
         test.groups = _numbered(of_test)
         if both := np.intersect1d(of_test, found).tolist():
@@ -258,7 +257,7 @@ def _several_names(source: Source, group: str) -> list[str]:
     names = group_names(source, group)
     alone = names.count("")
     if alone == len(names):
-        columns = f"a column ({', '.join(source.columns)}), " if isinstance(source, Files) and source.columns else ""
+        columns = f"a column ({', '.join(source.column_names())}), " if source.column_names() else ""
         raise PatchloomError(
             f"--group {group} matches no image of {source.name}, such as {source.place(0)}: give {columns}a regular "
             "expression for a part of these paths, or parent for the folder"

@@ -132,7 +132,7 @@ def _sized(multiplications: int, device: torch.device | str) -> Iterator[torch.d
 
 def _path(features: Tensor, labels: Tensor, strengths: Sequence[float]) -> list[Probe]:
     classes, targets = labels.unique(return_inverse=True)
-    mean, scale = _standardization(features)
+    mean, scale = standardization(features)
     rotated, axes, moments = _principal((features - mean) / scale)
     variables = torch.zeros(rotated.shape[1] + 1, len(classes), dtype=torch.float64, device=features.device)
     probes = []
@@ -211,7 +211,7 @@ def _rows_for(numbers: int) -> int:
     return max(1, _SCORES // numbers)
 
 
-def _standardization(features: Tensor) -> tuple[Tensor, Tensor]:
+def standardization(features: Tensor) -> tuple[Tensor, Tensor]:
     """Return mean and standard deviation [d] of features [n d]; 1 instead of 0 for constant features."""
     mean = features.mean(0, dtype=torch.float64)
     # in blocks, since float64 doubles the memory

@@ -218,13 +218,15 @@ def parts_of(
     labels: bool = True,
     card: EncoderCard | None = None,
     run: str | Path | None = None,
+    prepare: Callable[[Data], Data] = lambda opened: opened,
 ) -> Parts[Source]:
     """Return the training and test images of ``data``; without test images, split off a stratified fifth.
 
     Exact copies of test images that are split off are removed from both parts. If the data's own test images are copies
-    of training images, or were in the pre-training of ``run``, the story gives their number.
+    of training images, or were in the pre-training of ``run``, the story gives their number. ``prepare`` changes the
+    opened data before it is split.
     """
-    opened = open_with_notes(data, settings.group)
+    opened = prepare(open_with_notes(data, settings.group))
     if card is not None:
         opened = with_encoder_sound(opened, card.sound, card.name)
     with StatusMessage("looking for copies among the images"):

@@ -1,4 +1,4 @@
-"""Charts: learning curves of a run, accuracy by layer, and confusion matrices."""
+"""Charts: learning curves of a run, accuracy by layer, predicted numbers, and confusion matrices."""
 
 from __future__ import annotations
 
@@ -341,6 +341,70 @@ def _draw_choice(
         dashed = {**{control: accuracies[-1] for control, accuracies in controls.items()}, **panel.baselines}
         name_lines(axes, panel._replace(baselines=dashed), float(shares[-1]), "this encoder")
         return write_figure(figure, out, page_caption)
+
+
+# Predicted against true numbers.
+
+
+_SIDE, _DENSE = 3.1, 2000  # inches of a panel; points above which they are smaller and fainter
+
+
+def draw_regression(
+    column: str,
+    truth: np.ndarray,
+    predicted: Mapping[str, np.ndarray],
+    notes: Mapping[str, str],
+    noun: str,
+    out: Path,
+) -> Path:
+    """Draw predicted against true numbers of test images as a PNG file, a panel for each encoder, on the same axes.
+
+    Args:
+        column: name of the numbers.
+        truth: [n] true numbers.
+        predicted: predictions [n] by the name of the encoder or control, the encoder first.
+        notes: subtitles by the same names.
+        noun: "images" or "recordings".
+        out: file to write.
+    """
+    # a few predictions far outside must not shrink all others: they are drawn on the edge
+    low, high = float(truth.min()), float(truth.max())
+    pad = 0.25 * (high - low)
+    ends = low - pad, high + pad
+    many = len(truth) > _DENSE
+    size = _SIDE * len(predicted) + 0.4, _SIDE + 0.75
+    caption = (
+        f"Each point: one of {len(truth):,} test {noun}. Solid line: perfect; dotted: the mean of all points. "
+        "Points on the upper or lower edge lie beyond it."
+    )
+    with styled_figure(size, {"w_pad": 0.12, "h_pad": 0.08}, f"Predicted {column}", caption) as figure:
+        panels = figure.subplots(1, len(predicted), squeeze=False, sharey=True)[0]
+        for axes, (name, values) in zip(panels, predicted.items(), strict=True):
+            first = axes is panels[0]
+            axes.set_title(name, loc="left", pad=19, fontsize=10.5, color=INK)
+            axes.annotate(
+                notes[name], (0, 1), (0, 7), xycoords="axes fraction", textcoords="offset points", fontsize=8,
+                color=QUIET,
+            )  # fmt: skip
+            axes.plot(ends, ends, color=INK, linewidth=0.9, zorder=1)
+            axes.axhline(truth.mean(), color=QUIET, linewidth=1, linestyle=(0, (1, 2)), zorder=1)
+            axes.scatter(
+                truth, np.clip(values, *ends), s=4 if many else 13, alpha=0.35 if many else 0.6, linewidths=0,
+                color=RUN if first else QUIET, zorder=2,
+            )  # fmt: skip
+            axes.set_xlim(*ends)
+            axes.set_ylim(*ends)
+            axes.set_aspect("equal")
+            axes.locator_params(nbins=5)
+            axes.grid(color="#eeeeee", linewidth=0.8)
+            axes.set_axisbelow(True)
+            axes.set_xlabel(f"true {column}")
+        panels[0].set_ylabel(f"predicted {column}")
+        text = (
+            "Predictions from frozen features against the true numbers of the test images. A flat cloud means that the "
+            "features hold little about them; a steep one along the line, that they hold much."
+        )
+        return write_figure(figure, out, Caption("Predicted against true numbers", text, 206))
 
 
 # Confusion matrices.

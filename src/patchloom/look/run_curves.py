@@ -35,6 +35,7 @@ PROTOCOL_TITLES = {
     "finetune": "fine-tuned accuracy",
     "few-shot": "accuracy with few labels",
     "blocks": "fine-tuned last blocks",
+    "regress": "regression",
     "keywords": "keyword accuracy",
     "segment": "segmentation",
     "detect": "detection",
@@ -47,7 +48,7 @@ _SMOOTH = 0.02  # width of the smoothing window as a fraction of a curve
 _MACHINE = {*LAUNCH, *"device workers threads cache crop_on attention kernels compile checkpointing".split()}
 # settings of an evaluation that must be equal in compared results; the others follow from the data
 _ALIKE = (
-    *("recipe", "epochs", "k", "gallery", "labels", "per_class", "method", "head_on", "ratio", "probe"),
+    *("recipe", "epochs", "k", "gallery", "labels", "per_class", "method", "head_on", "ratio", "probe", "column"),
     *("test_crop", "last_norm", "network"),
 )
 _AVERAGE = "average"  # value of a setting in a result that is the mean over all its values

@@ -295,7 +295,8 @@ def _options_of(name: str, kind: Any, given: tuple[Any, ...], named: Mapping[str
     if twice := [one for one in named if one in values]:
         raise PatchloomError(f"{name} is given {twice[0]} twice: give it once")
     values |= named
-    needed = [one.name for one in known if one.default is MISSING and one.default_factory is MISSING]
-    if missing := [one for one in needed if one not in values]:
-        raise PatchloomError(f"{name} needs {' and '.join(missing)}, as in patchloom.{name}({', '.join(needed)})")
+    needed = [one for one in known if one.default is MISSING and one.default_factory is MISSING]
+    if missing := [one.name for one in needed if one.name not in values]:
+        shown = ", ".join(f"{one.name}=..." if one.kw_only else one.name for one in needed)
+        raise PatchloomError(f"{name} needs {' and '.join(missing)}, as in patchloom.{name}({shown})")
     return filled(kind, values, f"patchloom {name} --help all lists them")

@@ -81,7 +81,8 @@ def protocols() -> dict[str, type[Any]]:
 
 def verb_spec(verb: str) -> CommandSpec:
     """Return the options of ``patchloom VERB``, of evaluate those that all protocols have."""
-    return declared(CommonOptions if verb == "evaluate" else VERB_OPTIONS[verb])
+    kind: Any = CommonOptions if verb == "evaluate" else VERB_OPTIONS[verb]
+    return declared(kind)
 
 
 def task_spec(name: str) -> CommandSpec:

@@ -168,6 +168,26 @@ class Order:
 
 
 @dataclass(frozen=True)
+class Regress:
+    """Predict the numbers in a column of the data from frozen features, by ridge regression and nearest neighbours."""
+
+    column: str | None = option(None, "column of the numbers to predict; images without one are left out", group=DATA)
+    pooling: Pooling | Literal["all"] = option("all", "feature pooling, as in linear")
+    k: int = option(20, "number of neighbours", least=1)
+    test_crop: float = option(
+        1.0,
+        "side of the centre crop over the short side of the resized image, as in knn",
+        above=0,
+        most=1,
+        group=DATA,
+        rare=True,
+    )
+    last_norm: bool = option(
+        True, "features after the encoder's last norm; false takes them before it", group=MODEL, rare=True
+    )
+
+
+@dataclass(frozen=True)
 class LabelFree:
     """Measure an encoder without labels: rank of its features, and retrieval of images by crops and by few patches."""
 
@@ -374,6 +394,7 @@ PROTOCOLS: dict[str, type[Any]] = {
     "knn": Knn,
     "linear": Linear,
     "attentive": Attentive,
+    "regress": Regress,
     "positions": Positions,
     "position-sensitivity": PositionSensitivity,
     "order": Order,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -27,6 +27,7 @@ START = "start"  # the control of an adapted encoder: the weights that its run b
 BLEND = "blend"  # a control of an adapted encoder: weights between its start and its own
 OF_TEACHER = " (teacher)"  # end of the name of the moving average of a run
 CONSTANT = "best constant"  # the control that answers with the most frequent class of the test images
+MEAN = "mean predictor"  # the control that predicts the mean of the training images' numbers
 PIXELS = "raw pixels"  # the control without an encoder, of images
 RAW = (PIXELS, "raw features")  # those of images and of recordings, `Modality.raw`
 _FAR = 0.10  # difference in accuracy from which raw pixels are far ahead
@@ -36,6 +37,7 @@ _CALLED = {  # controls in a sentence
     "from scratch": "training from scratch",
     START: "its start",
     BLEND: "the chosen blend",
+    MEAN: "the mean predictor",
 }
 
 
@@ -55,7 +57,9 @@ class Claim(Enum):
     WORSE = "worse"
 
 
-_KEPT = ("control", "low", "high", "n", "trainings", "trained", "unit", "noun", "constant")  # of a difference, in files
+_KEPT = (  # of a difference, in files
+    *("control", "low", "high", "n", "trainings", "trained", "unit", "digits", "noun", "constant", "higher_is_better"),
+)
 
 
 @dataclass(frozen=True)
@@ -65,13 +69,16 @@ class Difference:
     Attributes:
         control: name of the control in the rows of a report.
         value: result of the encoder minus that of the control; in [-1, 1] if the unit is %.
-        low, high: 95 % interval over test images and, with several trainings per side, over trainings.
+        low, high: 95 % interval over test images and, with several trainings per side, over trainings; infinite if
+            images or groups are too few and the unit is not %.
         n: number of test images; 0 if the two were tested on different images.
         trainings: number of seeds per side.
         trained: whether the result depends on a random training. False for a given encoder with a deterministic fit on
             its features (kNN, logistic regression).
         unit: unit of the value.
+        digits: decimals when it is shown, of points or of the number; None: 1 and 2.
         noun: "images" or "recordings".
+        higher_is_better: whether the encoder is better if the difference is positive; false for an error.
         over_images, over_seeds: half-width of the interval over each alone; 0 over seeds with one training per side.
         freedom: degrees of freedom of the half-width over seeds; 0 if there are none.
         constant: the class whose constant answer the encoder is not better than; "" if it is better, or unknown.
@@ -90,6 +97,8 @@ class Difference:
     over_seeds: float = field(default=0.0, compare=False, repr=False)
     freedom: float = field(default=0.0, compare=False, repr=False)
     constant: str = ""
+    digits: int | None = None
+    higher_is_better: bool = True
 
     @property
     def claim(self) -> Claim:
@@ -106,46 +115,66 @@ class Difference:
             return Claim.NONE
         if self.trained and self.trainings < 2:
             return Claim.ONCE
-        return Claim.BETTER if self.low > 0 else Claim.WORSE
+        return Claim.BETTER if self._least > 0 else Claim.WORSE
 
     @property
     def exceeds(self) -> bool:
         """Whether the encoder is better on these test images, or ahead if they are too few for a claim."""
-        return self.low > 0 if self.n >= MIN_VERDICT_IMAGES else self.value > 0
+        return self._least > 0 if self.n >= MIN_VERDICT_IMAGES else self._gain > 0
 
     @property
     def ahead(self) -> bool:
         """Whether the encoder is better, possibly in one training only."""
-        return self.claim is Claim.BETTER or (self.claim is Claim.ONCE and self.value > 0)
+        return self.claim is Claim.BETTER or (self.claim is Claim.ONCE and self._gain > 0)
+
+    @property
+    def _gain(self) -> float:
+        return self.value if self.higher_is_better else -self.value
+
+    @property
+    def _least(self) -> float:
+        """Lower end of the interval of the gain."""
+        return self.low if self.higher_is_better else -self.high
 
     def amount(self, value: float, sign: str = "+") -> str:
         """Format a number in the unit of the difference, without the unit."""
-        return f"{100 * value:{sign}.1f}" if self.unit == "%" else f"{value:{sign}.2f}"
+        percent = self.unit == "%"
+        digits = self.digits if self.digits is not None else 1 if percent else 2
+        return f"{100 * value if percent else value:{sign}.{digits}f}"
 
     def interval(self) -> str:
-        """Format as "[+0.4, +3.8]"."""
-        return f"[{self.amount(self.low)}, {self.amount(self.high)}]"
+        """Format as "[+0.4, +3.8]"; "" if it is infinite."""
+        known = math.isfinite(self.low) and math.isfinite(self.high)
+        return f"[{self.amount(self.low)}, {self.amount(self.high)}]" if known else ""
 
     def text(self) -> str:
         """Format as "+2.1 points [+0.4, +3.8]"."""
-        return f"{self.amount(self.value)} {self._units()} {self.interval()}"
+        return " ".join(filter(None, (self.amount(self.value), self._units(), self.interval())))
 
-    def sentence(self, encoder: str = "the encoder") -> str:
-        """Return the claim as a sentence on the encoder, perhaps by its name; no other code words it."""
+    def sentence(self, encoder: str = "the encoder", error: str = "error") -> str:
+        """Return the claim as a sentence on the encoder, perhaps by its name; no other code words it.
+
+        If lower is better, it is on the encoder's ``error``, which is lower or higher than that of the control.
+        """
         subject = encoder if encoder != "the encoder" else "The encoder"
         called = _CALLED.get(self.control, self.control)
-        by, claim = f"{self.amount(abs(self.value), '')} {self._units()}", self.claim
+        by, claim = " ".join(filter(None, (self.amount(abs(self.value), ""), self._units()))), self.claim
         if claim is Claim.APART:
             return f"{subject} cannot be compared with {called}: they were tested on different {self.noun}."
         if claim is Claim.FEW:
             few = f"{self.n} test {self.noun} are" if self.n > 1 else f"1 test {self.noun.removesuffix('s')} is"
+            more = f"Label more: 100 test {self.noun} tell an accuracy to within 10 points."
             return (
-                f"{few} too few to compare {encoder} with {called} ({self.amount(self.value)} {self._units()}): no "
-                f"claim is made below {MIN_VERDICT_IMAGES}. Label more: 100 test {self.noun} tell an accuracy to "
-                "within 10 points."
+                f"{few} too few to compare {encoder} with {called} "
+                f"({' '.join(filter(None, (self.amount(self.value), self._units())))}): no claim is made below "
+                f"{MIN_VERDICT_IMAGES}. {more if self.unit == '%' else f'Label more {self.noun}.'}"
             )
+        sides = ("ahead of", "behind"), ("better", "worse")
+        if not self.higher_is_better:
+            subject, encoder, called = f"{subject}'s {error}", f"{encoder}'s {error}", f"that of {called}"
+            sides = ("below", "above"), ("lower", "higher")
+        side, word = (pair[0 if self._gain > 0 else 1] for pair in sides)
         if claim is Claim.ONCE:
-            side = "ahead of" if self.value > 0 else "behind"
             return (
                 f"{subject} is {by} {side} {called} in this one training {self.interval()}; --seeds 3 tells whether "
                 "that holds."
@@ -158,15 +187,17 @@ class Difference:
         if claim is Claim.NONE:
             return f"{subject} is indistinguishable from {called}{over} ({self.text()})."
         if self.control == START and claim is Claim.BETTER:
-            return f"Adaptation helped: {encoder} is {by} better than its start{over} {self.interval()}."
+            return f"Adaptation helped: {encoder} is {by} {word} than {called}{over} {self.interval()}."
         if self.control == START:
-            harmed = f"{encoder} is {by} worse than its start{over} {self.interval()}"
+            harmed = f"{encoder} is {by} {word} than {called}{over} {self.interval()}"
             return f"Adaptation harmed: {harmed}. Keep the start."
-        return f"{subject} is {by} {claim.value} than {called}{over} {self.interval()}."
+        return f"{subject} is {by} {word} than {called}{over} {self.interval()}."
 
     def plain(self) -> dict[str, Any]:
         """Return values for JSON."""
-        return {**{name: getattr(self, name) for name in _KEPT}, "difference": self.value, "claim": self.claim.value}
+        found = {name: getattr(self, name) for name in _KEPT}
+        found |= {name: found[name] if math.isfinite(found[name]) else None for name in ("low", "high")}
+        return {**found, "difference": self.value, "claim": self.claim.value}
 
     @staticmethod
     def of(values: Mapping[str, Any]) -> Difference:
@@ -176,8 +207,13 @@ class Difference:
             ValueError: a value is of another type.
         """
         plain = {name: values[name] for name in _KEPT} | {"value": values["difference"]}
-        finite, counts = (-1e100, 1e100), {"n": (0, math.inf), "trainings": (1, math.inf)}
-        return Difference(**typed_fields(Difference, plain, counts | dict.fromkeys(("value", "low", "high"), finite)))
+        ends: dict[str, Any] = {
+            name: end for name, end in (("low", -math.inf), ("high", math.inf)) if plain[name] is None
+        }
+        finite, counts = (-1e100, 1e100), {"n": (0, math.inf), "trainings": (1, math.inf), "digits": (0, 6)}
+        known = {name: value for name, value in plain.items() if name not in ends}
+        ranges = counts | dict.fromkeys(("value", "low", "high"), finite)
+        return Difference(**typed_fields(Difference, known, ranges), **ends)
 
     def _units(self) -> str:
         return "points" if self.unit == "%" else self.unit
@@ -200,10 +236,11 @@ def raw_remark(found: Difference) -> str:
     """Return a sentence if a control without an encoder is far better than the encoder; else ""."""
     if found.control not in RAW or found.n < MIN_VERDICT_IMAGES or not found.high < 0 or found.value > -_FAR:
         return ""
+    points, misses = (" points", "tells the classes apart") if found.unit == "%" else ("", "the numbers depend on")
     return (
-        f"{found.control.capitalize()} are {found.amount(-found.value, '')} points better than the encoder: this may "
+        f"{found.control.capitalize()} are {found.amount(-found.value, '')}{points} better than the encoder: this may "
         f"mean near copies of test {found.noun} among those trained on (patchloom check), an encoder whose crop misses "
-        "what tells the classes apart, or one that has learnt too little."
+        f"what {misses}, or one that has learnt too little."
     )
 
 
@@ -218,8 +255,9 @@ def difference(
     noun: str = "images",
     groups: ArrayLike | None = None,
     classes: ArrayLike | None = None,
+    **shown: Any,
 ) -> Difference:
-    """Compare two results in [0, 1] on the same test images, with an interval over images and over seeds.
+    """Compare two results on the same test images, with an interval over images and over seeds.
 
     The part over images is paired, from each image's mean over seeds, so images that are hard for both sides do not
     widen it. Accuracies have half a case added to each of the four outcomes (Agresti and Min 2005); jackknife
@@ -238,6 +276,8 @@ def difference(
         groups: [n] groups of the images; None: no groups. Only without ``values``.
         classes: [n] true classes, for balanced accuracies: means over classes, each of which has the half cases of an
             accuracy. Only without ``values``.
+        shown: ``unit``, ``digits`` and ``higher_is_better`` of the difference, if they are not those of an accuracy;
+            such results have ``values``.
     """
     sides = [np.atleast_2d(np.asarray(side, dtype=np.float64)) for side in (one, other)]
     k, seeds = sides[0].shape[1], max(map(len, sides))
@@ -272,9 +312,17 @@ def difference(
     reach = math.hypot(over_images, over_seeds)
     value = float(results[0].mean() - results[1].mean())
     # nan: without one of the images there is no score
-    low, high = (-1.0, 1.0) if not math.isfinite(reach) else (middle - reach, middle + reach)
-    ends, parts = (max(-1.0, low), min(1.0, high)), (over_images, over_seeds, freedom)
-    return Difference(control, value, *ends, n or k, seeds, trained, "%", noun, *parts)
+    ends, parts = _ends(middle, reach, **shown), (over_images, over_seeds, freedom)
+    found = Difference(control, value, *ends, n or k, seeds, trained, "%", noun, *parts)
+    return replace(found, **shown)
+
+
+def _ends(middle: float, reach: float, unit: str = "%", **_: Any) -> tuple[float, float]:
+    """Return the ends of an interval, at most from -1 to 1 if the unit is %."""
+    most = 1.0 if unit == "%" else math.inf
+    if not math.isfinite(reach):
+        return -most, most
+    return max(-most, middle - reach), min(most, middle + reach)
 
 
 def _flips(side: np.ndarray) -> float:
@@ -304,6 +352,7 @@ def difference_over_splits(
     control: str = "",
     trained: bool = True,
     noun: str = "images",
+    **shown: Any,
 ) -> Difference:
     """Compare two results whose test split differs between seeds, drawn from the same images.
 
@@ -313,10 +362,10 @@ def difference_over_splits(
     Args:
         one, other: [s] results by seed.
         n: number of test images of the smallest split.
-        control, trained, noun: as for `difference`.
+        control, trained, noun, shown: as for `difference`.
     """
     gains = np.asarray(one, dtype=np.float64) - np.asarray(other, dtype=np.float64)
     seeds, middle = len(gains), float(gains.mean())
     reach = student(seeds - 1) * math.sqrt(gains.var(ddof=1) * (1 / seeds + _SPLIT))
-    low, high = max(-1.0, middle - reach), min(1.0, middle + reach)
-    return Difference(control, middle, low, high, n, seeds, trained, noun=noun)
+    found = Difference(control, middle, *_ends(middle, reach, **shown), n, seeds, trained, noun=noun)
+    return replace(found, **shown)

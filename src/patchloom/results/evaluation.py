@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -45,6 +46,8 @@ def compare_results(ours: Sequence[Result], theirs: Sequence[Result], trained: b
     """Compare results of an encoder and of a control, one per seed, on the same images or on those of each seed."""
     noun, n = ours[-1].noun, min(one.n for one in (*ours, *theirs))
     about: dict[str, Any] = {"control": theirs[-1].encoder, "trained": trained, "noun": noun}
+    if ours[-1].unit != "%":
+        about |= {name: getattr(ours[-1], name) for name in ("unit", "digits", "higher_is_better")}
     splits = [[one.fingerprint for one in side] for side in (ours, theirs)]
     same = len({*splits[0], *splits[1]}) == 1
     values = [one.value for one in ours], [one.value for one in theirs]
@@ -68,6 +71,8 @@ def as_control(one: Result) -> str:
 
 def few_remark(one: Result) -> str:
     """Return a sentence if the test images are too few for the number; else ""."""
+    if one.groups == 1 and math.isinf(one.low):
+        return f"All test {one.noun} are in one group: others could have given anything."
     if one.unit != "%" or not max(one.high - one.value, one.value - one.low) > _WIDE:
         return ""
     few = f"{one.groups:,} test group{'s' * (one.groups != 1)}" if one.groups else f"{one.n:,} test {one.noun}"
@@ -116,6 +121,8 @@ class Evaluation(Displayable):
         controls: indices in ``quoted`` of the controls from which there are differences.
         classes: names of the classes, if the results are those of `patchloom.results.classes.class_results`: then the
             table has the quoted measure and accuracy, and a second one the other measures of the quoted settings.
+        beside: measures of the quoted settings whose differences from the controls stand beside those of the quoted
+            one, in the conclusion and in the encoder's result.
         telling: measure that may show an encoder to be better than a constant answer; "": none but the quoted one.
         date: ISO 8601, UTC.
         others: evaluations of other seeds, each with its own differences.
@@ -144,6 +151,7 @@ class Evaluation(Displayable):
     drawings: tuple[Drawing, ...] = ()
     noun: str = "images"
     controls: tuple[int, ...] = ()
+    beside: tuple[str, ...] = ()
     telling: str = ""
     classes: tuple[str, ...] = ()
 
@@ -199,7 +207,10 @@ class Evaluation(Displayable):
 
     def conclusion(self) -> str:
         """Return sentences on whether the encoder is better than its controls; "" without any."""
-        return " ".join([*(one.sentence() for one in self.against), *self._remarks()])
+        said = [one.sentence() for one in self.against]
+        for row in filter(None, (self._beside(self.quoted[0], measure) for measure in self.beside)):
+            said += [one.sentence(error=row.measure) for one in row.against]
+        return " ".join([*said, *self._remarks()])
 
     def _remarks(self) -> list[str]:
         """Return sentences on encoders no better than a constant answer, and on raw pixels that are far better."""
@@ -278,10 +289,13 @@ class Evaluation(Displayable):
         answer = self._by_seed(CONSTANT, own.measure)[-1].settings["answer"] if level else ""
         ours = self._quoted_by_seed(0)
         found = [compare_results(ours, self._quoted_by_seed(i), trained) for i in controls]
-        against = tuple(replace(one, constant=answer) for one in found)
-        return replace(
-            self, controls=controls, **self._changed(lambda one: replace(one, against=against) if one is own else one)
-        )
+        against = {id(own): tuple(replace(one, constant=answer) for one in found)}
+        for measure in self.beside:
+            sides = [[one._beside(one.quoted[i], measure) for one in (*self.others, self)] for i in (0, *controls)]
+            mine, *theirs = [[one for one in side if one is not None] for side in sides]
+            against[id(mine[-1])] = tuple(compare_results(mine, side, trained) for side in theirs if side)
+        changed = self._changed(lambda one: replace(one, against=against.get(id(one), one.against)))
+        return replace(self, controls=controls, **changed)
 
     def with_setting(self, name: str, value: str) -> Evaluation:
         """Return the evaluation with a setting of all results, such as the groups of the split or the network."""

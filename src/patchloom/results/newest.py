@@ -12,7 +12,7 @@ from patchloom.results.result import Result
 from patchloom.results.store import evaluations
 
 _MEASURED = {  # settings that an evaluation measured: they differ between seeds
-    *("l2", "key", "held_out", "held_out_accuracy", "best_epoch", "best_step", "agreement"),
+    *("l2", "key", "held_out", "held_out_accuracy", "held_out_score", "best_epoch", "best_step", "agreement"),
     *("validation_accuracy", "validation_score", "validation_images"),
 }
 _SELECTED = {"pooling", "layer", "blend", "blr", "lr"}  # settings that held-out training images may have selected
@@ -60,7 +60,7 @@ def newest(results: Iterable[Result], name: str = "") -> list[list[list[Result]]
 
 def asked_of(one: Result) -> dict[str, Any]:
     """Return the settings that identify an evaluation: with images in groups or without, it is the same one."""
-    free = {"group"} | (_SELECTED if "held_out_accuracy" in one.settings else set())
+    free = {"group"} | (_SELECTED if {"held_out_accuracy", "held_out_score"} & {*one.settings} else set())
     return {name: value for name, value in settings_of(one).items() if name not in free}
 
 

@@ -12,6 +12,8 @@ from patchloom.results.newest import settings_of
 from patchloom.results.result import Result
 
 _WORDS = {  # settings that are always described
+    "column": "column {}",
+    "regressor": "{}",
     "recipe": "recipe {}",
     "k": "k = {}",
     "per_class": "{} labels per class",

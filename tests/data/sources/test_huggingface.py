@@ -148,6 +148,19 @@ def test_images_that_lie_beside_the_table_and_broken_ones(tmp_path):
     assert source.stamp() is None and source.labels is None  # the files may change without the table
 
 
+def test_other_columns_are_read_and_name_groups(tmp_path):
+    rows = made(range(8), age=(datasets.Value("float64"), 3.5), plate=(datasets.Value("string"), "a"))
+    rows = rows.map(lambda row, i: {"age": None if i == 2 else i / 2, "plate": f"p{i // 2}"}, with_indices=True)
+    name = parquet(tmp_path / "set", train=rows, test=rows)
+    train = open_data(name).train
+    assert train.column_names() == ["age", "plate"] and train.column("picture") is None is train.column("kind")
+    assert train.column("age") == ["0.0", "0.5", "", *(str(i / 2) for i in range(3, 8))]
+    assert train.subset([1, 4]).column("plate") == ["p0", "p2"]
+    grouped = open_data(name, group="plate")
+    assert grouped.train.groups.tolist() == grouped.test.groups.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    refused(name, "needs names of files", group="patient")
+
+
 def test_errors_say_what_to_do(tmp_path, monkeypatch):
     refused("hf:", "names no data set")
     refused(f"hf:{tmp_path}", "holds no .parquet or .arrow files")

@@ -94,6 +94,10 @@ class ConcatSource(Source):
         found = [values for values in each if values is not None]
         return None if len(found) < len(each) else [value for values in found for value in values]
 
+    def column_names(self) -> Sequence[str]:
+        first, *others = (source.column_names() for source in self.sources)
+        return [name for name in first if all(name in names for names in others)]
+
     def fingerprint(self) -> str:
         return digest(["several", *self.classes, *(source.fingerprint() for source in self.sources)])
 

@@ -119,6 +119,9 @@ class Files(Source):
     def column(self, name: str) -> Sequence[str] | None:
         return self.columns.get(name)
 
+    def column_names(self) -> Sequence[str]:
+        return [*self.columns]
+
     def fingerprint(self) -> str:
         """Return a digest of relative paths, sizes, mtimes and labels; moving the folder does not change it."""
         return digest(chain(self.classes, self._states()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,7 +40,7 @@ class Hub(Source):
     """
 
     def __init__(self, name: str, split: str, dataset: Dataset, state: str) -> None:
-        from datasets import Audio, ClassLabel, Image
+        from datasets import Audio, ClassLabel, Image, Value
 
         self.name, self.split, self.state = name, split, state
         kind: type[Image] | type[Audio] = Image
@@ -56,6 +56,8 @@ class Hub(Source):
         # not decoded here, so that images are decoded and checked by the same code as in other sources
         self.image_column = column
         self.images = dataset.select_columns([column]).cast_column(column, kind(decode=False))
+        values = [name for name, feature in dataset.features.items() if type(feature) is Value]
+        self.values = dataset.select_columns(values) if values else None
         label = _column(dataset, ClassLabel, "label")
         if label is not None:
             self.classes = tuple(dataset.features[label].names)
@@ -90,6 +92,14 @@ class Hub(Source):
 
     def describe(self, i: int) -> str:
         return f"{self.name} {self.split} #{i}"
+
+    def column(self, name: str) -> Sequence[str] | None:
+        if self.values is None or name not in self.values.column_names:
+            return None
+        return ["" if value is None else str(value) for value in self.values[name]]
+
+    def column_names(self) -> Sequence[str]:
+        return [] if self.values is None else self.values.column_names
 
     def fingerprint(self) -> str:
         """Return a digest of the state of the files (or the hub's version), the split and the labels."""

@@ -262,18 +262,19 @@ def open_table(table: SourceTable, file: Path, name: str, chosen: Mapping[str, s
         found.subjects = subjects
         return found
 
+    number_hint = f"; {asked}label= ignores numbers that are no classes" if all(map(_is_number, classes)) else ""
     for i in test if classes else []:
         if words[i] and words[i] not in number:
             raise PatchloomError(
                 f"{name} has the class {words[i]} in test images but not in training images: give both the same "
-                "classes, or remove that one"
+                f"classes, or remove that one{number_hint}"
             )
     counts = Counter(words[i] for i in [*train, *test] if words[i]) if classes else Counter[str]()
     once = sum(count == 1 for count in counts.values())
     if once > max(_MANY_ONCE, len(counts) / 2) and all(map(_is_number, counts)):
         said.append(
             f"{name}: {once:,} of the {len(counts):,} numbers in {roles['label']} occur once, and each number is a "
-            "class: group them into classes"
+            f"class: group them into classes, or predict them by evaluate regress --column {roles['label']}"
         )
     if absent := [word for word in classes if word.lower() in _ABSENT]:
         said.append(

@@ -50,6 +50,8 @@ def protocol_of(name: str) -> tuple[Callable[[Any, DataLike, EvalSettings, Any],
             from patchloom.evaluate.protocols.linear import linear as function
         case "attentive":
             from patchloom.evaluate.protocols.attentive import attentive as function
+        case "regress":
+            from patchloom.evaluate.protocols.regress import regress as function
         case "positions":
             from patchloom.evaluate.protocols.positions import positions as function
         case "position-sensitivity":

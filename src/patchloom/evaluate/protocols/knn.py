@@ -115,7 +115,7 @@ def knn_answers(
     counts = sorted({k for k in ks if k <= n})
     if not counts or counts[0] < 1:
         raise PatchloomError(f"k = {', '.join(map(str, ks))} does not fit a gallery of {n} images: choose 1 to {n}")
-    similarities, nearest = _nearest(gallery, queries, counts[-1], chunk, torch.device(device))
+    similarities, nearest = nearest_images(gallery, queries, counts[-1], chunk, torch.device(device))
     weights = (similarities / temperature).exp() if weighted else torch.ones_like(similarities)
     classes = int(gallery_labels.max()) + 1
     answers: dict[int, list[Tensor]] = {k: [] for k in counts}
@@ -133,7 +133,7 @@ def knn_answers(
     return {k: (torch.cat(answers[k]), torch.cat(shares[k]) if k in shares else None) for k in counts}
 
 
-def _nearest(
+def nearest_images(
     gallery: Tensor, queries: Tensor, k: int, chunk: int | None, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """Return cosine similarities and gallery indices [m k] of the k nearest to each query, on the CPU.
