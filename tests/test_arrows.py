@@ -72,13 +72,21 @@ def imported(path: Path) -> set[str]:
     cases = (
         [one for node in nodes if isinstance(node, ast.match_case) for one in node.body] if path == PROTOCOLS else []
     )
+    # a declaration names types of torch and of data, which it does not import when it runs
+    types = [
+        one
+        for node in nodes
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" and "options" in path.parts
+        for one in node.body
+    ]
     for node in nodes:
         names = []
-        if node in cases:
+        if node in cases or node in types:
             continue
         if isinstance(node, ast.ImportFrom):
             assert not node.level, f"{path} imports relatively: write the whole name"
-            names = [f"patchloom.{alias.name}" for alias in node.names] if node.module == "patchloom" else [node.module]
+            packages = ("patchloom", "patchloom.options")
+            names = [f"{node.module}.{one.name}" for one in node.names] if node.module in packages else [node.module]
         elif isinstance(node, ast.Import):
             assert "patchloom" not in [alias.name for alias in node.names], f"{path} imports all of patchloom"
             names = [alias.name for alias in node.names]
@@ -89,9 +97,9 @@ def imported(path: Path) -> set[str]:
 
 
 def part_named(name: str) -> str:
-    """Return the part of a module; all of options but its parser only declares, and all parts may import it."""
+    """Return the part of a module; options only declare, except those that parse, and all parts may import them."""
     _, part, *inner = name.split(".")
-    if part == "options" and inner and inner[0] != "parse":
+    if part == "options" and inner and inner[0] not in ("parse", "help"):
         return "declarations"
     return WINGS.get(part, part)
 
@@ -161,7 +169,11 @@ def test_only_modules_for_encoders_use_timms_internals():
     for path in FILES:
         attributes = [node for node in ast.walk(parsed(path)) if isinstance(node, ast.Attribute)]
         # the blocks of what a user asked for are numbers
-        used = {node.attr for node in attributes if not (isinstance(node.value, ast.Name) and node.value.id == "asked")}
+        used = {
+            node.attr
+            for node in attributes
+            if not (isinstance(node.value, ast.Name) and node.value.id in ("asked", "options"))
+        }
         if path not in KNOWING:
             assert not used & inside, f"{path} touches {used & inside}"
         if path.relative_to(SOURCE).parts[0] not in ("nets", "dense"):

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from patchloom.errors import typed_fields
-
-FeatureKind = Literal["mfcc", "logmel"]
+from patchloom.options.pretrain import FeatureKind, PretrainOptions
 
 # A picture shows the mean of a row as middle grey, and black and white three standard deviations from it. With these
 # numbers as mean and standard deviation of its one channel, the input of an encoder is the standardised features.
@@ -30,10 +29,10 @@ class Sound:
         mean, std: mean and standard deviation of each row over the training recordings; () before they are measured.
     """
 
-    rate: int = 16_000
-    seconds: float = 1.0
-    features: FeatureKind = "mfcc"
-    bins: int = 40
+    rate: int = PretrainOptions.rate
+    seconds: float = PretrainOptions.seconds
+    features: FeatureKind = PretrainOptions.features
+    bins: int = PretrainOptions.bins
     bands: int = 64
     window: float = 0.03
     hop: float = 0.01

@@ -43,6 +43,7 @@ R = TypeVar("R")
 S = TypeVar("S")
 E = TypeVar("E")
 Auto = Literal["auto"]
+AUTO: Auto = "auto"
 _PLAIN = (int, float, bool, str, Path, type(None))
 _MOST = 2**31 - 1  # of whole numbers: larger ones are typos
 _JOINED = ("data", "runs")  # of Python's many types; on the command line words

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from patchloom.audio.config import FeatureKind, Sound
 from patchloom.errors import PatchloomError
 from patchloom.options.declare import DATA, MACHINE, MODEL, TASK, TRAINING, Auto, check_declared, option, place
 from patchloom.options.recipes import Border
 from patchloom.sizes import PatchSize
 
+FeatureKind = Literal["mfcc", "logmel"]
 PositionKind = Literal["sincos", "sincos-learned", "learned", "random", "rotary", "none"]
 Compile = bool | Literal["graphs"]
 Adapt = Literal["all", "blocks", "lora"]
@@ -97,10 +97,10 @@ class PretrainOptions:
         rare=True,
     )
     seconds: float = option(
-        Sound.seconds, "length to which recordings are cut or padded", above=0, most=3600, group=DATA, rare=True
+        1.0, "length to which recordings are cut or padded", above=0, most=3600, group=DATA, rare=True
     )
     rate: int = option(
-        Sound.rate,
+        16_000,
         "sampling rate in Hz to which recordings are resampled",
         least=1000,
         most=10**6,
@@ -108,13 +108,13 @@ class PretrainOptions:
         rare=True,
     )
     features: FeatureKind = option(
-        Sound.features,
+        "mfcc",
         "pictures of recordings: mel-frequency cepstral coefficients (mfcc) or mel spectrograms (logmel)",
         group=DATA,
         rare=True,
     )
     bins: int = option(
-        Sound.bins,
+        40,
         "rows in the pictures of recordings: coefficients or mel bands",
         least=1,
         most=4096,

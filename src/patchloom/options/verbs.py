@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from patchloom.arguments import PathLike
-from patchloom.options.declare import DATA, MACHINE, MODEL, TASK, TRAINING, Auto, option, place
+from patchloom.options.declare import AUTO, DATA, MACHINE, MODEL, TASK, TRAINING, Auto, option, place
 from patchloom.sizes import PatchSize
-from patchloom.tasks import AUTO
 
 if TYPE_CHECKING:
     from torch.nn import Module

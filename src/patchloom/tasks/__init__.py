@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints
 
 from patchloom.errors import PatchloomError, check_type, hint_of, listing, suggestion
-from patchloom.options.declare import filled_task
+from patchloom.options.declare import AUTO, filled_task
 from patchloom.options.messages import unknown_option_error
 from patchloom.options.tasks import (
     CrossMAEOptions,
@@ -237,9 +237,6 @@ TASKS = {
 def ready_tasks() -> list[str]:
     """Return the names of the tasks that have no required option."""
     return [name for name, entry in TASKS.items() if not entry.needs]
-
-
-AUTO = "auto"  # the default of --task
 
 
 def usual_task(data: object, noun: str = "images") -> tuple[str, str]:
