@@ -41,21 +41,6 @@ from patchloom.system.signals import StopAtOnce, discard_output
 from patchloom.tasks import TASKS
 from patchloom.tasks.custom import fault_of
 
-# other names that users may type for a verb
-_MEANT = {
-    **dict.fromkeys(("train", "fit", "run", "pre-train", "resume", "continue"), "pretrain"),
-    **dict.fromkeys(("eval", "test", "score", "measure", "probe", "validate"), "evaluate"),
-    **dict.fromkeys(("draw", "show", "view", "plot", "visualize", "visualise", "pictures"), "look"),
-    **dict.fromkeys(("save", "convert"), "export"),
-    **dict.fromkeys(("versus", "vs", "choose", "select"), "compare"),
-    **dict.fromkeys(("html", "page", "summary", "summarize", "summarise"), "report"),
-    **dict.fromkeys(("table", "tables", "csv", "scores", "numbers", "result"), "results"),
-    **dict.fromkeys(("features", "embeddings", "embedding", "encode", "extract", "vectors", "similar"), "embed"),
-    **dict.fromkeys(("infer", "inference", "apply", "label"), "predict"),
-    **dict.fromkeys(("time", "benchmark", "profile"), "bench"),
-    **dict.fromkeys(("list", "task", "ls"), "tasks"),
-    **dict.fromkeys(("info", "inspect", "stats", "propose"), "check"),
-}
 _ON_FEWER = (
     "Options that you give override the recipe. An update has {:,} images: if fewer fit in memory, --batch_size {} "
     "splits an update into several steps, and --accumulate follows."
@@ -108,9 +93,9 @@ def _no_verb(word: str, rest: Sequence[str]) -> str:
         return f"{word} is a protocol of evaluation: did you mean patchloom evaluate {typed}?"
     if word in TASKS:
         return f"{word} is a task: did you mean patchloom pretrain photos/ --task {word}?"
-    if word not in _MEANT and os.path.exists(word):
+    if os.path.exists(word):
         return f"{word} is no verb: did you mean patchloom check {word}, or patchloom pretrain {word}?"
-    near = _MEANT.get(word) or closest_word(word, VERBS)
+    near = closest_word(word, VERBS)
     return f"there is no verb {word}{f'; did you mean {near}?' if near else '.'} {known}"
 
 

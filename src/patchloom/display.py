@@ -27,8 +27,8 @@ T = TypeVar("T")
 _GAP = "  "  # between two columns
 _SHORTEST = 14  # least characters of a shortened name: one more than "best constant" has
 _NARROWEST = 16  # least characters in a line of a wrapped text
-_TOGETHER = re.compile(r"\d %|\[[^\[\] ]+, [^\[\] ]+\]")  # a percentage or an interval
-_UNBROKEN = "\N{NO-BREAK SPACE}"
+_TOGETHER = re.compile(r"\[[^][]{1,30}\]|(?<=[\d%]) (?=[%[])")  # an interval, and a number with its unit or interval
+TIE = "\x00"  # a space where no line is broken
 _WIDE = 10_000  # characters of a line in a notebook, where nothing is shortened
 
 
@@ -222,9 +222,15 @@ def _side_by_side(cells: Sequence[list[str]], widths: Sequence[int]) -> list[str
 
 def _wrapped(text: str, width: int) -> str:
     """Wrap a text between words only; percentages and intervals stay whole."""
-    whole = _TOGETHER.sub(lambda found: found[0].replace(" ", _UNBROKEN), text)
-    lines = (textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False) for line in whole.split("\n"))
-    return "\n".join("\n".join(line) for line in lines).replace(_UNBROKEN, " ")
+    lines = (
+        textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False) for line in tied(text).split("\n")
+    )
+    return "\n".join("\n".join(line) for line in lines).replace(TIE, " ")
+
+
+def tied(text: str) -> str:
+    """Replace the spaces inside intervals, and between numbers, their units and their intervals, by `TIE`."""
+    return _TOGETHER.sub(lambda found: found[0].replace(" ", TIE), text)
 
 
 def _html(text: str) -> str:

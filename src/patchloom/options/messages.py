@@ -7,37 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 
 from patchloom.errors import PatchloomError, closest_word, listing, normalize_word
 
-# names of options in other programs, without hyphens and underscores
-_RATE = "the base learning rate: the peak is blr · (images per update) / 256, independent of the batch size"
-_ELSEWHERE: dict[str, tuple[str, str]] = {
-    **dict.fromkeys(("lr", "learningrate", "baselr"), ("blr", _RATE)),
-    **dict.fromkeys(("batch", "bs", "b", "batchsizepergpu"), ("batch_size", "")),
-    **dict.fromkeys(("output", "outputdir", "outdir", "outfolder", "savedir", "logdir", "name"), ("out", "")),
-    **dict.fromkeys(("imagesize", "inputsize", "resolution", "size", "imgsz"), ("img_size", "")),
-    **dict.fromkeys(("numworkers", "nworkers", "j"), ("workers", "")),
-    **dict.fromkeys(("gpus", "ngpus", "numgpus", "nprocpernode"), ("devices", "")),
-    **dict.fromkeys(("gpu", "cuda", "cpu"), ("device", "it takes cuda or cpu, and has a default")),
-    **dict.fromkeys(("amp", "fp16", "bf16", "halfprecision"), ("precision", "")),
-    **dict.fromkeys(("arch", "architecture", "backbone", "encoder", "net"), ("model", "")),
-    **dict.fromkeys(("pretrained", "weights", "checkpoint", "ckpt"), ("init", "it takes timm:NAME or a file")),
-    **dict.fromkeys(("steps", "iterations", "niter", "maxepochs", "numepochs"), ("epochs", "")),
-    **dict.fromkeys(("wd", "decay"), ("weight_decay", "")),
-    **dict.fromkeys(("warmup", "warmupsteps"), ("warmup_epochs", "")),
-    **dict.fromkeys(("pretext", "method", "objective"), ("task", "")),
-    **dict.fromkeys(("logger", "loggers", "tracker", "trackers", "reportto"), ("log", "")),
-    **dict.fromkeys(("earlystop", "earlystopping", "stopafter"), ("patience", "")),
-    **dict.fromkeys(("limit", "subset", "most", "maximages"), ("max_train", "")),
-    **dict.fromkeys(("cfg", "conf", "yaml"), ("config", "")),
-}
-_NEEDLESS = {
-    **dict.fromkeys(("resume", "continue"), "the same command, with the same --out, resumes a run"),
-    **dict.fromkeys(
-        ("nodes", "nnodes", "numnodes"),
-        "start processes on several machines by torchrun or srun (docs/how-to/slurm.md)",
-    ),
-    **dict.fromkeys(("verbose", "quiet"), "the output is always the same"),
-    **dict.fromkeys(("augment", "augmentation", "transforms"), "use --flip, --crop_scale and --randaugment"),
-}
 _WORDS = ("data", "dataset", "datapath", "datadir", "input", "images", "run")  # names of positional arguments
 
 
@@ -78,8 +47,6 @@ def unknown_word_error(
         )
     if bare.startswith("task.") and "--tasks" in known:
         said = f"there is no option {name} for all tasks: write it behind a task, as in --tasks mae,mae:{bare}=VALUE"
-    elif other := _otherwise_called(name, bare, known):
-        said = other
     elif normalize_word(bare) in _WORDS and places:
         said = f"there is no option {name}: give {listing(places, 'and')} without a name, {prog} {' '.join(places)}"
     elif near := _mistyped(name, bare, known):
@@ -89,18 +56,6 @@ def unknown_word_error(
     else:
         said = f"there is no option {name}; {prog} --help all lists them"
     return PatchloomError(said)
-
-
-def _otherwise_called(name: str, bare: str, known: Sequence[str]) -> str | None:
-    """Return the message about an option that does not exist here, or that has another name, or None."""
-    if normalize_word(bare) in _NEEDLESS:
-        return f"there is no option {name}: {_NEEDLESS[normalize_word(bare)]}"
-    meant, why = _ELSEWHERE.get(normalize_word(bare), ("", ""))
-    if f"--{meant}" in known:
-        return f"there is no option {name}; did you mean --{meant}" + (f"? It is {why}" if why else "?")
-    if re.match("no[-_]", bare) and (switch := f"--{bare[3:].replace('-', '_')}") in known:
-        return f"there is no option {name}; did you mean {switch} false?"
-    return None
 
 
 def _mistyped(name: str, bare: str, known: Sequence[str]) -> str | None:
@@ -114,5 +69,4 @@ def _mistyped(name: str, bare: str, known: Sequence[str]) -> str | None:
 def unknown_option_error(name: str, known: Iterable[str], otherwise: str) -> PatchloomError:
     """Return the error about an unknown keyword of a Python call, in the words of the command line."""
     options = [f"--{one}" for one in known]
-    said = _otherwise_called(f"--{name}", name, options) or _mistyped(f"--{name}", name, options)
-    return PatchloomError(said or f"there is no option --{name}; {otherwise}")
+    return PatchloomError(_mistyped(f"--{name}", name, options) or f"there is no option --{name}; {otherwise}")

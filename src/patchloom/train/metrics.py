@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from patchloom.data.loader import steps_per_epoch
-from patchloom.display import duration, time_left, visible
+from patchloom.display import TIE, duration, tied, time_left, visible
 from patchloom.errors import AlreadyReported, PatchloomError
 from patchloom.estimate import Estimate
 from patchloom.loggers.queue import TrackerSet
@@ -41,10 +41,6 @@ from patchloom.train.estimate import sentences_on_time
 from patchloom.train.step import Stepper
 from patchloom.train.validation import Validation
 from patchloom.train.verdict import VerdictInputs, logged_knn
-
-# kept on one line: a number and its unit, and an interval
-_TOGETHER = re.compile(r"\[[^][]{1,30}\]|(?<=[\d%]) (?=[%[])")
-_TIE = "\x00"
 
 
 class LinePart(NamedTuple):
@@ -93,14 +89,13 @@ def wrap_columns(text: str, width: int) -> str:
         return text
     columns = [gap.end() for gap in re.finditer(r"(?<=\S) {2,}", text) if gap.end() <= width // 2]
     inside = columns[-1] if columns else len(text) - len(text.lstrip()) + 2
-    tied = _TOGETHER.sub(lambda one: one[0].replace(" ", _TIE), text)
     lines, here = [], ""
-    for gap, word in re.findall(r"( *)(\S+)", tied):
+    for gap, word in re.findall(r"( *)(\S+)", tied(text)):
         if here.strip() and len(here) + len(gap) + len(word) > width:
             lines.append(here)
             here, gap = "", " " * inside
         here += gap + word
-    return "\n".join([*lines, here]).replace(_TIE, " ")
+    return "\n".join([*lines, here]).replace(TIE, " ")
 
 
 # Pictures of a run during training and at its end: task pictures of held-out images, and curves.
