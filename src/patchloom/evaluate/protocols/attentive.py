@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,21 +16,28 @@ from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.data.stats import normalize
 from patchloom.errors import check_options
-from patchloom.evaluate.attentive import AttentiveClassifier, CrossPool, EfficientPool, begin_attentive
+from patchloom.evaluate.attentive import (
+    AttentiveClassifier,
+    CrossPool,
+    EfficientPool,
+    PatchClassifier,
+    begin_attentive,
+    shared_queries,
+)
 from patchloom.evaluate.classification import note_recordings, plan_for, test_classifiers, training_report
 from patchloom.evaluate.classifier import class_names
 from patchloom.evaluate.features import Precision
 from patchloom.evaluate.frozen import INSTEAD
 from patchloom.evaluate.lars_probe import refuse_accumulation
-from patchloom.evaluate.recipes import ATTENTIVE, AttentiveRecipe
-from patchloom.evaluate.select import Candidate, Fitted, recipe_sentences, train_candidates
-from patchloom.evaluate.settings import EvalSettings, parts_of, place_in_run, share_steps
+from patchloom.evaluate.recipes import ATTENTIVE, AttentiveRecipe, ResolvedRecipe
+from patchloom.evaluate.select import Candidate, Fitted, Plan, recipe_sentences, train_candidates
+from patchloom.evaluate.settings import EvalSettings, Parts, parts_of, place_in_run, share_steps
 from patchloom.evaluate.subjects import Subject, open_subjects
 from patchloom.look.image_grid import to_pixels
 from patchloom.look.query_attention import draw_queries
 from patchloom.nets.encode import attention_heads, grid_size, patch_count, width
 from patchloom.nets.finetune import with_variant
-from patchloom.nets.swin import refuse_hierarchical
+from patchloom.nets.swin import PlainViT, refuse_hierarchical
 from patchloom.results.evaluation import Drawing, Evaluation
 from patchloom.system.distributed import rank
 
@@ -78,18 +86,38 @@ def attentive(
     vit = refuse_hierarchical(subjects.ours.vit, "attentive", INSTEAD)
     parts = parts_of(data, settings, card=subjects.ours.card, run=run)
     plan = plan_for(recipe, changes, vit, parts, settings, precision, ATTENTIVE, begin_attentive)
+    report, fitted = attentive_report([subjects.ours, *(subjects.controls if control else [])], plan, precision)
+    place = place_in_run(run, data, recipe, settings.seed, "pictures", ".png", "attentive-")
+    return replace(report, drawings=_drawings(place, fitted[0], parts.test, settings))
+
+
+def small_plan(vit: PlainViT, parts: Parts[Source], settings: EvalSettings) -> Plan[Source, ResolvedRecipe]:
+    """Return the plan of the recipe small, with as many of its queries as share the width of the encoder."""
+    queries = shared_queries(width(vit), ATTENTIVE["small"][0].queries)
+    return plan_for("small", {"queries": queries}, vit, parts, settings, "auto", ATTENTIVE, begin_attentive)
+
+
+def candidate(subject: Subject, parts: Parts[Source], *, raw: bool = False) -> Candidate:
+    """Return a candidate: an attentive classifier on a frozen encoder, or on the ``raw`` patches of its images."""
     classes = len(class_names(parts.train))
 
-    def build(subject: Subject, recipe: AttentiveRecipe) -> AttentiveClassifier:
-        d = width(subject.vit)
+    def build(recipe: AttentiveRecipe) -> AttentiveClassifier:
+        encoder, d = with_variant(subject.vit, subject.card), width(subject.vit)
+        if raw:
+            return PatchClassifier(encoder, classes, recipe.queries)
         pool: Any = CrossPool(d, attention_heads(subject.vit))
         if recipe.form == "efficient":
             pool = EfficientPool(d, recipe.queries, recipe.reduce)
-        return AttentiveClassifier(with_variant(subject.vit, subject.card), classes, pool, recipe.whole)
+        return AttentiveClassifier(encoder, classes, pool, recipe.whole)
 
-    trained = [subjects.ours, *(subjects.controls if control else [])]
-    candidates = [Candidate(one.name, one.card, partial(build, one)) for one in trained]
-    values = plan.recipe.plain()
+    return Candidate(subject.name, subject.card, build)
+
+
+def attentive_report(
+    subjects: Sequence[Subject], plan: Plan[Source, ResolvedRecipe], precision: Precision, quiet: bool = False
+) -> tuple[Evaluation, list[Fitted]]:
+    """Train and test an attentive classifier on each subject; return the report, and what was trained."""
+    values, parts = plan.recipe.plain(), plan.parts
     pooled = "one learned query attends to the patch tokens of the frozen encoder by multi-head attention"
     if values["form"] == "efficient":
         pooled = (
@@ -97,12 +125,11 @@ def attentive(
             "own keys (efficient probing)"
         )
     done = f"Attentive probe: {pooled}; batch norm and a linear layer classify what they pool."
-    fitted = train_candidates(candidates, plan)
+    fitted = train_candidates([candidate(one, parts) for one in subjects], plan, quiet=quiet)
     rows, found = test_classifiers("attentive", fitted, plan, precision)
-    said, title = [done, recipe_sentences(plan), *note_recordings(plan)], f"Attentive probe ({recipe}): "
-    report = training_report("attentive", title, said, rows, parts, settings, found[-1]).with_differences(True)
-    place = place_in_run(run, data, recipe, settings.seed, "pictures", ".png", "attentive-")
-    return replace(report, drawings=_drawings(place, fitted[0], parts.test, settings))
+    said, title = [done, recipe_sentences(plan), *note_recordings(plan)], f"Attentive probe ({plan.name}): "
+    report = training_report("attentive", title, said, rows, parts, plan.settings, found[-1])
+    return report.with_differences(True), fitted
 
 
 def _drawings(place: Path | None, fitted: Fitted, test: Source, settings: EvalSettings) -> tuple[Drawing, ...]:
