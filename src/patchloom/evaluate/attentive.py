@@ -23,13 +23,14 @@ from patchloom.errors import PatchloomError
 from patchloom.evaluate.classification import ClassPredictions, labelled_training
 from patchloom.evaluate.features import ImageFeatures, Precision, one_pass
 from patchloom.evaluate.lars_probe import LinearClassifier, begin_probe
-from patchloom.evaluate.recipes import ResolvedAttentiveRecipe
+from patchloom.evaluate.recipes import ResolvedAttentiveRecipe, ResolvedRecipe
+from patchloom.evaluate.select import Plan
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.evaluate.trainer import Forward, Score, Trainer
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.encode import encode, input_channels, patch_count, patch_size, prefix_count, width
 from patchloom.nets.optimizer import parameter_groups
-from patchloom.nets.swin import Encoder
+from patchloom.nets.swin import Encoder, PlainViT
 from patchloom.system.hardware import free_memory
 from patchloom.withhold.encoder_input import all_patches
 
@@ -260,3 +261,27 @@ def memory_shortfall(vit: Encoder, images: int, noun: str, d: int | None = None)
     if need <= _FILLED * free:
         return ""
     return f"the tokens of {images:,} {noun} need {need:.1f} GiB of memory, and {free:.1f} are free"
+
+
+# Work in products of two numbers, for a rule that no timing enters.
+
+
+def encoder_products(vit: PlainViT) -> float:
+    """Return the products of one image's way through an encoder, without patch embedding: 12 d² + 2 n d a token."""
+    n, d = patch_count(vit), width(vit)
+    return len(vit.blocks) * n * (12 * d**2 + 2 * n * d)
+
+
+def probe_products(vit: PlainViT, plan: Plan[Source, ResolvedRecipe]) -> float:
+    """Return the products of one attentive probe by efficient probing, with cached tokens.
+
+    Training and test images are encoded once, and a backward pass counts as two forward passes.
+    """
+    values, course, parts = plan.recipe.plain(), plan.course(), plan.parts
+    n, d = patch_count(vit), width(vit)
+    pooling = 2 * n * d * values["queries"] + d**2 / values["reduce"]
+    validated = (
+        0 if plan.recipe.validation == 0 else course.steps / course.every * plan.recipe.held_out(len(parts.train))
+    )
+    encoded = len(parts.train) + len(parts.test)
+    return encoded * encoder_products(vit) + (3 * course.steps * course.batch + validated + len(parts.test)) * pooling
