@@ -14,6 +14,7 @@ from claims_declared import CLAIMS, Claim, Comparison
 from claims_free import HOW, SAID, SECTION, TITLE, free_summary, free_table
 from claims_judge import CONTRADICTED, HOLDS, UNDECIDED, Decided, Noise, Scores, decide, noise_of
 from claims_kept import Part, joined, kept_on
+from claims_probes import PROBES, probes_part, probes_section
 from claims_runs import WHERE, Study
 
 from patchloom.results.verdict import Verdict, read_health
@@ -55,6 +56,9 @@ def write_page(study: Study, page: Path) -> None:
     if free:
         rows.append(f"| {TITLE} | {SAID} | {free.cells} |")
         sections.append(joined(f"## {SECTION}", HOW, free.text(FREE)))
+    probes = probes_part(study) or kept.get(PROBES)
+    if probes:
+        sections.append(probes_section(probes))
     text = [beginning(study), "\n".join([*SUMMARY, *rows]), *sections, chance(count)]
     write_whole(page, joined(*text) + "\n")
 

@@ -91,10 +91,12 @@ def attentive(
     return replace(report, drawings=_drawings(place, fitted[0], parts.test, settings))
 
 
-def small_plan(vit: PlainViT, parts: Parts[Source], settings: EvalSettings) -> Plan[Source, ResolvedRecipe]:
+def small_plan(
+    vit: PlainViT, parts: Parts[Source], settings: EvalSettings, precision: Precision = "auto"
+) -> Plan[Source, ResolvedRecipe]:
     """Return the plan of the recipe small, with as many of its queries as share the width of the encoder."""
     queries = shared_queries(width(vit), ATTENTIVE["small"][0].queries)
-    return plan_for("small", {"queries": queries}, vit, parts, settings, "auto", ATTENTIVE, begin_attentive)
+    return plan_for("small", {"queries": queries}, vit, parts, settings, precision, ATTENTIVE, begin_attentive)
 
 
 def candidate(subject: Subject, parts: Parts[Source], *, raw: bool = False) -> Candidate:
