@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -38,6 +39,7 @@ from patchloom.evaluate.protocols.linear import fit_probes, linear_results
 from patchloom.evaluate.select import train_candidates
 from patchloom.evaluate.settings import EvalSettings, Parts, limit_training_images, parts_of
 from patchloom.evaluate.subjects import Subject, with_controls
+from patchloom.nets.encode import input_channels, patch_size, width
 from patchloom.nets.swin import is_hierarchical, refuse_hierarchical
 from patchloom.results import store
 from patchloom.results.claims import CONSTANT, PIXELS, UNTRAINED
@@ -211,9 +213,10 @@ def with_attentive(on: LabelledData, those: Sequence[Contender], settings: EvalS
     train = on.parts.train
     for one in those:
         vit, why = load_encoder(one.place)[0], ""
+        pixels = input_channels(vit) * math.prod(patch_size(vit))  # raw patches may be wider than tokens
         if is_hierarchical(vit):
             why = f"{one.name} is a Swin, which has no such probe"
-        elif not (why := memory_shortfall(vit, len(train), train.noun)):
+        elif not (why := memory_shortfall(vit, len(train), train.noun, max(width(vit), pixels))):
             try:
                 attentive.small_plan(vit, on.parts, settings)
             except PatchloomError as problem:
