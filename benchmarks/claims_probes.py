@@ -19,6 +19,7 @@ PROBES = "probes"
 TASKS = ("mae", "simmim", "droppos", "mp3", "restore", "extrema", "lut")
 PROBED = (*TASKS, UNTRAINED)
 REQUIRED = ("mae", "extrema", UNTRAINED)
+FEW, MANY = 3, 15  # tasks up to which a correlation says nothing; pairs from which chance decides one
 LINEAR, ATTENTIVE = "linear", "attentive"
 GAIN = "attentive minus linear"
 WORDS = {HOLDS: "better", CONTRADICTED: "worse", UNDECIDED: "undecided"}
@@ -26,9 +27,9 @@ TITLE = "Linear and attentive probes"
 SAID = """A linear probe on the mean of the patch tokens ranks masked image modelling below its worth: on ImageNet-1k
 MAE's ViT-B has 67.8 % by it and 75.5 % by an attentive probe, SimMIM's 47.1 and 64.9 %, while encoders with a trained
 class token gain less than a point (Psomas et al. 2025, arXiv 2506.10178, and its program's table). The encoders of the
-other sections were not kept. Those of seven tasks were therefore pre-trained again for this section, with the sizes and
-the images of this page, and measured by `python benchmarks/claims.py probes`; the other sections stay as they were
-measured. Everything here is as small as there."""
+other sections were not kept. The tasks below were therefore pre-trained again, with the sizes and the images of this
+page, and measured by `python benchmarks/claims.py probes`; the other sections stay as they were measured. Everything
+here is as small as there."""
 
 Found = Mapping[str, Mapping[str, np.ndarray]]  # by measure and arm, [s n] whether each test image is correct
 
@@ -89,7 +90,8 @@ def probes_part(study: Study) -> Part | None:
     verdicts = {pair: tuple(WORDS[of(name, *pair).verdict] for name in (LINEAR, ATTENTIVE)) for pair in pairs}
     changed = {pair: words for pair, words in verdicts.items() if words[0] != words[1]}
     reversed_ = [pair for pair, words in changed.items() if UNDECIDED not in words]
-    lines += ["", "| verdicts that differ | than | linear | attentive |", "| --- | --- | --- | --- |"]
+    if changed:
+        lines += ["", "| verdicts that differ | than | linear | attentive |", "| --- | --- | --- | --- |"]
     lines += [f"| {one} | {other} | {words[0]} | {words[1]} |" for (one, other), words in changed.items()]
     tasks = [arm for arm in by_both if arm != UNTRAINED]
     orders = [[found[name][arm].mean() for arm in tasks] for name in (LINEAR, ATTENTIVE)]
@@ -102,13 +104,15 @@ def probes_part(study: Study) -> Part | None:
         else f"{len(seeds)} seeds, judged by the rule of this page."
     )
     published = {HOLDS: "holds here", CONTRADICTED: "is contradicted here", UNDECIDED: "is undecided here"}
+    chance = "; one of so many may differ by chance alone" * (len(pairs) > MANY)
+    alike = f" (Spearman's ρ of the {len(tasks)} tasks {stats.spearmanr(*orders).statistic:+.2f})" * (len(tasks) > FEW)
     told = (
         f"{rule} The verdicts of {len(changed)} of {len(pairs)} pairs differ between the probes, {len(reversed_)} of "
-        f"them are reversed; one of so many may differ by chance alone. By the linear probe the "
-        f"order is {first}; by the attentive one it is {', '.join(tasks)} (Spearman's ρ of the {len(tasks)} "
-        f"tasks {stats.spearmanr(*orders).statistic:+.2f}). The gain of `mae` minus that of "
-        f"`extrema` is {interval(gained)} points: the published order, in which masked image modelling gains more, "
-        f"{published[gained.verdict]}." + f" Not measured yet: {lacking}." * bool(lacking)
+        f"them are reversed{chance}. By the linear probe the order is {first}; by the attentive one it is "
+        f"{', '.join(tasks)}{alike}. The gain of `mae` minus that of `extrema` is {interval(gained)} points: the "
+        f"published order, in which masked image modelling gains more, {published[gained.verdict]}."
+        + f" Not measured yet: {lacking}."
+        * bool(lacking)
     )
     paths = (study.result_path(arm, seed, WHERE) for arm in PROBED for seed in seeds)
     places = "; ".join(sorted({path.read_text() for path in paths if path.exists()}))
