@@ -212,7 +212,7 @@ def test_the_section_on_probes_names_the_verdicts_that_differ(tmp_path: Path) ->
     alone = keep(Study(tmp_path / "one"), 1, "droppos")
     assert "| mae | 40.0 | 60.0 | +20.0 | 30.0 |" in alone and "Not measured yet: `droppos`." in alone
     assert "| mae | untrained | undecided | better |" in alone and "over the test images alone" in alone
-    assert "`extrema` is +15.0 [" in alone and "more, holds here" in alone
+    assert "`extrema` is for `mae` +15.0 [" in alone and "(the order holds), and for `simmim` +0.0 [" in alone
     assert "| lut | untrained |" not in alone and "| untrained | lut | worse | better |" in alone  # best first
     claims_page.write_page(Study(tmp_path / "empty"), page)
     assert " ".join(sections(page.read_text())[claims_probes.TITLE].split()) == alone  # kept
