@@ -269,7 +269,7 @@ def memory_shortfall(vit: Encoder, images: int, noun: str, d: int | None = None)
 def encoder_products(vit: PlainViT) -> float:
     """Return the products of one image's way through an encoder, without patch embedding: 12 d² + 2 n d a token."""
     n, d = patch_count(vit), width(vit)
-    return len(vit.blocks) * n * (12 * d**2 + 2 * n * d)
+    return len(vit.feature_info) * n * (12 * d**2 + 2 * n * d)
 
 
 def probe_products(vit: PlainViT, plan: Plan[Source, ResolvedRecipe]) -> float:
