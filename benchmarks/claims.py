@@ -4,6 +4,7 @@
     python benchmarks/claims.py --plan                        # list the arms, their lengths, and finished ones
     python benchmarks/claims.py --data /tmp/data/cifar10      # all claims; hours, two runs at a time
     python benchmarks/claims.py droppos mp3 --jobs 1          # some of them
+    python benchmarks/claims.py probes                        # linear, attentive and kNN of seven tasks, nothing else
     python benchmarks/claims.py --table                       # no training: claims.md from the results in --out
 
 `claims_arms.py` defines what is trained, `claims_declared.py` what is claimed and compared, `claims_judge.py` how it is
@@ -21,9 +22,10 @@ import sys
 import time
 from pathlib import Path
 
-from claims_arms import ARMS, SEEDS, UNTRAINED
+from claims_arms import ARMS, FROZEN, SEEDS, UNTRAINED
 from claims_declared import CLAIMS
 from claims_page import write_page
+from claims_probes import PROBED, PROBES
 from claims_runs import Study, copy_images, make, needed, plain
 
 from patchloom.display import duration
@@ -43,7 +45,7 @@ def jobs_of(claims: list[str]) -> list[Job]:
 
     for claim in claims:
         for seed in range(SEEDS):
-            for arm in (*CLAIMS[claim].arms, UNTRAINED):  # the control of each
+            for arm in PROBED if claim == PROBES else (*CLAIMS[claim].arms, UNTRAINED):  # the control of each
                 add((arm, seed))
     return list(found)
 
@@ -52,7 +54,7 @@ def one(study: Study, job: Job) -> subprocess.Popen[bytes]:
     """Start a process for one arm and seed, with its output in a log file."""
     arm, seed = job
     (logs := study.out / "logs").mkdir(parents=True, exist_ok=True)
-    words = [sys.executable, __file__, "--one", arm, str(seed), "--out", str(study.out)]
+    words = [sys.executable, __file__, "--one", arm, str(seed), "--out", str(study.out), *[PROBES] * bool(study.only)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with open(logs / f"{plain(arm)}-{seed}.txt", "a") as log:
         return subprocess.Popen(words, stdout=log, stderr=log, env=environment)
@@ -95,7 +97,7 @@ def make_all(study: Study, jobs: list[Job], at_once: int) -> list[Job]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("claims", nargs="*", help=f"of {', '.join(CLAIMS)}; all, if none is named")
+    parser.add_argument("claims", nargs="*", help=f"of {', '.join((*CLAIMS, PROBES))}; all claims, if none is named")
     parser.add_argument("--data", type=Path, default=Path("/tmp/data/cifar10"), help="CIFAR-10, by class")
     parser.add_argument("--out", type=Path, default=Path("/tmp/claims"))
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time, with one thread each")
@@ -104,11 +106,11 @@ def main() -> None:
     parser.add_argument("--page", type=Path, default=Path(__file__).with_name("claims.md"))
     parser.add_argument("--one", nargs=2, metavar=("ARM", "SEED"), help=argparse.SUPPRESS)
     args = parser.parse_args()
-    study = Study(args.out)
+    study = Study(args.out, only=FROZEN if args.claims == [PROBES] else ())
     if args.one:
         return make(study, args.one[0], int(args.one[1]))
-    if unknown := [name for name in args.claims if name not in CLAIMS]:
-        parser.error(f"there is no claim {unknown[0]}; there are {', '.join(CLAIMS)}")
+    if unknown := [name for name in args.claims if name not in (*CLAIMS, PROBES)]:
+        parser.error(f"there is no claim {unknown[0]}; there are {', '.join((*CLAIMS, PROBES))}")
     jobs = jobs_of(args.claims or list(CLAIMS))
     if args.plan:
         for arm, seed in jobs:

@@ -34,12 +34,14 @@ MEASURES = {
     "few": "fine-tuned with 500 labels",
     "all": "fine-tuned with 5,000 labels",
     "linear": "linear probe of the mean of the patch tokens, 5,000 labels",
+    "attentive": "attentive probe of the patch tokens, 5,000 labels of which 750 choose the epoch (`patchloom evaluate "
+    "attentive`, recipe `small`, in float32)",
     "instance": "linear probe of the image's representation in ExtreMA (class attention or mean), 5,000 labels",
     "knn": "kNN (k = 20) of the mean of the patch tokens, 5,000 labels",
     "positions": "accuracy of the run's own task on withheld positions, mean over 16 pairs of γ and γ_pos "
     "(chance 2.35 %)",
 }
-FROZEN = ("linear", "knn")
+FROZEN = ("linear", "attentive", "knn")
 USUAL = ("few", *FROZEN)
 EVERY = ("few", "all", *FROZEN)
 

@@ -73,10 +73,16 @@ def free_table(study: Study, scores: Mapping[str, Scores]) -> str:
     return "\n".join(lines)
 
 
-HOW = f"""Measured on 500 test images of every encoder of this page that was trained for {EPOCHS} epochs
+def how(table: str) -> str:
+    """Return the text above a table of measures."""
+    searched = len(MEASURES) * (len(table.splitlines()) - 2) - 1
+    return HOW.format(searched=searched, epochs=EPOCHS, rankme=RANKME)
+
+
+HOW = """Measured on 500 test images of every encoder of this page that was trained for {epochs} epochs
 (`patchloom evaluate label-free`). Encoders trained longer or shorter are left out, because many measures change
 together with the length. (At first these were included; a review removed them.) Each cell has ρ over the encoders, its
 interval from draws of tasks with all their arms and seeds, because the arms of one task are similar, and ρ over the
 means of the tasks. There are seven tasks, so the intervals are rather too narrow, and ρ of the means would have to be
-0.79. Only the correlation of {RANKME} with kNN was declared beforehand. Everything else is a search among
-{len(FIGURES) * len(MEASURES) - 1} intervals, one or more of which exclude zero by chance alone."""
+0.79. Only the correlation of {rankme} with kNN was declared beforehand. Everything else is a search among
+{searched} intervals, one or more of which exclude zero by chance alone."""

@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 from claims_arms import ARMS, FROZEN, MEASURES, SAME, SCRATCH, SEEDS, UNTRAINED
 from claims_declared import CLAIMS, Claim, Comparison
-from claims_free import HOW, SAID, SECTION, TITLE, free_summary, free_table
+from claims_free import SAID, SECTION, TITLE, free_summary, free_table, how
 from claims_judge import CONTRADICTED, HOLDS, UNDECIDED, Decided, Noise, Scores, decide, noise_of
 from claims_kept import Part, joined, kept_on
+from claims_probes import PROBES, probes_part, probes_section
 from claims_runs import WHERE, Study
 
 from patchloom.results.verdict import Verdict, read_health
@@ -54,7 +55,10 @@ def write_page(study: Study, page: Path) -> None:
     free = Part(free_summary(study, scores), table) if (table := free_table(study, scores)) else kept.get(FREE)
     if free:
         rows.append(f"| {TITLE} | {SAID} | {free.cells} |")
-        sections.append(joined(f"## {SECTION}", HOW, free.text(FREE)))
+        sections.append(joined(f"## {SECTION}", how(free.tables), free.text(FREE)))
+    probes = probes_part(study) or kept.get(PROBES)
+    if probes:
+        sections.append(probes_section(probes))
     text = [beginning(study), "\n".join([*SUMMARY, *rows]), *sections, chance(count)]
     write_whole(page, joined(*text) + "\n")
 

@@ -30,12 +30,17 @@ import patchloom
 from patchloom.data.source import Source
 from patchloom.data.sources.open import open_data
 from patchloom.errors import PatchloomError
+from patchloom.evaluate.classification import test_classifiers
 from patchloom.evaluate.features import extract
 from patchloom.evaluate.label_free import label_free_rows
 from patchloom.evaluate.logistic import linear_probe
+from patchloom.evaluate.protocols.attentive import candidate, small_plan
 from patchloom.evaluate.protocols.knn import knn_right
-from patchloom.evaluate.settings import EvalSettings
+from patchloom.evaluate.select import train_candidates
+from patchloom.evaluate.settings import EvalSettings, Parts
+from patchloom.evaluate.subjects import Subject
 from patchloom.nets.checkpoints.format import untrained_twin
+from patchloom.nets.swin import refuse_hierarchical
 from patchloom.runs.encoder import load_extra_module
 from patchloom.system.files import write_whole
 from patchloom.system.hardware import processor
@@ -59,11 +64,13 @@ class Study:
         out: the folder.
         epochs: epochs of pre-training.
         images: images per class, for training and for the test.
+        only: measures to make; empty: all of each arm.
     """
 
     out: Path
     epochs: float = EPOCHS
     images: int = IMAGES
+    only: tuple[str, ...] = ()
 
     def run(self, arm: str, seed: int) -> Path:
         """Return the folder of the arm's pre-training, or that of the arm whose encoder it uses."""
@@ -80,7 +87,8 @@ class Study:
     def files(self, arm: str, seed: int) -> list[Path]:
         """Return the paths of all results of an arm with a seed."""
         names = [f"{measure}.npy" for measure in ARMS[arm].measures] + ["label-free.json"] * bool(ARMS[arm].task)
-        return [self.result_path(arm, seed, name) for name in names]
+        wanted = [name for name in names if not self.only or Path(name).stem in self.only]
+        return [self.result_path(arm, seed, name) for name in wanted]
 
     def is_as_declared(self, arm: str, seed: int) -> bool:
         """Return whether stored results are of the current declaration of the arm, or there are none."""
@@ -238,6 +246,17 @@ def frozen(study: Study, arm: str, seed: int) -> None:
         keep(study, arm, seed, measure, right.cpu().numpy())
 
 
+def attentive(study: Study, arm: str, seed: int) -> None:
+    """Measure an attentive probe of an arm's patch tokens by the recipe small."""
+    vit, card = patchloom.load_encoder(study.run(arm, seed))
+    if ARMS[arm].fresh:
+        vit, _ = untrained_twin(card, seed=seed)
+    settings = EvalSettings(seed=seed, device="cpu", workers=0, cache=False)
+    plan = small_plan(refuse_hierarchical(vit, "attentive", ""), Parts(*parts(study), ""), settings, "float32")
+    fitted = train_candidates([candidate(Subject(arm, vit, card), plan.parts)], plan, quiet=True)
+    keep(study, arm, seed, "attentive", test_classifiers("attentive", fitted, plan, "float32")[1][0].right.numpy())
+
+
 def positions(study: Study, arm: str, seed: int) -> None:
     """Measure the accuracy of the run's own task on positions, averaged over shares of withheld patches."""
     given = {"images": POSITION_IMAGES, "device": "cpu", "workers": 0}
@@ -266,6 +285,7 @@ HOW: dict[str, Callable[[Study, str, int], None]] = {
     "few": partial(finetune, "few"),
     "all": partial(finetune, "all"),
     "linear": frozen,
+    "attentive": attentive,
     "knn": frozen,
     "instance": frozen,
     "positions": positions,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import claims
 import claims_page
+import claims_probes
 import claims_runs
 import label_free
 import numpy as np
@@ -191,6 +192,35 @@ def test_ends_of_intervals_encoders_of_arms_and_independent_seeds() -> None:
     assert set(claims_page.trained(several)) == {"mp3", SCRATCH, "extrema, instance"}
 
 
+def test_the_section_on_probes_names_the_verdicts_that_differ(tmp_path: Path) -> None:
+    page, images = tmp_path / "claims.md", np.arange(1000)
+    right = {arm: {"linear": 400, "attentive": 450, "knn": 300} for arm in claims_probes.PROBED}
+    right |= {
+        "mae": {"linear": 400, "attentive": 600, "knn": 300},
+        "lut": {"linear": 500, "attentive": 300, "knn": 300},
+    }
+
+    def keep(study: Study, seeds: int, *without: str) -> str:
+        for arm, seed in ((arm, seed) for arm in right.keys() - {*without} for seed in range(seeds)):
+            for measure, count in right[arm].items():
+                rng = np.random.default_rng(seed)  # the same images are hard in all arms
+                claims_runs.keep(study, arm, seed, measure, rng.permutation(images) < count + 5 * seed)
+        claims_page.write_page(study, page)
+        return " ".join(sections(page.read_text()).get(claims_probes.TITLE, "").split())
+
+    assert not keep(Study(tmp_path / "none"), 1, "extrema")
+    alone = keep(Study(tmp_path / "one"), 1, "droppos")
+    assert "| mae | 40.0 | 60.0 | +20.0 | 30.0 |" in alone and "Not measured yet: `droppos`." in alone
+    assert "| mae | untrained | undecided | better |" in alone and "over the test images alone" in alone
+    assert "`extrema` is for `mae` +15.0 [" in alone and "(the order holds), and for `simmim` +0.0 [" in alone
+    assert "| lut | untrained |" not in alone and "| untrained | lut | worse | better |" in alone  # best first
+    claims_page.write_page(Study(tmp_path / "empty"), page)
+    assert " ".join(sections(page.read_text())[claims_probes.TITLE].split()) == alone  # kept
+    several = keep(Study(tmp_path / "three"), 3)
+    assert "| mae | 40.5 (40.0-41.0) |" in several and "3 seeds, judged by the rule" in several
+    assert claims.jobs_of([claims_probes.PROBES])[0] == ("mae", 0)
+
+
 @pytest.fixture(scope="module")
 def cifar(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with two classes, forty images of each in both parts."""
@@ -214,7 +244,7 @@ def test_the_study_makes_what_is_missing_and_nothing_else(cifar: Path, tmp_path:
         claims_runs.make(study, *job)
         assert study.is_done(*job) and not study.is_done(job[0], 1)
     kept = {path: path.stat().st_mtime_ns for path in study.out.rglob("*.npy")}
-    assert {np.load(path).shape for path in kept} == {(72,)} and len(kept) == 4 + 2 + 2
+    assert {np.load(path).shape for path in kept} == {(72,)} and len(kept) == 5 + 2 + 3
     found = set(json.loads(study.result_path("mae", 0, "label-free.json").read_text()))
     assert set(FIGURES) - {IDEST} <= found <= set(FIGURES)  # so few images may have no slope between 0 and 1
     study.result_path("mae", 0, "knn.npy").unlink()

@@ -72,11 +72,13 @@ def test_every_encoder_is_scored_in_every_way_on_the_same_images(compared):
     assert {one.encoder for one in found} == everyone
     assert {row.result.encoder for row in results(compared[1]).rows if row.run == "out"} == everyone
     ways = {(one.protocol, one.settings.get("labels"), one.settings.get("per_class")) for one in found}
-    assert ways == {("linear", None, None), ("knn", None, None), ("linear", 0.5, None), ("linear", None, 2)}
-    assert len(found) == 20 and len({(one.data, one.fingerprint, one.n) for one in found}) == 1
+    whole = {(name, None, None) for name in ("attentive", "linear", "knn")}
+    assert ways == {*whole, ("linear", 0.5, None), ("linear", None, 2)}
+    assert len(found) == 25 and len({(one.data, one.fingerprint, one.n) for one in found}) == 1
     assert all(0 <= one.low <= one.value <= one.high <= 1 for one in found)
     page, verdict = (compared[1] / "report.html").read_text(), (compared[1] / "summary.txt").read_text().strip()
     assert verdict and verdict.split(":")[0] in page and "linear, 2 labels a class" in page
+    assert "by attentive probe" in verdict and "by the first column, the attentive probe" in page
     runs = [RunFolder(compared[1] / f"{task}-seed0") for task in ("mae", "mp3")]
     held = [run.read_data()["held_out"] for run in runs]
     assert held[0] == held[1] and held[0] and len({run.read_config().epochs for run in runs}) == 1
@@ -95,7 +97,7 @@ def test_arms_differ_in_their_options_alone(tmp_path, capsys, monkeypatch):
     usual, other = (RunFolder(out / name).read_config() for name in ("mae-seed0", "mae-blr=1e-3-seed0"))
     assert other.blr == 1e-3 != usual.blr and (out / "mae-seed0" / "logs" / "tensorboard").exists()
     assert replace(other, epochs=usual.epochs, warmup_epochs=usual.warmup_epochs, blr=usual.blr) == usual
-    assert [one["task"] for one in found["trained"]] == arms
+    assert [one["task"] for one in found["trained"]] == arms and found["verdict_by"] == "attentive"
     assert all(one["updates"] * 16 == one["images"] > 0 and one["seconds"] > 0 for one in found["trained"])
     page = (out / "report.html").read_text()
     assert "Training of each run" in page and "mae:blr=1e-3" in page and "fine-tuned, small" in page
@@ -300,7 +302,7 @@ def test_an_encoder_of_beside_is_not_ranked_as_a_task():
         found.setdefault(name, []).append(replace(one, seed=seed))
     on = LabelledData(parts, [Way("linear", "linear")], [])
     compared = compare_labelled({"linear": found}, those, on, Path("out"), [])
-    assert compared.winner == "mae" and compared.order == ("mae", "mp3")
+    assert compared.winner == "mae" and compared.order == ("mae", "mp3") and compared.verdict_by == "linear"
     names = ["mae", "mp3", "raw pixels", "best constant", "timm:x"]
     assert [row[0] for row in compared.tables[0][1].rows] == names
     against = {one.encoder: one.against for one in compared.results if one.against}

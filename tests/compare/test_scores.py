@@ -1,11 +1,13 @@
 """Results of encoders by labels, and when they are measured again."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import torch
+from swins import spec_of, swin
 
 from patchloom.compare import scores
 from patchloom.compare.scores import (
@@ -67,6 +69,31 @@ def test_results_are_kept_with_the_outcomes_of_images(tmp_path):
         assert (few.get("labels"), few.get("per_class")) == {"a tenth": (0.1, None), "5 a class": (None, 5)}.get(
             way, (None, None)
         )
+
+
+def test_the_verdict_is_by_the_attentive_probe_if_it_applies_to_all_encoders(tmp_path, monkeypatch, quick_probe):
+    mine = Contender("mine", 0, "task", str(encoder_at(tmp_path / "run")))
+    pixels, on = mine._replace(name="raw pixels", kind="control"), on_shades()
+    with_it = scores.with_attentive(on, [mine, pixels], QUICK)
+    assert with_it.ways[0] == Way("attentive", "attentive") and with_it.ways[1:] == on.ways and not with_it.notes
+    with_it = with_it._replace(ways=with_it.ways[:1])
+    found = scores.all_scores([mine, pixels], with_it, QUICK, tmp_path / "out")["attentive"]
+    assert [*found] == ["mine", "raw pixels", "best constant"]
+    assert found["mine"][0].settings["queries"] == 16 and all(one.protocol == "attentive" for (one,) in found.values())
+    monkeypatch.setattr(scores, "test_classifiers", None)  # nothing is measured again
+    assert scores.all_scores([mine, pixels], with_it, QUICK, tmp_path / "out")["attentive"] == found
+
+    def why_not(*those: Contender) -> str:
+        without = scores.with_attentive(on, those, QUICK)
+        assert without.ways == on.ways
+        return without.notes[0]
+
+    save_encoder(swin(), replace(CARD, spec=spec_of()), tmp_path / "swin" / "encoder.safetensors")
+    assert "by the linear probe: swin is a Swin" in why_not(
+        mine, Contender("swin", 0, "beside", str(tmp_path / "swin"))
+    )
+    monkeypatch.setattr("patchloom.evaluate.attentive.free_memory", lambda device: 0.0)
+    assert "the tokens of 60 images need" in why_not(mine)
 
 
 def test_only_what_changed_is_measured_again(tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,14 +45,17 @@ class Kill(NamedTuple):
 
 
 def shorten_ends(put: Callable[[Any, str, Any], None] = setattr) -> None:
-    """Shorten the fit of linear probes in this process, and leave the curves of runs blank.
+    """Shorten the fit of linear and attentive probes in this process, and leave the curves of runs blank.
 
     Other tests cover probes and curves, which together take a third of a small run's time.
     """
     from patchloom.evaluate import logistic
+    from patchloom.evaluate.protocols import attentive
+    from patchloom.evaluate.recipes import ATTENTIVE
     from patchloom.train import metrics
 
     put(logistic, "_ITERATIONS", PROBE_STEPS)
+    put(attentive, "ATTENTIVE", ATTENTIVE | {"small": (replace(ATTENTIVE["small"][0], epochs=2), {})})
     put(metrics, "draw_curves", _blank_curves)
 
 

@@ -25,7 +25,7 @@ from patchloom.compare.plan import (
     to_option_values,
 )
 from patchloom.compare.runner import OVERHEAD, Job, lock_folder, run_all
-from patchloom.compare.scores import RECIPE, all_scores, contenders, labelled_parts
+from patchloom.compare.scores import RECIPE, all_scores, contenders, labelled_parts, with_attentive
 from patchloom.compare.stored import compare_stored, find_runs
 from patchloom.compare.timing import note_unequal, read_trained, training_table
 from patchloom.compare.unlabelled import compare_unlabelled, note_too_few_images
@@ -180,6 +180,7 @@ def compare(options: Compare) -> Comparison:
         if on is None:
             found = compare_unlabelled(those, opened, first.folder, settings, folder, notes)
         else:
+            on = with_attentive(on, those, settings)
             scores = all_scores(those, on, settings, folder)
             found = compare_labelled(scores, those, on, folder, [*notes, *on.notes])
         scoring = {"few": ",".join(f"{one:g}" for one in few), "beside": ",".join(others), "finetune": recipe}

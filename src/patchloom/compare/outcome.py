@@ -129,6 +129,7 @@ class Comparison(Displayable):
         results: results of all encoders. Of the best task, or of each run but the first, the one of the last seed has
             the differences from the others, or from the first, over all seeds.
         order: tasks from best to worst, if there are labels.
+        verdict_by: protocol by which the winner is named and the tasks are ordered; "" without labels.
         planned: runs and their duration (`ComparisonPlan.plain`).
         trained: seconds, updates and images of each finished run (`TrainedRun`).
     """
@@ -141,6 +142,7 @@ class Comparison(Displayable):
     about: tuple[tuple[str, str], ...] = ()
     results: tuple[Result, ...] = ()
     order: tuple[str, ...] = ()
+    verdict_by: str = ""
     planned: Mapping[str, Any] = field(default_factory=dict)
     trained: Sequence[Mapping[str, Any]] = ()
 
@@ -158,6 +160,7 @@ class Comparison(Displayable):
             "folder": None if self.folder is None else str(self.folder),
             "winner": self.winner or None,
             "order": list(self.order),
+            "verdict_by": self.verdict_by or None,
             "verdict": [*self.verdict],
             "notes": [*self.notes],
             "about": dict(self.about),
@@ -219,7 +222,7 @@ def difference_cells(one: Difference) -> tuple[str, str]:
 def compare_labelled(
     found: ResultsByWay, those: Sequence[Contender], on: LabelledData, folder: Path, notes: Sequence[str]
 ) -> Comparison:
-    """Return the comparison by labels: the verdict by a linear probe with all of them, and tables of all probes."""
+    """Return the comparison by labels: the verdict by the first way of scoring, and tables of all of them."""
     kinds = {one.name: one.kind for one in those} | {CONSTANT: CONTROL}
     rankings = {}
     for way, scores in found.items():
@@ -232,6 +235,7 @@ def compare_labelled(
     names = [*main.order, *(name for kind in (CONTROL, BESIDE) for name in kinds if kinds[name] == kind)]
     grid = {name: {way: scores[name] for way, scores in found.items() if name in scores} for name in names}
     note = f"{cell_note(len(found[first][best]), f'{n:,} test {noun}')} {on.parts.story}"
+    note += f" The order and the verdict are by the first column, the {first} probe."
     if any(way.few is not None for way in on.ways):
         note += " Each seed has its own draw of few labels, the same for all encoders."
     if found[first][best][0].measure != ACCURACY:
@@ -258,7 +262,9 @@ def compare_labelled(
         for name, (*rest, last) in found[way].items():
             against = tuple(ranking.against.values()) if name == ranking.order[0] else ()
             results += [*rest, replace(last, against=against)]
-    return Comparison(folder, verdict, tables, main.winner, tuple(notes), (), tuple(results), main.order)
+    return Comparison(
+        folder, verdict, tables, main.winner, tuple(notes), (), tuple(results), main.order, on.ways[0].protocol
+    )
 
 
 def health_tables(those: Sequence[Contender]) -> list[Table]:

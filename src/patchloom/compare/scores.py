@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -16,7 +17,9 @@ from patchloom.audio.compatibility import with_encoder_sound
 from patchloom.compare.runner import Job
 from patchloom.data.source import Data, Source, Subset
 from patchloom.display import StatusMessage
+from patchloom.errors import PatchloomError
 from patchloom.evaluate.answers import constant_answers
+from patchloom.evaluate.attentive import memory_shortfall
 from patchloom.evaluate.classification import plan_for, test_classifiers
 from patchloom.evaluate.features import (
     ImageFeatures,
@@ -28,6 +31,7 @@ from patchloom.evaluate.features import (
 )
 from patchloom.evaluate.frozen import FeatureExtractor, encoder_extractor, raw_extractor
 from patchloom.evaluate.logistic import Choice, Probe
+from patchloom.evaluate.protocols import attentive
 from patchloom.evaluate.protocols.fewshot import subsample_training
 from patchloom.evaluate.protocols.finetune import candidate
 from patchloom.evaluate.protocols.knn import knn_results
@@ -35,6 +39,8 @@ from patchloom.evaluate.protocols.linear import fit_probes, linear_results
 from patchloom.evaluate.select import train_candidates
 from patchloom.evaluate.settings import EvalSettings, Parts, limit_training_images, parts_of
 from patchloom.evaluate.subjects import Subject, with_controls
+from patchloom.nets.encode import input_channels, patch_size, width
+from patchloom.nets.swin import is_hierarchical, refuse_hierarchical
 from patchloom.results import store
 from patchloom.results.claims import CONSTANT, PIXELS, UNTRAINED
 from patchloom.results.classes import headline_row, quoted_measure
@@ -58,7 +64,7 @@ class Way(NamedTuple):
     """
 
     name: str
-    protocol: Literal["linear", "knn", "finetune"]
+    protocol: Literal["attentive", "linear", "knn", "finetune"]
     few: float | None = None
     recipe: str = ""
 
@@ -199,6 +205,28 @@ class LabelledData(NamedTuple):
     notes: list[str]
 
 
+def with_attentive(on: LabelledData, those: Sequence[Contender], settings: EvalSettings) -> LabelledData:
+    """Put the attentive probe before the other ways, so that the verdict is by it, if it applies to all encoders.
+
+    Otherwise a remark says why it is left out.
+    """
+    train = on.parts.train
+    for one in those:
+        vit, why = load_encoder(one.place)[0], ""
+        pixels = input_channels(vit) * math.prod(patch_size(vit))  # raw patches may be wider than tokens
+        if is_hierarchical(vit):
+            why = f"{one.name} is a Swin, which has no such probe"
+        elif not (why := memory_shortfall(vit, len(train), train.noun, max(width(vit), pixels))):
+            try:
+                attentive.small_plan(vit, on.parts, settings)
+            except PatchloomError as problem:
+                why = str(problem)
+        if why:
+            said = f"The attentive probe is left out, and the verdict is by the linear probe: {why}."
+            return on._replace(notes=[*on.notes, said])
+    return on._replace(ways=[Way("attentive", "attentive"), *on.ways])
+
+
 def labelled_parts(
     opened: Data, labels: str | None, run: Path, settings: EvalSettings, few: Sequence[float], recipe: str = ""
 ) -> LabelledData | None:
@@ -266,19 +294,30 @@ def all_scores(those: Sequence[Contender], on: LabelledData, settings: EvalSetti
 def _score(
     one: Contender, ways: Sequence[Way], on: LabelledData, settings: EvalSettings
 ) -> dict[str, tuple[Result, ...]]:
-    """Return by way the result of an encoder and, of a frozen one, that of the best constant answer."""
+    """Return by way the result of an encoder and, of a frozen one, that of the best constant answer.
+
+    The attentive probe of raw pixels is one of raw patches.
+    """
     vit, card = load_encoder(one.place)
     subject = Subject(card.name, vit, card, load_extra_module(one.place, "pooling"))
     if one.kind == CONTROL and one.name == UNTRAINED:
         subject = with_controls(subject, None, one.seed).fresh
     its = replace(settings, seed=one.seed, cache=False)
     found: dict[str, tuple[Result, ...]] = {}
-    if frozen := [way for way in ways if way.protocol != "finetune"]:
-        raw = one.kind == CONTROL and one.name == PIXELS
+    raw = one.kind == CONTROL and one.name == PIXELS
+    if frozen := [way for way in ways if way.protocol in ("linear", "knn")]:
         extractor = raw_extractor(subject, its) if raw else encoder_extractor(subject, its)
         found |= score_encoder(extractor, frozen, on.parts, its, one.seed)
     for way in ways:
-        if way.protocol == "finetune":
+        if way.protocol == "attentive":
+            plan = attentive.small_plan(refuse_hierarchical(subject.vit, "attentive", ""), on.parts, its)
+            its_candidate = attentive.candidate(subject._replace(name=one.name), on.parts, raw=raw)
+            rows, answered = test_classifiers(
+                "attentive", train_candidates([its_candidate], plan, quiet=True), plan, "auto"
+            )
+            constants = constant_answers("attentive", answered[0].labels, on.parts.test, answered[0].groups)
+            found[way.name] = next(row for row in rows if row.quoted), headline_row(constants, answered[0].labels)
+        elif way.protocol == "finetune":
             plan = plan_for(way.recipe, {}, subject.vit, on.parts, its, "auto")
             fitted = train_candidates([candidate(subject._replace(name=one.name), "auto", on.parts)], plan)
             rows, _ = test_classifiers("finetune", fitted, plan, "auto")

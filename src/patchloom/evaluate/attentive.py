@@ -23,18 +23,20 @@ from patchloom.errors import PatchloomError
 from patchloom.evaluate.classification import ClassPredictions, labelled_training
 from patchloom.evaluate.features import ImageFeatures, one_pass
 from patchloom.evaluate.lars_probe import LinearClassifier, begin_probe
-from patchloom.evaluate.recipes import ResolvedAttentiveRecipe
+from patchloom.evaluate.recipes import ResolvedAttentiveRecipe, ResolvedRecipe
+from patchloom.evaluate.select import Plan
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.evaluate.trainer import Forward, Score, Trainer
 from patchloom.nets.checkpoints.format import EncoderCard
-from patchloom.nets.encode import encode, patch_count, prefix_count, width
+from patchloom.nets.encode import encode, input_channels, patch_count, patch_size, prefix_count, width
 from patchloom.nets.optimizer import parameter_groups
-from patchloom.nets.swin import Encoder
+from patchloom.nets.swin import Encoder, PlainViT
 from patchloom.options.evaluate import Precision
 from patchloom.system.hardware import free_memory
 from patchloom.withhold.encoder_input import all_patches
 
 _FILLED = 0.8  # share of the free memory that tokens may take
+_JOINED = 2  # copies of the tokens while the batches are joined
 
 
 class EfficientPool(nn.Module):
@@ -134,6 +136,11 @@ class AttentiveClassifier(LinearClassifier):
         tokens = encode(vit, all_patches(images, patch_count(vit)), norm=False).float()
         return tokens if self.whole else tokens[:, prefix_count(vit) :]
 
+    @property
+    def token_width(self) -> int:
+        """Width of the tokens that are pooled."""
+        return width(self.encoder)
+
     def classify(self, features: Tensor) -> Tensor:
         """Return logits [b c] of tokens [b n d], in float32 even in mixed precision; only this part has gradients."""
         with torch.autocast(features.device.type, enabled=False):
@@ -143,6 +150,34 @@ class AttentiveClassifier(LinearClassifier):
         """Return parameter groups; LARS adapts the rates of matrices, not of the bias."""
         matrices, biases = parameter_groups(self, weight_decay)
         return [{**matrices, "always_adapt": True}, {**biases, "always_adapt": False}]
+
+
+class PatchClassifier(AttentiveClassifier):
+    """Attentive classifier of raw patches, the control without an encoder.
+
+    The pixels of a patch are padded with zeros to a width that the queries share. The encoder gives the sizes only.
+    """
+
+    def __init__(self, encoder: Encoder, classes: int, queries: int) -> None:
+        self.pixels = input_channels(encoder) * math.prod(patch_size(encoder))
+        super().__init__(encoder, classes, EfficientPool(-(-self.pixels // queries) * queries, queries))
+
+    @property
+    def token_width(self) -> int:
+        """Width of the padded patches."""
+        return self.pool.values.in_features
+
+    @torch.no_grad()
+    def features(self, images: Tensor) -> Tensor:
+        """Return patches [b n pixels] float32 of normalised images [b channels h w], padded with zeros."""
+        sides = patch_size(self.encoder)
+        patches = F.unfold(images.float(), sides, stride=sides).mT
+        return F.pad(patches, (0, self.token_width - self.pixels))
+
+
+def shared_queries(d: int, queries: int) -> int:
+    """Return the largest number of queries up to ``queries`` that share ``d`` channels."""
+    return max(m for m in range(1, queries + 1) if d % m == 0)
 
 
 def begin_attentive(
@@ -205,21 +240,49 @@ def cached_tokens(
     Raises:
         PatchloomError: they do not fit into memory.
     """
-    vit, device, count = model.encoder, settings.torch_device, len(source)
-    need, free = 4.0 * count * patch_count(vit) * width(vit) / 2**30, free_memory("cpu")
-    if need > _FILLED * free:
-        raise PatchloomError(
-            f"the tokens of {count:,} {source.noun} need {need:.1f} GiB of memory, and {free:.1f} are free: give "
-            "--max_train, or --cached false, which keeps those of one step only"
-        )
+    if short := memory_shortfall(model.encoder, len(source), source.noun, model.token_width):
+        raise PatchloomError(f"{short}: give --max_train, or --cached false, which keeps those of one step only")
+    device = settings.torch_device
     return one_pass(
-        vit,
+        model.encoder,
         card,
         source,
         lambda images: {"tokens": model.features(images)},
         device,
         precision=precision,
         test_crop=test_crop,
-        what=f"tokens of {count:,} {source.noun}",
+        what=f"tokens of {len(source):,} {source.noun}",
         **settings.reading(source),
     )
+
+
+def memory_shortfall(vit: Encoder, images: int, noun: str, d: int | None = None) -> str:
+    """Return a clause on the memory that the tokens of ``images`` lack, of width ``d`` or the encoder's; else ""."""
+    need, free = 4.0 * _JOINED * images * patch_count(vit) * (d or width(vit)) / 2**30, free_memory("cpu")
+    if need <= _FILLED * free:
+        return ""
+    return f"the tokens of {images:,} {noun} need {need:.1f} GiB of memory, and {free:.1f} are free"
+
+
+# Work in products of two numbers, for a rule that no timing enters.
+
+
+def encoder_products(vit: PlainViT) -> float:
+    """Return the products of one image's way through an encoder, without patch embedding: 12 d² + 2 n d a token."""
+    n, d = patch_count(vit), width(vit)
+    return len(vit.feature_info) * n * (12 * d**2 + 2 * n * d)
+
+
+def probe_products(vit: PlainViT, plan: Plan[Source, ResolvedRecipe]) -> float:
+    """Return the products of one attentive probe by efficient probing, with cached tokens.
+
+    Training and test images are encoded once, and a backward pass counts as two forward passes.
+    """
+    values, course, parts = plan.recipe.plain(), plan.course(), plan.parts
+    n, d = patch_count(vit), width(vit)
+    pooling = 2 * n * d * values["queries"] + d**2 / values["reduce"]
+    validated = (
+        0 if plan.recipe.validation == 0 else course.steps / course.every * plan.recipe.held_out(len(parts.train))
+    )
+    encoded = len(parts.train) + len(parts.test)
+    return encoded * encoder_products(vit) + (3 * course.steps * course.batch + validated + len(parts.test)) * pooling

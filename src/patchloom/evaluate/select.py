@@ -131,8 +131,8 @@ class Fitted:
     settings: dict[str, Any]
 
 
-def train_candidates(candidates: Sequence[Candidate], plan: Plan[D, R]) -> list[Fitted]:
-    """Train every candidate; no test image is read.
+def train_candidates(candidates: Sequence[Candidate], plan: Plan[D, R], *, quiet: bool = False) -> list[Fitted]:
+    """Train every candidate; no test image is read. ``quiet`` prints nothing, and so times nothing beforehand.
 
     Of several recipes, each candidate gets the one with the best score on a held-out, stratified tenth of the training
     images; ties go to the first.
@@ -141,7 +141,8 @@ def train_candidates(candidates: Sequence[Candidate], plan: Plan[D, R]) -> list[
     if plan.foresee is not None:
         with temporary_seed(plan.settings), _enough_memory(plan):
             plan.foresee(candidates, plan)
-    pace, found = _announce(candidates, plan), list[Fitted]()
+    pace = Pace(len(candidates) * plan.course().steps) if quiet else _announce(candidates, plan)
+    found = list[Fitted]()
     for candidate in candidates:
         recipe, chosen = plan.recipe, dict[str, Any]()
         if len(plan.recipes) > 1:
@@ -155,7 +156,7 @@ def train_candidates(candidates: Sequence[Candidate], plan: Plan[D, R]) -> list[
                     print_line(f"  {name}: {scores[-1]:.1%} of {len(held):,} held-out {images_of(held).noun}")
             recipe = plan.recipes[int(np.argmax(scores))]
             chosen = {"held_out_accuracy": max(scores), "held_out": len(held)}
-        trained = _trained(candidate, recipe, plan.parts, plan, candidate.name, pace)
+        trained = _trained(candidate, recipe, plan.parts, plan, candidate.name, pace, quiet)
         precision = "bfloat16" if plan.half else "float32"
         settings = {"recipe": plan.name, **plan.values(recipe), "precision": precision, **candidate.settings}
         settings |= {**chosen, **trained.chosen}
@@ -169,10 +170,12 @@ def train_candidates(candidates: Sequence[Candidate], plan: Plan[D, R]) -> list[
     return found
 
 
-def _trained(candidate: Candidate, recipe: R, parts: Parts[D], plan: Plan[D, R], name: str, pace: Pace) -> Any:
+def _trained(
+    candidate: Candidate, recipe: R, parts: Parts[D], plan: Plan[D, R], name: str, pace: Pace, quiet: bool = False
+) -> Any:
     with temporary_seed(plan.settings), _enough_memory(plan):
         trainer = plan.begin(candidate.build(recipe), candidate.card, recipe, *parts.trained_on(recipe, plan.settings))
-        return trainer.fit(name, pace)
+        return trainer.fit(name, pace, quiet)
 
 
 def end_if_dry(candidates: Sequence[Candidate], plan: Plan[D, R]) -> None:

@@ -336,7 +336,7 @@ class Trainer:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
             return self.parallel(*inputs)
 
-    def fit(self, name: str, pace: Pace) -> Trained:
+    def fit(self, name: str, pace: Pace, quiet: bool = False) -> Trained:
         """Train to the end, and return the tested model.
 
         Ctrl-C and SIGTERM stop it after a step; inside `keep_until_done` the same training resumes from there.
@@ -344,6 +344,7 @@ class Trainer:
         Args:
             name: name of the model in printed lines.
             pace: pace of all trainings of this name's protocol.
+            quiet: print no line on the result.
 
         Raises:
             PatchloomError: the loss is not finite, or the training is stopped.
@@ -385,7 +386,7 @@ class Trainer:
         pace.total -= course.steps - self.step
         chosen = self.best.choose(self.tested)
         broadcast_buffers(self.tested.buffers())
-        if is_first():
+        if is_first() and not quiet:
             print_line(f"  {name}: {self._outcome(chosen)}, {duration(time.perf_counter() - begun)}")
         if (unreadable := {*collected([*self.unreadable])}) and is_first():
             print_line(

@@ -16,17 +16,20 @@ import torch
 from torch import nn
 
 from patchloom.data.source import Data, Source
+from patchloom.errors import PatchloomError
+from patchloom.evaluate.attentive import encoder_products, memory_shortfall, probe_products
 from patchloom.evaluate.features import has_labels, only_labelled
 from patchloom.evaluate.frozen import circumstances, extractors, frozen_report
+from patchloom.evaluate.protocols.attentive import attentive_report, small_plan
 from patchloom.evaluate.protocols.knn import knn_wording
 from patchloom.evaluate.protocols.linear import knn_and_linear, linear_wording
 from patchloom.evaluate.settings import OWN_TEST, EvalSettings, Parts
-from patchloom.evaluate.subjects import Subject, with_controls
+from patchloom.evaluate.subjects import Subject, Subjects, with_controls
 from patchloom.loggers.base import FinalResult
 from patchloom.loggers.queue import TrackerSet
 from patchloom.nets.checkpoints.format import EncoderCard, save_encoder, save_extra_module
 from patchloom.nets.heads import Use
-from patchloom.nets.swin import Encoder
+from patchloom.nets.swin import Encoder, is_hierarchical
 from patchloom.questions.question import Measure
 from patchloom.results import store
 from patchloom.results.claims import OF_TEACHER
@@ -44,6 +47,7 @@ from patchloom.train.validation import Validation, instance_head
 from patchloom.train.verdict import VerdictInputs, final_knn
 
 _MAX_EVALUATED = 5000  # training images of the final evaluation; `patchloom evaluate` takes all
+_ATTENTIVE_SHARE = 0.02  # largest work of the attentive probe over that of the run, in counted products
 
 
 class FinalEvaluation(NamedTuple):
@@ -145,7 +149,7 @@ class FinalEvaluation(NamedTuple):
         return so_far._replace(knn=of_classes, ended=True, stopped=stopped, modality=self.card.modality).signs()
 
     def _evaluate(self) -> tuple[Evaluation, ...]:
-        """Evaluate kNN and a linear probe, with their controls, on images that were not trained on."""
+        """Evaluate kNN, a linear and an attentive probe, with their controls, on images that were not trained on."""
         if self.data.test is not None and has_labels(self.data.test):
             test = only_labelled(self.data.test)
             doubt = note_test_overlap(self.folder, self.settings, test)
@@ -172,15 +176,40 @@ class FinalEvaluation(NamedTuple):
         knn = frozen_report(wording, near, parts, evaluation, gallery, tested, around)
         wording = linear_wording(probed, gallery, tested)
         linear = frozen_report(wording, probed, parts, evaluation, gallery, tested, around)
+        reports = [knn, linear, *self._attentive(subjects, parts, evaluation)]
         if self.settings.group is not None:
-            knn, linear = (one.with_setting("group", self.settings.group) for one in (knn, linear))
-        for report in (knn, linear):
+            reports = [one.with_setting("group", self.settings.group) for one in reports]
+        for report in reports:
             self.folder.check_lock()
             store.append(self.folder.path, report.results, once=True)
             self.reporter.say(f"{report.headline} {report.conclusion()}")
         if doubt:
             self.reporter.say(f"  {doubt.strip()}")
-        return knn, linear
+        return tuple(reports)
+
+    def _attentive(self, subjects: Subjects, parts: Parts[Source], settings: EvalSettings) -> list[Evaluation]:
+        """Return the report of an attentive probe; [] with a printed reason if it is left out.
+
+        Its work is counted, not timed, so that equal runs end alike: products of the encoder on whole images.
+        """
+        vit, train, why = subjects.ours.vit, parts.train, ""
+        trained = [subjects.ours, *subjects.controls]
+        if is_hierarchical(vit):
+            why = "a Swin has none"
+        elif not (why := memory_shortfall(vit, len(train), train.noun)):
+            try:
+                plan = small_plan(vit, parts, settings)
+            except PatchloomError as problem:
+                why = str(problem)
+            else:
+                work = len(trained) * probe_products(vit, plan)
+                run = 3 * self.settings.epochs * len(self.training) * encoder_products(vit)
+                if work > _ATTENTIVE_SHARE * run:
+                    why = f"its work is {work / run:.0%} of the run's, more than {_ATTENTIVE_SHARE:.0%}"
+        if why:
+            self.reporter.say(f"No attentive probe: {why} (patchloom evaluate attentive {self.folder.path} DATA).")
+            return []
+        return [attentive_report(trained, plan, "auto", quiet=True)[0]]
 
 
 def _save_with_modules(encoder: Encoder, card: EncoderCard, modules: dict[str, nn.Module], path: Path) -> None:

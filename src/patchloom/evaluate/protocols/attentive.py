@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +13,28 @@ from patchloom.data.loader import plain_batches
 from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.data.stats import normalize
-from patchloom.evaluate.attentive import AttentiveClassifier, CrossPool, EfficientPool, begin_attentive
+from patchloom.evaluate.attentive import (
+    AttentiveClassifier,
+    CrossPool,
+    EfficientPool,
+    PatchClassifier,
+    begin_attentive,
+    shared_queries,
+)
 from patchloom.evaluate.classification import note_recordings, plan_for, test_classifiers, training_report
 from patchloom.evaluate.classifier import class_names
 from patchloom.evaluate.frozen import INSTEAD
 from patchloom.evaluate.lars_probe import refuse_accumulation
-from patchloom.evaluate.recipes import ATTENTIVE, AttentiveRecipe
-from patchloom.evaluate.select import Candidate, Fitted, recipe_sentences, train_candidates
-from patchloom.evaluate.settings import EvalSettings, parts_of, place_in_run, share_steps
+from patchloom.evaluate.recipes import ATTENTIVE, AttentiveRecipe, ResolvedRecipe
+from patchloom.evaluate.select import Candidate, Fitted, Plan, recipe_sentences, train_candidates
+from patchloom.evaluate.settings import EvalSettings, Parts, parts_of, place_in_run, share_steps
 from patchloom.evaluate.subjects import Subject, open_subjects
 from patchloom.look.image_grid import to_pixels
 from patchloom.look.query_attention import draw_queries
 from patchloom.nets.encode import attention_heads, grid_size, patch_count, width
 from patchloom.nets.finetune import with_variant
-from patchloom.nets.swin import refuse_hierarchical
+from patchloom.nets.swin import PlainViT, refuse_hierarchical
+from patchloom.options.evaluate import Precision
 from patchloom.options.protocols import Attentive
 from patchloom.results.evaluation import Drawing, Evaluation
 from patchloom.system.distributed import rank
@@ -54,18 +62,41 @@ def attentive(run: str | Path, data: DataLike, settings: EvalSettings, options: 
     parts = parts_of(data, settings, card=subjects.ours.card, run=run)
     precision, changes = options.precision, options.changes()
     plan = plan_for(options.recipe, changes, vit, parts, settings, precision, ATTENTIVE, begin_attentive)
+    trained = [subjects.ours, *(subjects.controls if options.control else [])]
+    report, fitted = attentive_report(trained, plan, precision)
+    place = place_in_run(run, data, options.recipe, settings.seed, "pictures", ".png", "attentive-")
+    return replace(report, drawings=_drawings(place, fitted[0], parts.test, settings))
+
+
+def small_plan(
+    vit: PlainViT, parts: Parts[Source], settings: EvalSettings, precision: Precision = "auto"
+) -> Plan[Source, ResolvedRecipe]:
+    """Return the plan of the recipe small, with as many of its queries as share the width of the encoder."""
+    queries = shared_queries(width(vit), ATTENTIVE["small"][0].queries)
+    return plan_for("small", {"queries": queries}, vit, parts, settings, precision, ATTENTIVE, begin_attentive)
+
+
+def candidate(subject: Subject, parts: Parts[Source], *, raw: bool = False) -> Candidate:
+    """Return a candidate: an attentive classifier on a frozen encoder, or on the ``raw`` patches of its images."""
     classes = len(class_names(parts.train))
 
-    def build(subject: Subject, recipe: AttentiveRecipe) -> AttentiveClassifier:
-        d = width(subject.vit)
+    def build(recipe: AttentiveRecipe) -> AttentiveClassifier:
+        encoder, d = with_variant(subject.vit, subject.card), width(subject.vit)
+        if raw:
+            return PatchClassifier(encoder, classes, recipe.queries)
         pool: Any = CrossPool(d, attention_heads(subject.vit))
         if recipe.form == "efficient":
             pool = EfficientPool(d, recipe.queries, recipe.reduce)
-        return AttentiveClassifier(with_variant(subject.vit, subject.card), classes, pool, recipe.whole)
+        return AttentiveClassifier(encoder, classes, pool, recipe.whole)
 
-    trained = [subjects.ours, *(subjects.controls if options.control else [])]
-    candidates = [Candidate(one.name, one.card, partial(build, one)) for one in trained]
-    values = plan.recipe.plain()
+    return Candidate(subject.name, subject.card, build)
+
+
+def attentive_report(
+    subjects: Sequence[Subject], plan: Plan[Source, ResolvedRecipe], precision: Precision, quiet: bool = False
+) -> tuple[Evaluation, list[Fitted]]:
+    """Train and test an attentive classifier on each subject; return the report, and what was trained."""
+    values, parts = plan.recipe.plain(), plan.parts
     pooled = "one learned query attends to the patch tokens of the frozen encoder by multi-head attention"
     if values["form"] == "efficient":
         pooled = (
@@ -73,12 +104,11 @@ def attentive(run: str | Path, data: DataLike, settings: EvalSettings, options: 
             "own keys (efficient probing)"
         )
     done = f"Attentive probe: {pooled}; batch norm and a linear layer classify what they pool."
-    fitted = train_candidates(candidates, plan)
+    fitted = train_candidates([candidate(one, parts) for one in subjects], plan, quiet=quiet)
     rows, found = test_classifiers("attentive", fitted, plan, precision)
-    said, title = [done, recipe_sentences(plan), *note_recordings(plan)], f"Attentive probe ({options.recipe}): "
-    report = training_report("attentive", title, said, rows, parts, settings, found[-1]).with_differences(True)
-    place = place_in_run(run, data, options.recipe, settings.seed, "pictures", ".png", "attentive-")
-    return replace(report, drawings=_drawings(place, fitted[0], parts.test, settings))
+    said, title = [done, recipe_sentences(plan), *note_recordings(plan)], f"Attentive probe ({plan.name}): "
+    report = training_report("attentive", title, said, rows, parts, plan.settings, found[-1])
+    return report.with_differences(True), fitted
 
 
 def _drawings(place: Path | None, fitted: Fitted, test: Source, settings: EvalSettings) -> tuple[Drawing, ...]:
