@@ -74,6 +74,9 @@ def test_results_are_kept_with_the_outcomes_of_images(tmp_path):
 def test_the_verdict_is_by_the_attentive_probe_if_it_applies_to_all_encoders(tmp_path, monkeypatch, quick_probe):
     mine = Contender("mine", 0, "task", str(encoder_at(tmp_path / "run")))
     pixels, on = mine._replace(name="raw pixels", kind="control"), on_shades()
+    few = scores.with_attentive(on, [mine, pixels], QUICK)
+    assert few.ways == on.ways and "with fewer than 1,000 labels" in few.notes[0]
+    monkeypatch.setattr(scores, "_ATTENTIVE_LABELS", 60)
     with_it = scores.with_attentive(on, [mine, pixels], QUICK)
     assert with_it.ways[0] == Way("attentive", "attentive") and with_it.ways[1:] == on.ways and not with_it.notes
     with_it = with_it._replace(ways=with_it.ways[:1])

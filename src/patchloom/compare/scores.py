@@ -197,6 +197,10 @@ class Contender(NamedTuple):
     place: str
 
 
+# with 600 of CIFAR-10 its queries were not trained yet, with 5,000 they were (docs/how-to/compare.md): a choice between
+_ATTENTIVE_LABELS = 1_000
+
+
 class LabelledData(NamedTuple):
     """Labelled images, ways of scoring on them, and remarks on both."""
 
@@ -214,7 +218,9 @@ def with_attentive(on: LabelledData, those: Sequence[Contender], settings: EvalS
     for one in those:
         vit, why = load_encoder(one.place)[0], ""
         pixels = input_channels(vit) * math.prod(patch_size(vit))  # raw patches may be wider than tokens
-        if is_hierarchical(vit):
+        if len(train) < _ATTENTIVE_LABELS:
+            why = f"it scatters too much with fewer than {_ATTENTIVE_LABELS:,} labels"
+        elif is_hierarchical(vit):
             why = f"{one.name} is a Swin, which has no such probe"
         elif not (why := memory_shortfall(vit, len(train), train.noun, max(width(vit), pixels))):
             try:
