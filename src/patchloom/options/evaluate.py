@@ -15,7 +15,7 @@ PositionChoice = Literal["auto", "keep", "fixed", "learned", "relative", "none"]
 
 @dataclass(frozen=True)
 class CommonOptions:
-    """Common settings of all protocols."""
+    """Evaluate an encoder by one protocol, with its controls."""
 
     max_train: int | None = option(
         None, "maximal number of training images, a stratified subset, for a quick look", least=2, group=DATA

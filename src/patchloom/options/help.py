@@ -230,7 +230,7 @@ def _explained(option: Option, width: int) -> list[str]:
 
 
 def _about(option: Option) -> str:
-    text = option.about.replace("``", "").rstrip(".")
+    text = option.about.replace("`", "").rstrip(".")
     shown = format_default(option.default)
     return text if shown in ("", "None", "auto") else f"{text} (default {shown})"
 

@@ -109,13 +109,13 @@ def pretrain_spec(task: str) -> CommandSpec:
     plan += "and the images are written. For devices that are not here, the plan has no time"
     word, kind = str | Literal["auto"], "name or auto"
     options = [
-        *own.options,
         Option("model.name", word, "auto", model, kind=kind, group=MODEL),
+        Option("task.name", str, AUTO, chosen, kind=kind, group=TASK),
+        *own.options,
         *(
             Option(f"model.{name}", hint | None, None, about, group=MODEL, rare=True)
             for name, (hint, about) in MODEL_OPTIONS.items()
         ),
-        Option("task.name", str, AUTO, chosen, kind=kind, group=TASK),
         *(one._replace(name=f"task.{one.name}", group=TASK, rare=True) for one in task_spec(task).options),
         Option("out", str | None, None, folder, kind="folder"),
         Option("config.file", str | None, None, "YAML file with options; the command line overrides it", kind="file"),
