@@ -66,7 +66,7 @@ def test_a_name_is_a_verb_and_a_module():
 SLIPS = (  # what only Python can be given: verb, arguments, options, and words of the message
     ("pretrain", ("shapes",), {"model.depth": 2}, "written in Python as model={'name': ..., 'depth': ...}"),
     ("pretrain", ("shapes",), {"epochs": True}, "--epochs cannot be True: it takes a number or auto"),
-    ("pretrain", ("shapes",), {"task": {"name": "mae", "mask_rato": 1}}, "did you mean mask_ratio?"),
+    ("pretrain", ("shapes",), {"task": {"name": "mae", "mask_rato": 1}}, "did you mean --task.mask_ratio?"),
     ("pretrain", ("shapes",), {"task": {"mask_ratio": 0.5}}, "the task has no name"),
     ("pretrain", ("shapes",), {"task": 5}, "--task cannot be an object of type int"),
     ("pretrain", ("shapes",), {"task": int}, "int is not a pretext task: derive its class from"),

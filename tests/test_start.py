@@ -62,10 +62,13 @@ def test_the_first_step_waits_for_no_library_of_evaluation_or_pictures(task, tmp
     assert (tmp_path / "run" / "checkpoints").is_dir(), "it trained"
 
 
-def test_a_verb_is_imported_without_garbage_collection(monkeypatch):
+def test_a_verb_is_imported_without_garbage_collection(monkeypatch, capsys):
     seen = []
-    monkeypatch.setattr(cli, "import_module", lambda name: seen.append((name, gc.isenabled())))
-    assert gc.isenabled()
-    cli._import("patchloom.not_there_yet")
-    assert seen == [("patchloom.not_there_yet", False)]
-    assert gc.isenabled()
+
+    def function(verb):
+        seen.append((verb, gc.isenabled()))
+        return lambda **given: seen.append(gc.isenabled())
+
+    monkeypatch.setattr(cli, "_function", function)
+    assert cli.main(["check", "shapes"]) == 0
+    assert seen == [("check", False), True]

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from dataclasses import is_dataclass
 from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -53,7 +54,7 @@ def meant(hint: Any) -> st.SearchStrategy[str]:
 @cache
 def options(owner: Callable, skip: tuple[str, ...] = ()) -> list[tuple[str, Any]]:
     """Return names and hints of the options in a signature."""
-    hints = get_type_hints(owner.__init__ if inspect.isclass(owner) else owner)
+    hints = get_type_hints(owner if is_dataclass(owner) or not inspect.isclass(owner) else owner.__init__)
     return [(name, hints[name]) for name in inspect.signature(owner).parameters if name not in skip and name in hints]
 
 

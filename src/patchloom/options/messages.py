@@ -60,6 +60,9 @@ def unknown_word_error(
 
 def _mistyped(name: str, bare: str, known: Sequence[str]) -> str | None:
     """Return the message about an option whose name is similar to a known one, or None."""
+    switch = f"--{bare[3:].replace('-', '_')}"
+    if bare.startswith(("no-", "no_")) and switch in known:
+        return f"there is no option {name}; did you mean {switch} false?"
     inside = [one for one in known if one.endswith(f".{bare}")]
     if near := inside[0] if inside else closest_word(name, known):
         return f"there is no option {name}; did you mean {near if near.startswith('--') else f'--{near}'}?"
