@@ -153,9 +153,9 @@ def parse_pretrain(words: Sequence[str]) -> tuple[dict[str, Any], str | None]:
     places = [word for word in join_values(words, pretrain_spec(usual_task(None)[0])) if not word.startswith("-")]
     if file is not None:
         _refuse_untyped(file, [] if places else data, found, typed)
-    recipe = last_value(typed, "--recipe") or found.get("recipe")
-    task = last_value(typed, "--task.name") or found.get("task.name") or AUTO
-    if recipe not in (None, "null"):
+    recipe = last_value(typed, "--recipe") or str(found.get("recipe") or "null")
+    task = last_value(typed, "--task.name") or str(found.get("task.name") or AUTO)
+    if recipe != "null":
         task = recipe_named(recipe).task
     elif task == AUTO:  # the data determine the task, and the task its options
         task = usual_task(places or data)[0]
@@ -407,8 +407,17 @@ def _configuration(file: str | None) -> tuple[list[str], dict[str, Any]]:
         plain = _named(f"--{name.replace('-', '_')}")[2:]
         if plain in found:
             raise PatchloomError(f"--{name} is given twice in the configuration {file}: give it once")
+        if not _is_plain(value):
+            raise PatchloomError(f"{name} in the configuration {file} must be a plain value, not {str(value)[:80]}")
         found[plain] = value
     return list(map(str, data if isinstance(data, list) else [] if data is None else [data])), found
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether a value of YAML is text, a number, true, false, or a list or mapping of these."""
+    if isinstance(value, list | dict):
+        return all(map(_is_plain, value.values() if isinstance(value, dict) else value))
+    return value is None or isinstance(value, str | int | float)
 
 
 def _dotted(values: Mapping[str, Any]) -> dict[str, Any]:
