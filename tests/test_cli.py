@@ -57,7 +57,7 @@ def test_a_folder_that_is_taken_hides_no_mistake(run, photos, capsys, tmp_path, 
     if not finished:
         (tmp_path / "run" / "summary.txt").unlink()
     for words, said in (
-        (["--task.mask_ratio", "2"], "a mask ratio of 2"),
+        (["--task.mask_ratio", "2"], "--task.mask_ratio must be 0 or more and below 1, not 2"),
         (["--img_size", "33", "--patch_size", "8"], "patches of 8 pixels do not divide"),
     ):
         told = failed(capsys, "pretrain", photos, "--out", tmp_path / "run", *QUICK, *words)
@@ -102,7 +102,7 @@ def test_folders_without_images(capsys, tmp_path):
         ("pretrain shaps", "shapes"),
         ("pretrain shapes --epochs 0", "--epochs must be above 0 and at most 2,147,483,647, not 0"),
         ("pretrain shapes:50 --task.mask_rato 0.5", "did you mean --task.mask_ratio"),
-        ("pretrain shapes:50 --task.mask_ratio 1.5", "mask ratio of 1.5"),
+        ("pretrain shapes:50 --task.mask_ratio 1.5", "--task.mask_ratio must be 0 or more and below 1, not 1.5"),
         ("pretrain shapes:50 --model vit_tinny_patch16_224", "did you mean vit_tiny_patch16_224"),
         ("pretrain shapes:50 --model resnet18", "resnet18 is timm's ResNet, and patchloom supports plain"),
         ("pretrain shapes:50 --model beit_base_patch16_224", "the nearest of these is vit_base_patch16_224"),

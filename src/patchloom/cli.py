@@ -201,7 +201,8 @@ def _tasks(words: list[str]) -> Catalog:
     for name, entry in TASKS.items():
         small, large = ("", "") if entry.cost is None else (f"×{cost:.1f}" for cost in entry.cost)
         rows.append((name, entry.paper, entry.withheld, entry.asked, small, large))
-    found = [{"task": name, **entry._asdict(), "cost": entry.cost and [*entry.cost]} for name, entry in TASKS.items()]
+    shown = ("path", "paper", "withheld", "asked", "cost", "needs")
+    found = [{"task": name, **{one: getattr(entry, one) for one in shown}} for name, entry in TASKS.items()]
     return Catalog([TextTable.of(rows, texts=(1, 2, 3)), "", _HINT_TASKS], {"tasks": found})
 
 

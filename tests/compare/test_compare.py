@@ -163,7 +163,7 @@ def test_failed_runs_are_explained_if_fewer_than_two_tasks_are_left(compared, tm
         (["--tasks", "mae,mae:blrr=1"], "mae:blrr=1: there is no option --blrr; did you mean --blr?"),
         (["--tasks", "mae,mae:blr=fast"], "mae:blr=fast: --blr cannot be fast"),
         (["--tasks", "mae,droppos:task.sigmaa=0"], "did you mean --task.sigma?"),
-        (["--tasks", "mae,mae:task.mask_ratio=2"], "lower --task.mask_ratio"),
+        (["--tasks", "mae,mae:task.mask_ratio=2"], "--task.mask_ratio must be 0 or more and below 1"),
         (["--tasks", "mae,distill"], "--task.features_of"),
         (["--task.mask_ratio", "0.5"], "--tasks mae,mae:task.mask_ratio=VALUE"),
         (["--log", "wandbb"], "did you mean wandb"),

@@ -103,7 +103,7 @@ def test_an_unsuitable_task_is_left_out_unless_it_was_requested(draw):
         resolve_settings(swins, source, explicit=True)
     with pytest.raises(PatchloomError, match="two tasks or more"):
         resolve_settings(swins, source, explicit=False)
-    with pytest.raises(PatchloomError, match=r"^mae:task.mask_ratio=1.5: .*leaves 0 of 4 patches"):
+    with pytest.raises(PatchloomError, match="^mae:task.mask_ratio=1.5: --task.mask_ratio must be"):
         resolve_settings(asked("mae", "mae:task.mask_ratio=1.5"), source, explicit=True)
 
 

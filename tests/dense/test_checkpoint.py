@@ -37,7 +37,7 @@ def test_files_of_something_else_or_damaged_ones_are_refused(tmp_path):
     assert "--save" in refusal(load_dense, path)
     model, card = a_model("segment", (32, 32), **SEGMENTER)
     save_encoder(model.maps.encoder, card.encoder, path)
-    assert "is not a segmenter or detector" in refusal(read_dense, path)
+    assert "is an encoder, not a segmenter or detector" in refusal(read_dense, path)
     save_dense(model, replace(card, classes=("a", "b")), path)
     assert "is not what patchloom wrote" in refusal(load_dense, path)
     save_dense(model, card, path)

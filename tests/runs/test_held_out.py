@@ -309,7 +309,7 @@ def test_what_needs_held_out_images_says_so(whole, images, tmp_path):
     assert "No images were held out (--held_out 0)" in page
     with pytest.raises(PatchloomError, match="images: leave out --patience or --held_out 0"):
         pretrain(images, "mae", out=tmp_path / "other", patience=2, **ALL)
-    with pytest.raises(PatchloomError, match="--held_out must be a fraction between 0 and 1, or 0, not -0.1"):
+    with pytest.raises(PatchloomError, match="--held_out must be 0 or more and below 1, not -0.1"):
         pretrain(images, "mae", out=tmp_path / "other", **SMALL | {"held_out": -0.1})
     assert choose_held_out(Settings(str(images), from_run=str(whole)), open_data(images).train)[0].doubt == "trained"
     knn = evaluate("knn", whole, images, device="cpu", ks=(5,), pooling="mean")

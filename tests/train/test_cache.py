@@ -127,9 +127,10 @@ def test_fewer_pixels_than_the_tasks_crops_have_are_refused(photos, tmp_path, mo
     """The size that the message proposes is the smallest that enlarges no crop."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     how = HOW | {"task": task, "img_size": size, "patch_size": 4, "out": tmp_path / "run"}
-    for cache in (needed - 1, -5):
-        with pytest.raises(PatchloomError, match=rf"--cache {cache} keeps too few pixels.*: give {needed} or more, or"):
-            patchloom.pretrain(photos, cache=cache, **how)
+    with pytest.raises(
+        PatchloomError, match=rf"--cache {needed - 1} keeps too few pixels.*: give {needed} or more, or"
+    ):
+        patchloom.pretrain(photos, cache=needed - 1, **how)
     assert not (tmp_path / "run").exists() and not (cache_root() / "images").exists()
     assert patchloom.pretrain(photos, cache=needed, dry_run=True, **how).planned["settings"]["cache"] == needed
 

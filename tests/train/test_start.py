@@ -217,7 +217,7 @@ def test_a_blend_is_exported(run, share):
 def test_what_cannot_be_blended_is_refused(run, scratch, images, weights):
     for given, said in (
         ({"start": True, "blend": 0.5}, "--start is --blend 0"),
-        ({"blend": 1.5}, "--blend is the share of the adapted weights"),
+        ({"blend": 1.5}, "--blend must be 0 to 1"),
     ):
         assert re.search(said, refusal(export, run, **given))
     for source in (scratch, weights):
