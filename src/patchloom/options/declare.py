@@ -11,7 +11,7 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, field, fields
 from functools import cache, wraps
-from inspect import Parameter
+from inspect import Parameter, Signature
 from math import inf
 from pathlib import Path
 from sys import float_info
@@ -248,10 +248,12 @@ def verb(kind: Callable[P, T]) -> Callable[[Callable[[T], R]], Callable[P, R]]:
     """Decorate a function of declared options: it takes them as arguments, checked, and has their signature."""
 
     def decorate(function: Callable[[T], R]) -> Callable[P, R]:
+        name = function.__name__
+
         @wraps(function)
         def call(*given: P.args, **named: P.kwargs) -> R:
             with clear_status():
-                return function(_options_of(function.__name__, kind, given, named))
+                return function(filled(kind, by_name(name, inspect.signature(kind), given, named), ""))
 
         return _shown_as(call, kind, ())
 
@@ -286,18 +288,29 @@ def _shown_as(call: Any, kind: Any, first: Sequence[Parameter]) -> Any:
     return call
 
 
-def _options_of(name: str, kind: Any, given: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-    """Return the checked options of a Python call."""
-    known = fields(kind)
-    places = [one.name for one in known if not one.kw_only]
+def by_name(function: str, takes: Signature, given: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all arguments of a Python call by name.
+
+    Raises:
+        PatchloomError: too many, unknown or missing arguments.
+    """
+    kinds = {name: one.kind for name, one in takes.parameters.items()}
+    places = [name for name, kind in kinds.items() if kind is Parameter.POSITIONAL_OR_KEYWORD]
+    options = [name for name, kind in kinds.items() if kind is Parameter.KEYWORD_ONLY]
     if len(given) > len(places):
-        raise PatchloomError(f"{name} takes {', '.join(places)} without a name: give all others as NAME=VALUE")
+        raise PatchloomError(f"{function} takes {', '.join(places)} without a name: give all others as NAME=VALUE")
     values = dict(zip(places, given, strict=False))
-    if twice := [one for one in named if one in values]:
-        raise PatchloomError(f"{name} is given {twice[0]} twice: give it once")
+    for name in named:
+        if name in values:
+            raise PatchloomError(f"{function} is given {name} twice: give it once")
+        if name not in kinds and Parameter.VAR_KEYWORD not in kinds.values():
+            there = (
+                f"patchloom {function} --help all lists them" if options else f"{function} takes {', '.join(places)}"
+            )
+            raise unknown_option_error(name, [*places, *options], there)
     values |= named
-    needed = [one for one in known if one.default is MISSING and one.default_factory is MISSING]
-    if missing := [one.name for one in needed if one.name not in values]:
-        shown = ", ".join(f"{one.name}=..." if one.kw_only else one.name for one in needed)
-        raise PatchloomError(f"{name} needs {' and '.join(missing)}, as in patchloom.{name}({shown})")
-    return filled(kind, values, f"patchloom {name} --help all lists them")
+    needed = [name for name in (*places, *options) if takes.parameters[name].default is Parameter.empty]
+    if missing := [name for name in needed if name not in values]:
+        shown = ", ".join(f"{name}=..." if name in options else name for name in needed)
+        raise PatchloomError(f"{function} needs {' and '.join(missing)}, as in patchloom.{function}({shown})")
+    return values
