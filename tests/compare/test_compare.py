@@ -17,7 +17,7 @@ from PIL import Image
 
 from patchloom import PatchloomError, compare, results
 from patchloom.cli import main
-from patchloom.compare import runner, unlabelled
+from patchloom.compare import runner, scores, unlabelled
 from patchloom.compare.outcome import compare_labelled
 from patchloom.compare.scores import Contender, LabelledData, Way, labelled_parts, ways_of
 from patchloom.data.source import Data
@@ -57,6 +57,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory, quick_probe: None) -> tup
         patch.setattr("patchloom.train.estimate._READING", 0.0)
         patch.setattr(runner, "subprocess", HERE)
         patch.setattr(runner, "_LOOK", 0.02)
+        patch.setattr(scores, "_ATTENTIVE_LABELS", 1)
         assert main([*words, *SMALL, "--out", str(out)]) == 0
     return images, out
 
@@ -88,6 +89,7 @@ def test_every_encoder_is_scored_in_every_way_on_the_same_images(compared):
 def test_arms_differ_in_their_options_alone(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(runner, "subprocess", HERE)
     monkeypatch.setattr(runner, "_LOOK", 0.02)
+    monkeypatch.setattr(scores, "_ATTENTIVE_LABELS", 1)
     monkeypatch.setitem(RECIPES, "small", (replace(RECIPES["small"][0], epochs=1), {}))
     arms, out = ["mae", "mae:blr=1e-3"], tmp_path / "out"
     words = ["compare", str(drawn(tmp_path / "images")), f"--tasks={','.join(arms)}", "--minutes", "0.01", *SMALL]
