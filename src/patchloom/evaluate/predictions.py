@@ -85,7 +85,7 @@ def class_table(paths: Sequence[str], probabilities: Tensor, classes: Sequence[s
         probabilities: [n c].
         classes: name of each class.
         top: number of classes, the most probable first, as class, confidence, class_2, confidence_2 and so on; None:
-            all, each in a column whose name is that of the class behind p_.
+            all, each in a column whose name is that of the class behind ``p_``.
     """
     text = io.StringIO()
     # fields with commas, quotes or line breaks are quoted; a path may be of any bytes
