@@ -131,6 +131,7 @@ def test_a_killed_comparison_resumes_with_the_same_result(compared, capsys, monk
     until(lambda: not Path(f"/proc/{child}").exists())  # no orphaned process
     assert not (again / "mp3-seed0").exists()
     monkeypatch.setattr(runner, "subprocess", HERE)
+    monkeypatch.setattr(scores, "_ATTENTIVE_LABELS", 1)
     assert main(words) == 0
     assert "is resumed" in capsys.readouterr().out
     for name in ("compare.yaml", "summary.txt"):
