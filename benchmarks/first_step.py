@@ -100,15 +100,15 @@ def child(began: float, words: list[str]) -> None:
 
     stamps.stamp("command line imported", since)
     stamps.watch(*STAGES[0])
-    imported = cli.import_module
+    imported = cli.function_of
 
-    def import_verb(name: str) -> Any:
+    def import_verb(verb: str) -> Any:
         for library in IMPORTS[:2]:  # as the verb does
             since = time.monotonic()
             import_module(library)
             stamps.stamp(f"{library} imported", since)
         since = time.monotonic()
-        module = imported(name)
+        function = imported(verb)
         stamps.stamp("verb imported", since)
         for one in STAGES[1:]:
             stamps.watch(*one)
@@ -121,9 +121,9 @@ def child(began: float, words: list[str]) -> None:
             raise Enough
 
         Stepper.update = last  # type: ignore[method-assign]
-        return module
+        return function
 
-    cli.import_module = import_verb  # type: ignore[attr-defined]
+    cli.function_of = import_verb
     try:
         cli.main(["pretrain", *words])
     except Enough:

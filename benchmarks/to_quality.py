@@ -279,13 +279,12 @@ def child(every: str, folder: str, program: str, *words: str) -> None:
         return
     import patchloom.cli
 
-    load_module = patchloom.cli.import_module
+    function_of = patchloom.cli.function_of
 
-    def load_and_hook(name: str) -> Any:
+    def load_and_hook(verb: str) -> Any:
         """Add the writer where patchloom itself imports the training, so that its start takes as long as ever."""
-        module = load_module(name)
-        if name == "patchloom.train.loop":
-            patchloom.cli.import_module = load_module  # once
+        function = function_of(verb)
+        if verb == "pretrain":
             from patchloom.train.step import Stepper
 
             update = Stepper.update
@@ -296,9 +295,9 @@ def child(every: str, folder: str, program: str, *words: str) -> None:
                 return made
 
             Stepper.update = update_and_write
-        return module
+        return function
 
-    patchloom.cli.import_module = load_and_hook
+    patchloom.cli.function_of = load_and_hook
     sys.exit(patchloom.cli.main(list(words)))
 
 

@@ -69,6 +69,6 @@ def test_a_verb_is_imported_without_garbage_collection(monkeypatch, capsys):
         seen.append((verb, gc.isenabled()))
         return lambda **given: seen.append(gc.isenabled())
 
-    monkeypatch.setattr(cli, "_function", function)
+    monkeypatch.setattr(cli, "function_of", function)
     assert cli.main(["check", "shapes"]) == 0
     assert seen == [("check", False), True]

@@ -121,7 +121,7 @@ def run_verb(verb: str, words: list[str]) -> Any:
     given = parse_call(verb, words)
     _refuse_missing(given.get("data"))
     with StatusMessage("starting"), _without_collection():  # importing torch takes seconds
-        function = _function(verb)
+        function = function_of(verb)
         if "torch" in sys.modules:  # results does not need it
             from patchloom.system.waiting import sleep_when_busy
 
@@ -129,7 +129,7 @@ def run_verb(verb: str, words: list[str]) -> Any:
     return function(**given)
 
 
-def _function(verb: str) -> Callable[..., Any]:
+def function_of(verb: str) -> Callable[..., Any]:
     """Import the function of a verb, which `parse_call` knows."""
     function: Callable[..., Any]
     match verb:

@@ -32,10 +32,10 @@ from patchloom.export.preprocessing import (
     preparing_by_pillow,
     segmenting_by_pillow,
 )
+from patchloom.export.to_onnx import describe_file, export_error
 from patchloom.nets.checkpoints.format import CLASSIFIER_FORMAT, EncoderCard, read_metadata
 from patchloom.nets.heads import OnEncoder
 from patchloom.system.files import write_whole
-from patchloom.version import __version__
 
 _IMAGES = 8
 
@@ -191,25 +191,9 @@ def _write(graph: _Graph, form: _Form, file: Path, name: str, card: Any) -> None
                 # torch.export cannot trace non-maximum suppression, whose number of boxes depends on the values
                 free = {name: {0: "objects"} for name in form.outputs}
                 torch.onnx.export(graph, (images[:1],), str(file), dynamo=False, dynamic_axes=free, **names)
-            _annotate(file, card)
+            describe_file(file, {"classes": json.dumps(list(card.classes))})
     except Exception as problem:  # any error of the exporter means that it cannot write this model
-        first = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
-        raise PatchloomError(f"torch cannot write {name} as ONNX ({first})") from problem
-
-
-def _annotate(file: Path, card: Any) -> None:
-    """Replace the exporter's metadata, which has local paths, by the names of the classes."""
-    import onnx
-
-    model = onnx.load(file)
-    for part in (model, model.graph, *model.graph.node, *model.graph.value_info, *model.graph.initializer):
-        del part.metadata_props[:]
-    for node in model.graph.node:
-        node.doc_string = ""
-    about = {"classes": json.dumps(list(card.classes)), "patchloom": __version__}
-    onnx.helper.set_model_props(model, about)
-    model.producer_name, model.producer_version = "patchloom", __version__
-    onnx.save(model, file)
+        raise export_error(problem, name) from problem
 
 
 def _compared(graph: _Graph, form: _Form, images: Tensor, run: Any) -> tuple[float, list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -133,33 +134,41 @@ def _write(graph: _Graph, one: Exportable, file: Path) -> None:
                 external_data=False,
                 verbose=False,
             )
-            _annotate(file, one)
+            describe_file(file, _description(one))
     except Exception as problem:  # any error of the exporter means that it cannot write this encoder
-        first = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
-        raise PatchloomError(f"torch cannot write {one.card.name} as ONNX ({first}): use --to timm") from problem
+        raise export_error(problem, one.card.name, ": use --to timm") from problem
 
 
-def _annotate(file: Path, one: Exportable) -> None:
-    """Replace the exporter's metadata of nodes, which has local paths, by a description for users of the file."""
+def export_error(problem: Exception, name: str, instead: str = "") -> PatchloomError:
+    """Return the error about a model ``name`` that torch's exporter cannot write; ``instead`` ends the sentence."""
+    first = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
+    return PatchloomError(f"torch cannot write {name} as ONNX ({first}){instead}")
+
+
+def describe_file(file: Path, about: Mapping[str, str]) -> None:
+    """Replace the exporter's metadata, which has local paths, by values for users of the file."""
     import onnx
 
     model = onnx.load(file)
-    for part in (model, model.graph, *model.graph.node, *model.graph.value_info, *model.graph.initializer):
+    graph = model.graph
+    for part in (model, graph, *graph.node, *graph.value_info, *graph.initializer, *graph.input, *graph.output):
         del part.metadata_props[:]
-    for end in (*model.graph.input, *model.graph.output):
-        del end.metadata_props[:]
-    about = {
+    for node in graph.node:
+        node.doc_string = ""
+    onnx.helper.set_model_props(model, {**about, "patchloom": __version__})
+    model.producer_name, model.producer_version = "patchloom", __version__
+    onnx.save(model, file)
+
+
+def _description(one: Exportable) -> dict[str, str]:
+    return {
         "model": one.arguments["model_name"],
         "input": f"float32 [batch {one.channels} {one.size[0]} {one.size[1]}] in [0, 1]; the graph normalises it",
         "mean": json.dumps(list(one.card.mean)),
         "std": json.dumps(list(one.card.std)),
         "pooling": one.pooling,
         **({} if one.blend is None else {"blend": f"{one.blend:g}"}),
-        "patchloom": __version__,
     }
-    onnx.helper.set_model_props(model, about)
-    model.producer_name, model.producer_version = "patchloom", __version__
-    onnx.save(model, file)
 
 
 def _compared(one: Exportable, images: Tensor, run: Any, fp16: bool) -> tuple[float, float]:

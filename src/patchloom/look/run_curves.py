@@ -19,11 +19,12 @@ from patchloom.errors import PatchloomError, listing, suggestion
 from patchloom.look.charts import curve_of, write_table
 from patchloom.look.run_lines import Line, LinePanel, draw_lines, short_name
 from patchloom.options.declare import verb
+from patchloom.options.values import dotted
 from patchloom.options.verbs import Curves
 from patchloom.results import store
 from patchloom.results.result import Result
 from patchloom.runs.folder import RunFolder, read_metrics
-from patchloom.runs.settings import LAUNCH, dotted
+from patchloom.runs.settings import LAUNCH
 from patchloom.sizes import in_pixels
 
 POSITION_ACCURACY = "position-accuracy"

@@ -157,7 +157,8 @@ def help_page(verb: str, words: Sequence[str]) -> str:
     if verb == "evaluate" and not title:
         rows = (two_columns(f"  {name}", evaluate_spec(name).about, 24, width) for name in protocols())
         lines += ["PROTOCOL is one of", *(line for row in rows for line in row), ""]
-    groups = _grouped(shown, title) if len(shown) > _FEW else {"options": shown} if shown else {}
+    few, of_protocol = {"options": shown} if shown else {}, verb == "evaluate" and title != ""
+    groups = _grouped(shown, title, of_protocol) if len(shown) > _FEW else few
     for group, options in groups.items():
         lines += [group or "other", *(line for option in options for line in _explained(option, width))]
         if group == "task" and verb == "pretrain" and not any(map(_of_task, shown)):
@@ -209,8 +210,8 @@ def _of_task(option: Option) -> bool:
     return option.name.startswith("task.") and option.name != "task.name"
 
 
-def _grouped(options: Iterable[Option], title: str) -> dict[str, list[Option]]:
-    order = (title, *_GROUPS) if title in protocols() else (*_GROUPS, title)
+def _grouped(options: Iterable[Option], title: str, own_first: bool) -> dict[str, list[Option]]:
+    order = (title, *_GROUPS) if own_first else (*_GROUPS, title)
     found: dict[str, list[Option]] = {group: [] for group in order}
     for option in options:
         found[option.group or title].append(option)
@@ -242,7 +243,7 @@ def _place(option: Option) -> str:
 def _examples(verb: str, title: str, width: int) -> list[str]:
     """Return the lines with the examples of a verb, or of one of its protocols."""
     found = HELP_EXAMPLES[verb]
-    if title in protocols():
+    if verb == "evaluate" and title:
         places = "runs/recordings-mp3 speech_commands/" if title == "keywords" else "runs/photos-mae labelled/"
         command = f"patchloom evaluate {title} {places}"
         found = [one for one in found if one[0] == command] or [(command, "")]

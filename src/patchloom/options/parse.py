@@ -17,7 +17,7 @@ from patchloom.options.declare import MODEL, TASK, CommandSpec, Option, declared
 from patchloom.options.evaluate import CommonOptions
 from patchloom.options.messages import shorten_options, unknown_word_error, without_hyphens
 from patchloom.options.pretrain import PretrainOptions
-from patchloom.options.values import convert_value, parse_value
+from patchloom.options.values import convert_value, dotted, parse_value
 from patchloom.options.verbs import VERB_OPTIONS
 from patchloom.recipes import nested, recipe_named
 from patchloom.system.files import read_text, read_yaml
@@ -164,7 +164,7 @@ def parse_pretrain(words: Sequence[str]) -> tuple[dict[str, Any], str | None]:
     named = {"data": data[0] if len(data) == 1 else data} if data and not places else {}
     given = parse_words("patchloom pretrain", taken, typed, named, found) | several
     if given.get("recipe") is not None:
-        left = _dotted(recipe_named(given["recipe"]).beside(nested(given)))
+        left = dotted(recipe_named(given["recipe"]).beside(nested(given)))
         given = _converted(taken, left, f"the recipe {recipe}") | given | {"task.name": task}
     given = nested({one.name: one.default for one in taken.options} | given)
     del given["config.file"]
@@ -403,7 +403,7 @@ def _configuration(file: str | None) -> tuple[list[str], dict[str, Any]]:
     values = {**values}
     data = values.pop("data", None)
     found = dict[str, Any]()
-    for name, value in _dotted(values).items():
+    for name, value in dotted(values).items():
         plain = _named(f"--{name.replace('-', '_')}")[2:]
         if plain in found:
             raise PatchloomError(f"--{name} is given twice in the configuration {file}: give it once")
@@ -418,12 +418,3 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, list | dict):
         return all(map(_is_plain, value.values() if isinstance(value, dict) else value))
     return value is None or isinstance(value, str | int | float)
-
-
-def _dotted(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested settings by dotted name: the name in ``task`` is ``task.name``."""
-    found = dict[str, Any]()
-    for name, value in values.items():
-        inside = value if isinstance(value, Mapping) else {"name": value}
-        found |= {f"{name}.{key}": one for key, one in inside.items()} if name in ("task", "model") else {name: value}
-    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import types
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from math import isnan
 from pathlib import Path
@@ -98,3 +98,12 @@ def _plain(text: str, hint: Any) -> Any:
         values = [_read(one.strip(), inside[i if fixed else 0]) for i, one in enumerate(words)]
         return tuple(values) if origin is tuple else values
     raise _Mismatch
+
+
+def dotted(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested settings by dotted name: the name in ``task`` is ``task.name``."""
+    found = dict[str, Any]()
+    for name, value in values.items():
+        inside = value if isinstance(value, Mapping) else {"name": value}
+        found |= {f"{name}.{key}": one for key, one in inside.items()} if name in ("task", "model") else {name: value}
+    return found

@@ -196,14 +196,6 @@ def request(data: DataLike, task: TaskLike, settings: dict[str, Any]) -> Setting
     return asked
 
 
-def dotted(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings by dotted name, such as ``task.name``."""
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        found |= {f"{name}.{key}": one for key, one in value.items()} if isinstance(value, Mapping) else {name: value}
-    return found
-
-
 # Comparison with the settings of an existing run.
 
 
