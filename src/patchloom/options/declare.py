@@ -160,7 +160,7 @@ def declared(kind: type[Any]) -> CommandSpec:
 
 
 def read_signature(owner: Callable[..., Any]) -> CommandSpec:
-    """Return the options of somebody's own task, from the signature and the docstring of its class."""
+    """Return the options of a user's own task, from the signature and the docstring of its class."""
     from docstring_parser import parse as parse_docstring  # which takes a tenth of the time of --help
 
     text = inspect.getdoc(owner) or ""
@@ -205,7 +205,7 @@ def check_declared(options: Any, prefix: str = "") -> None:
 
 
 def _metadata(kind: type[Any], name: str) -> Mapping[str, Any]:
-    """Return what is declared of a field, in a dataclass or the one that it derives from."""
+    """Return the metadata of a field, from the dataclass that declares it or from its base."""
     declarations = (vars(base).get("__dataclass_fields__", {}).get(name) for base in kind.__mro__)
     return next((one.metadata for one in declarations if one is not None and one.metadata), {})
 
@@ -261,7 +261,7 @@ def verb(kind: Callable[P, T]) -> Callable[[Callable[[T], R]], Callable[P, R]]:
 
 
 def takes(kind: Callable[P, T]) -> Callable[[Callable[[S, E, T], None]], Callable[Concatenate[S, E, P], None]]:
-    """Decorate the ``__init__`` of a task, which has an encoder and declared options, likewise."""
+    """Decorate the ``__init__`` of a task, whose declared options follow the encoder; see `verb`."""
 
     def decorate(function: Callable[[S, E, T], None]) -> Callable[Concatenate[S, E, P], None]:
         @wraps(function)

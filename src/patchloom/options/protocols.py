@@ -43,16 +43,9 @@ _POSITIONS = "position embeddings: keep, fixed, learned, relative or none, as in
 
 
 @dataclass(frozen=True)
-class Knn:
-    """Classify by the nearest neighbours among training images, by cosine similarity of frozen features."""
+class _Frozen:
+    """How the features of a frozen encoder are extracted."""
 
-    pooling: Pooling | Literal["all"] = option(
-        "all",
-        'feature pooling: "class", "mean", "prefix" (mean of class token and registers), "instance" (with an instance '
-        'head), "both" (class and mean), or "all"',
-    )
-    ks: Sequence[int] = option(KS, "numbers of neighbours k", least=1)
-    gallery: float = option(1.0, "stratified fraction of the training images to search", above=0, most=1)
     test_crop: float = option(
         1.0,
         "side of the centre crop over the short side of the resized image; 1: the largest centre crop. 0.875 is the "
@@ -65,6 +58,19 @@ class Knn:
     last_norm: bool = option(
         True, "features after the encoder's last norm; false takes them before it", group=MODEL, rare=True
     )
+
+
+@dataclass(frozen=True)
+class Knn(_Frozen):
+    """Classify by the nearest neighbours among training images, by cosine similarity of frozen features."""
+
+    pooling: Pooling | Literal["all"] = option(
+        "all",
+        'feature pooling: "class", "mean", "prefix" (mean of class token and registers), "instance" (with an instance '
+        'head), "both" (class and mean), or "all"',
+    )
+    ks: Sequence[int] = option(KS, "numbers of neighbours k", least=1)
+    gallery: float = option(1.0, "stratified fraction of the training images to search", above=0, most=1)
     blend: float | list[float] | None = option(
         None, "shares of the trained weights in blends with those that the run began with, such as 0.25,0.5,0.75"
     )
@@ -168,23 +174,12 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Regress:
+class Regress(_Frozen):
     """Predict the numbers in a column of the data from frozen features, by ridge regression and nearest neighbours."""
 
     column: str | None = option(None, "column of the numbers to predict; images without one are left out", group=DATA)
     pooling: Pooling | Literal["all"] = option("all", "feature pooling, as in linear")
     k: int = option(20, "number of neighbours", least=1)
-    test_crop: float = option(
-        1.0,
-        "side of the centre crop over the short side of the resized image, as in knn",
-        above=0,
-        most=1,
-        group=DATA,
-        rare=True,
-    )
-    last_norm: bool = option(
-        True, "features after the encoder's last norm; false takes them before it", group=MODEL, rare=True
-    )
 
 
 @dataclass(frozen=True)
