@@ -44,18 +44,19 @@ SCRIPT, ROOT = Path(__file__), Path(__file__).parents[1]
 # function of each phase, and the seconds that it may take
 PHASES: dict[str, tuple[str, float]] = {
     "photographs": ("gpu_runs.photographs", math.inf),  # beside the tests
-    "tests": ("gpu_runs.tests", 105),
+    "tests": ("gpu_runs.tests", 130),
     "machine": ("gpu_steps.machine", 15),
-    "eager": ("gpu_steps.steps", 140),
-    "peers": ("gpu_steps.peers", 45),
-    "compiled": ("gpu_steps.steps", 62),
+    "eager": ("gpu_steps.steps", 90),
+    "peers": ("gpu_steps.peers", 20),
+    "compiled": ("gpu_steps.steps", 110),
+    "graphs": ("gpu_steps.steps", 90),
     "loading": ("gpu_runs.loading", 30),
-    "runs": ("gpu_runs.runs", 70),
-    "profile": ("gpu_steps.profile", 16),
+    "runs": ("gpu_runs.runs", 80),
+    "profile": ("gpu_steps.profile", 20),
     "rest": ("gpu_steps.steps", math.inf),  # compiled steps of the other tasks, in what is left
 }
 # These share a process, because imports and the start of a GPU take seconds.
-GROUPS = (("tests",), ("machine", "eager", "peers", "compiled"), ("loading", "runs"), ("profile", "rest"))
+GROUPS = (("tests",), ("machine", "eager", "peers", "compiled", "graphs"), ("loading", "runs"), ("profile", "rest"))
 WANTED = tuple(name for group in GROUPS for name in group)
 READING = {"loading", "runs"}  # which need the photographs
 SIZES = ("S", "B", "L")
@@ -291,9 +292,10 @@ def unmet_requirements(requirements: Iterable[str]) -> list[str]:
 
 # by phases: columns, each the name of a figure and its format
 _WORK = "batch:d images/s:,.0f ms:.2f least:.2f most:.2f TFLOP/s:.3g of_peak:.0% GiB:.1f"
+_STEPS = f"{_WORK} CPU_ms:.1f queued_ms:.1f H100_roofline:,d over_eager:.2f waits:d where:"
 TABLES = {
     ("machine",): "TFLOP/s:.4g of_peak:.0% GB/s:,.4g",
-    ("eager", "compiled", "rest"): f"{_WORK} CPU_ms:.1f queued_ms:.1f H100_roofline:,d over_eager:.2f waits:d where:",
+    ("eager", "compiled", "graphs", "rest"): _STEPS,
     ("peers",): f"{_WORK} ours_over_it:.2f expected:",
     ("loading", "runs"): "images/s:,.0f seconds:.1f waiting:.0%",
     ("profile",): "kernel_ms:.2f",

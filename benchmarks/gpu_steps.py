@@ -10,10 +10,12 @@ import subprocess
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -27,6 +29,7 @@ from torch._dynamo.utils import counters
 
 from patchloom.data.augment import ColorPlan
 from patchloom.data.loader import Batch
+from patchloom.options.pretrain import Compile
 from patchloom.runs.settings import ResolvedSettings
 from patchloom.system.files import write_whole
 from patchloom.system.hardware import (
@@ -70,6 +73,7 @@ _SECONDS = 1.3  # of timing a step
 _FEWEST, _MOST = 5, 40  # timed steps
 _QUEUED = 8  # steps without a wait between them
 _ROUNDS = 12  # of peers, in turns
+_COMPILING = 6  # processes that compile at once: each holds a step on the GPU, 4 to 13 GiB at 256 images
 
 
 # The machine.
@@ -139,7 +143,7 @@ def settings_of(call: Call, task: str, size: str) -> ResolvedSettings:
     return settings_for(task, call.device, call.batch, precision, model=MODELS[size], workers=8, threads=8)
 
 
-def build_step(settings: ResolvedSettings, compiled: bool = False) -> estimate.Step:
+def build_step(settings: ResolvedSettings, compiled: Compile = False) -> estimate.Step:
     """Make a step whose images are on the device already: reading and copying are measured separately."""
     keep_freed_memory()  # as training does
     few = min(settings.batch_size, 32)  # drawing more takes seconds
@@ -189,7 +193,22 @@ def seconds_for(work: Callable[[], Any]) -> float:
     return time.perf_counter() - begun
 
 
-def measure(call: Call, size: str, task: str, compiled: bool) -> dict[str, Any]:
+def compile_row(call: Call, compiled: Compile, row: tuple[str, str]) -> None:
+    """Make a compiled step, whose kernels stay in the cache that all processes share."""
+    size, task = row
+    step = build_step(settings_of(call, task, size), compiled)
+    step(), step()
+
+
+def compile_beside(call: Call, compiled: Compile, rows: Iterable[tuple[str, str]]) -> None:
+    """Compile the steps of rows in several processes at once, since torch.compile uses little more than a core."""
+    with ProcessPoolExecutor(_COMPILING, get_context("spawn")) as pool:
+        for future in [pool.submit(compile_row, call, compiled, row) for row in rows]:
+            with suppress(Exception):  # the row itself will meet it again, and say so
+                future.result()
+
+
+def measure(call: Call, size: str, task: str, compiled: Compile) -> dict[str, Any]:
     """Time a step with its images on the device.
 
     Returns:
@@ -219,7 +238,7 @@ def measure(call: Call, size: str, task: str, compiled: bool) -> dict[str, Any]:
     found |= {"CPU_ms": 1e3 * asked, "queued_ms": 1e3 * ahead, "seconds before": building + warming}
     found |= {"waits": sum(places.values())} | ({"where": dict(places.most_common(4))} if places else {})
     if name in ROOFLINE:
-        found["H100_roofline"] = ROOFLINE[name][compiled]
+        found["H100_roofline"] = ROOFLINE[name][bool(compiled)]
     if compiled:
         found["graphs"] = counters["stats"]["unique_graphs"]
         if eager := call.rows.of("eager").get(name, {}).get("images/s"):
@@ -244,19 +263,23 @@ def rates(call: Call, name: str, times: list[float], batch: int) -> dict[str, An
 
 
 def steps(call: Call) -> None:
-    """Measure steps: eager ones, compiled ones of the first two tasks, or the rest of those.
+    """Measure steps: eager ones, compiled ones of the first two tasks, as CUDA graphs too, or the rest of those.
 
-    The first two tasks come first at all sizes. A compiled step takes up to a minute before it can be timed.
+    The first two tasks come first at all sizes. A compiled step takes up to a minute before it can be timed: those of
+    the first two tasks are compiled beside each other.
     """
-    compiled, before = call.phase != "eager", call.rows.of("compiled")
+    compiled: Compile = "graphs" if call.phase == "graphs" else call.phase != "eager"
+    before = call.rows.of("compiled")
     tasks = call.tasks or (*FIRST, *(name for name in ready_tasks() if name not in FIRST))
     todo = [(size, task) for task in tasks[:2] for size in call.sizes]
-    if call.phase != "compiled":
+    if call.phase in ("eager", "rest"):
         todo += [(size, task) for size in call.sizes for task in tasks[2:]]
     rows = {f"{size} {task}": (size, task) for size, task in todo}
     if call.phase == "rest":
         rows = {name: row for name, row in rows.items() if before.get(name, {}).get("state") not in ("done", "failed")}
-    for name in call.open_rows(rows, 25 if compiled else 6):
+    if call.phase in ("compiled", "graphs") and not call.tiny:
+        compile_beside(call, compiled, rows.values())
+    for name in call.open_rows(rows, 25 if call.phase == "rest" else 6):
         with call.row(name) as figures:
             figures |= measure(call, *rows[name], compiled)
         gc.collect()  # modules are in reference cycles

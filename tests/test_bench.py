@@ -59,7 +59,7 @@ def quick(monkeypatch):
     """Neither start processes to measure memory nor multiply large matrices, and time reading for a moment."""
     monkeypatch.setattr("patchloom.bench.memory_of", lambda settings, compiled, sound: 0.25)
     monkeypatch.setattr("patchloom.bench.product_rates", lambda device, dtypes: dict.fromkeys(dtypes, 1e11))
-    monkeypatch.setattr("patchloom.train.estimate._READING_SECONDS", 0.1)
+    monkeypatch.setattr("patchloom.bench._READING", 0.1)
     return {"model": "nano", "img_size": 16, "patch_size": 4, "batch_size": 8, "rounds": 1, "precision": "float32"}
 
 

@@ -1,6 +1,7 @@
 """``check``: statistics against numpy, reported faults, and a proposal that pretrain accepts."""
 
 import os
+import re
 import shlex
 import struct
 import zlib
@@ -13,7 +14,7 @@ import torch
 from PIL import Image
 from refusing import failed
 
-from patchloom.check import ProposalCost, _estimate, check
+from patchloom.check import check
 from patchloom.cli import main
 from patchloom.data.scan import survey
 from patchloom.data.sources.open import open_data
@@ -21,7 +22,7 @@ from patchloom.errors import PatchloomError
 from patchloom.options.parse import parse_pretrain
 from patchloom.runs.held_out import with_share
 from patchloom.runs.settings import request
-from patchloom.system.load import Load
+from patchloom.train.estimate import Forecast
 from patchloom.train.resolve import resolve
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
@@ -66,14 +67,6 @@ def mixed(tmp_path_factory):
 
 
 BROKEN = ["bomb.png", "empty.png", "half.jpg", "lost.png", "page.jpg", "short.tif", "text.png"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def no_second_process():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("patchloom.check.memory_of", lambda *asked: 0.25)  # it takes seconds to start
-        patch.setattr("patchloom.train.estimate._READING_SECONDS", 0.1)
-        yield
 
 
 def quick(data, **how):
@@ -197,44 +190,30 @@ def test_the_estimate(capsys, monkeypatch):
     words = ["check", "shapes:64", "--batch_size", "8", "--epochs", "3", "--task", "mae", "--img_size", "16"]
     assert main(words) == 0
     told = capsys.readouterr().out
-    assert "patchloom pretrain shapes:64 --task mae" in told and "It would need 0.25 of " in told
-    assert "18 steps in 3 epochs" in told  # 64 - 13 held out, in batches of 8
+    assert "patchloom pretrain shapes:64 --task mae" in told
+    assert "18 steps of" in told  # 64 - 13 held out, in batches of 8
+    assert re.search(r"needs about \d\.\d of [\d.,]+ GiB of memory\n", told)
 
-    def full(*asked):
+    def full(*asked, **more):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("patchloom.check.memory_of", full)
+    monkeypatch.setattr("patchloom.train.estimate.try_steps", full)
     assert main(words) == 0
     told = capsys.readouterr().out
     assert "It would fail" in told and "halve --batch_size" in told
-    assert "It would take" not in told and "images          64" in told
+    assert "takes about" not in told and "images          64" in told
 
 
-def test_time_is_that_of_the_slower_or_of_both():
-    apart = ProposalCost(100, (0.1, 0.2, 0.9), 0.3, True, 4.0, 2.0, 320)
-    assert apart.total == pytest.approx(30) and apart.worst == pytest.approx(50)
-    assert replace(apart, apart=False).total == pytest.approx(50)
-    proposal = replace(quick("shapes:64").proposal, estimate=replace(apart, steps=1000))
+def test_reading_that_takes_longer_than_training_is_said_with_a_remedy():
+    slow = Forecast(steps=1000, step=0.2, reading=0.3, apart=True, how="measured", disc=0.0, room=1.0)
+    proposal = replace(quick("shapes:64").proposal, estimate=slow, side=320)
     said = " ".join(proposal.sentences())
-    assert "about 5 min 0 s" in said and "up to 8 min 20 s" in said and "0.200 s (0.100 to 0.900)" in said
-    assert "Reading is the bottleneck" in said and "That is too much" in said and "--cache 400" in said
+    assert "about 5 min 0 s" in said and "reading takes longer than training" in said and "--cache 400" in said
     assert "--cache whole" in " ".join(replace(proposal, fixed_size=True).sentences())
     stored = replace(proposal, settings=replace(proposal.settings, cache="whole"))
     assert "--cache" not in " ".join(stored.sentences()) and "--workers" in " ".join(stored.sentences())
-    room = replace(apart, memory=1.0, seconds=(0.4,))
-    said = " ".join(replace(proposal, estimate=room).sentences())
-    assert not any(word in said for word in ("Reading is the bottleneck", "That is too much", "busy"))
-    busy = replace(room, load=Load(cores=2, wanted=2, own=0.4, others=1.6))
-    assert "1.6 of 2 cores" in " ".join(replace(proposal, estimate=busy).sentences())
-
-
-@pytest.mark.parametrize(("cache", "seconds"), [("none", 0.8), ("whole", 0.8 * (0.3 / 6 + 0.1) / 0.4)])
-def test_cached_images_are_decoded_in_one_epoch(monkeypatch, cache, seconds):
-    monkeypatch.setattr("patchloom.check.reading_rate", lambda *_: 10.0)
-    monkeypatch.setattr("patchloom.check.seconds_of_reading", lambda *_: (0.3, 0.1))
-    monkeypatch.setattr("patchloom.check.memory_of", lambda *_: None)
-    settings = replace(quick("shapes:64", task="mae", epochs=6, batch_size=8).proposal.settings, cache=cache)
-    assert _estimate(open_data("shapes:64").train, settings).reading == pytest.approx(seconds)
+    said = " ".join(replace(proposal, estimate=replace(slow, step=0.4)).sentences())
+    assert "reading takes longer" not in said and "about 6 min 40 s" in said
 
 
 def test_small_images(tmp_path):
@@ -313,4 +292,4 @@ def test_an_image_of_another_depth_is_named(tmp_path):
 def test_the_crops_are_the_tasks():
     """The proposed cache is large enough for the canvas of restore, which is larger than its images."""
     done = check("shapes:64", task="restore", img_size=32, patch_size=8, batch_size=8, epochs=1, device="cpu")
-    assert done.proposal.estimate.side == 46
+    assert done.proposal.side == 46

@@ -982,8 +982,6 @@ PRINTING = (  # with @ for the hostile name
 def test_no_name_commands_the_terminal(command, evil, monkeypatch, capfd):
     """Neither the escape sequences nor the line breaks of names are printed, and JSON escapes them."""
     monkeypatch.chdir(evil)
-    monkeypatch.setattr("patchloom.check.memory_of", lambda *_: 0.25)  # a process of its own: seconds
-    monkeypatch.setattr("patchloom.train.estimate._READING_SECONDS", 0.1)
     words = [word.replace("@", HOSTILE) for word in command.split()]
     assert main(words) in (0, 2)
     printed = "".join(capfd.readouterr())

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import gc
 import statistics
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from patchloom.audio.config import Sound
+from patchloom.data.loader import training_batches
+from patchloom.data.source import Source
 from patchloom.data.sources.open import open_data
 from patchloom.data.stats import Stats
 from patchloom.display import Displayable, StatusMessage, TextTable, print_line
@@ -20,13 +24,23 @@ from patchloom.errors import PatchloomError
 from patchloom.nets.performance import fuse_attention
 from patchloom.options import verbs
 from patchloom.options.declare import verb
+from patchloom.options.pretrain import Compile
 from patchloom.runs.settings import ResolvedSettings, Settings, request
+from patchloom.runs.task import augment_of_readers
 from patchloom.sizes import in_pixels
-from patchloom.system.hardware import float32_products, keep_freed_memory, memory_shortage, product_rates, seconds_of
+from patchloom.system.hardware import (
+    float32_products,
+    keep_freed_memory,
+    memory_shortage,
+    peak_in_subprocess,
+    product_rates,
+    seconds_of,
+)
 from patchloom.system.load import BackgroundLoad, Load
 from patchloom.tasks import ready_tasks
-from patchloom.tasks.custom import label
-from patchloom.train.estimate import Step, halvable, memory_of, reading_rate, refuse_too_large
+from patchloom.tasks.custom import allow_code, label, only_here
+from patchloom.tasks.task import Task
+from patchloom.train.estimate import Step, halvable, refuse_too_large
 from patchloom.train.resolve import measure_data, resolve
 
 # options that all tasks take as they are
@@ -34,6 +48,7 @@ _OF_PRETRAIN = (
     *("model", "img_size", "patch_size", "batch_size", "device", "precision", "attention", "kernels"),
     *("workers", "threads", "checkpointing", "compile"),
 )
+_READING = 3.0  # seconds for timing the reading
 _WORTH = 1.05  # smaller gains of compiling are noise
 _COUNTED = 2  # images for counting operations, which are the same for each image
 
@@ -257,3 +272,38 @@ def flops_per_image(settings: ResolvedSettings) -> float:
     with FlopCounterMode(display=False) as counter:
         step()
     return counter.get_total_flops() / _COUNTED
+
+
+def memory_of(settings: ResolvedSettings, compiled: Compile = False, sound: Sound | None = None) -> float | None:
+    """Measure the peak memory of two steps in GiB, in a fresh process; None if no other process can build the task.
+
+    ``sound`` is the configuration of recordings.
+    """
+    if only_here(settings.task["name"]):
+        return None
+    return peak_in_subprocess(_two_steps, settings.device, settings, compiled, sound)
+
+
+def _two_steps(settings: ResolvedSettings, compiled: Compile, sound: Sound | None) -> None:
+    keep_freed_memory()
+    allow_code(settings.task["name"])  # the parent process has loaded it
+    if settings.device == "cpu":
+        torch.set_num_threads(settings.threads)
+    step = Step(settings, compiled, sound=sound)
+    step()
+    step()
+
+
+def reading_rate(source: Source, task: Task, settings: ResolvedSettings) -> float:
+    """Return how many images per second are read and augmented as in training."""
+    batch = min(settings.batch_size, len(source))
+    steps = 10**6  # more than fit into the time
+    shape = settings.workers, settings.channels
+    batches: Any = training_batches(source, augment_of_readers(task, settings), batch, 0, 0, steps, *shape)
+    next(batches)  # the workers start
+    start, done = time.perf_counter(), 0
+    for _ in islice(batches, 200):
+        done += batch
+        if time.perf_counter() - start > _READING:
+            break
+    return done / (time.perf_counter() - start)

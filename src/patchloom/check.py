@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import shlex
-import statistics
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ import numpy as np
 import torch
 
 from patchloom.audio.config import Sound
-from patchloom.data.loader import steps_of
 from patchloom.data.near_duplicates import NearCopies, near_copies, parted_wholes, subject_note
 from patchloom.data.scan import Survey, survey
 from patchloom.data.source import Source
@@ -23,87 +21,25 @@ from patchloom.data.sources.in_memory import is_object, is_object_name
 from patchloom.data.sources.open import open_data, split_names
 from patchloom.data.splits import hold_out
 from patchloom.data.stats import Stats, channels_for_all
-from patchloom.display import Displayable, StatusMessage, TextTable, Verbatim, duration
+from patchloom.display import Displayable, TextTable, Verbatim, duration
 from patchloom.errors import PatchloomError
-from patchloom.estimate import time_steps, with_reading
 from patchloom.options.declare import verb
 from patchloom.options.verbs import Check
+from patchloom.runs.folder import RunFolder
 from patchloom.runs.held_out import with_share
 from patchloom.runs.settings import ResolvedSettings, request, why_task
 from patchloom.sizes import compact, in_pixels
 from patchloom.system.files import write_whole
-from patchloom.system.hardware import keep_freed_memory, memory
-from patchloom.system.load import BackgroundLoad, Load
+from patchloom.system.hardware import Cores, cores, keep_freed_memory
 from patchloom.tasks import task_class
 from patchloom.tasks.custom import label
-from patchloom.train.estimate import (
-    Step,
-    memory_of,
-    reading_rate,
-    refuse_too_large,
-    seconds_of_reading,
-    smaller_steps,
-    with_cache,
-)
+from patchloom.train.estimate import Forecast, forecast_run, meta_task, smaller_steps
 from patchloom.train.resolve import LARGE, measure_data, resolve
 
-# Proposed settings for pre-training, and their cost on this machine, measured in a few steps.
+# Proposed settings for pre-training, and their cost on this machine.
 
 
-_STEPS = 5  # timed steps
 _KEPT = 1.25  # side of cached images over that of training crops (docs/reference/data-sources.md)
-
-
-@dataclass(frozen=True)
-class ProposalCost:
-    """Cost of a run, measured in a few steps.
-
-    Attributes:
-        steps: number of steps of the run.
-        seconds: seconds of each timed step, without reading.
-        reading: mean seconds for reading the images of a step.
-        apart: whether other processes read while the device computes.
-        memory: peak memory of two steps in GiB, without the imported libraries; None if unknown.
-        room: GiB of memory that the device or this process may use.
-        side: longer side of the task's crops in pixels.
-        load: load by other programs while the seconds were measured.
-    """
-
-    steps: int
-    seconds: tuple[float, ...]
-    reading: float
-    apart: bool
-    memory: float | None
-    room: float
-    side: int
-    load: Load = Load()
-
-    @property
-    def step(self) -> float:
-        """Median seconds per step."""
-        return statistics.median(self.seconds)
-
-    @property
-    def total(self) -> float:
-        """Seconds of the run, without measures and pictures."""
-        return self.steps * with_reading(self.step, self.reading, self.apart)
-
-    @property
-    def worst(self) -> float:
-        """Seconds of the run if reading and computing alternate."""
-        return self.steps * with_reading(self.step, self.reading, apart=False)
-
-    def plain(self) -> dict[str, Any]:
-        """Return values for JSON."""
-        return {
-            "steps": self.steps,
-            "seconds": self.total,
-            "step_seconds": list(self.seconds),
-            "reading_seconds": self.reading,
-            "load": self.load.plain(),
-            "memory_bytes": None if self.memory is None else round(self.memory * 2**30),
-            "available_bytes": round(self.room * 2**30),
-        }
 
 
 @dataclass(frozen=True, repr=False)
@@ -116,14 +52,16 @@ class Proposal(Displayable):
         reasons: reasons for the values of ``auto``, by setting.
         estimate: cost of the run; None if it was not asked for or could not be measured.
         failure: reason why it could not be measured.
+        side: longer side of the task's crops in pixels.
         fixed_size: whether all pictures have one fixed size and one channel, as for recordings.
     """
 
     data: Sequence[str]
     settings: ResolvedSettings
     reasons: dict[str, str]
-    estimate: ProposalCost | None
+    estimate: Forecast | None
     failure: str = ""
+    side: int = 0
     fixed_size: bool = False
 
     def parts(self, width: int) -> list[str | TextTable]:
@@ -183,26 +121,12 @@ class Proposal(Displayable):
         if self.estimate is None:
             return said
         e, s = self.estimate, self.settings
-        reading = f"while {e.reading:.3f} s go into reading" if e.apart else f"and {e.reading:.3f} s of reading"
-        span = f"{e.step:.3f} s ({min(e.seconds):.3f} to {max(e.seconds):.3f})"
-        said.append(
-            f"It would take about {duration(max(1, e.total))}: {e.steps:,} steps in {s.epochs:,} epochs, each of "
-            f"{span} {reading}. Estimated from {len(e.seconds)} steps, without measures and pictures."
-        )
-        if busy := e.load.sentence():
-            said.append(f"{busy[0].upper()}{busy[1:]}.")
-        if e.apart and s.device == "cpu" and e.worst > 1.1 * e.total:
-            said.append(f"Reading and training share the cores here, so it may take up to {duration(e.worst)}.")
-        if e.reading > e.step:
+        said += e.sentences()
+        if e.step is not None and e.reading > e.step:
             remedy = "more --workers" if e.apart else "--workers 1"
-            kept = "whole" if self.fixed_size or s.crop_scale == "native" else round(_KEPT * e.side)
+            kept = "whole" if self.fixed_size or s.crop_scale == "native" else round(_KEPT * self.side)
             remedy += f" or --cache {kept}" if s.cache == "none" else ""
-            said.append(f"Reading is the bottleneck: {remedy} can make it faster.")
-        if e.memory is not None:
-            need = f"It would need {e.memory:.2f} of {e.room:,.1f} GiB of memory"
-            said.append(f"{need}, without the imported libraries.")
-            if e.memory > e.room:
-                said.append(f"That is too much: {smaller_steps(s)}.")
+            said.append(f"reading takes longer than training: {remedy} can make it faster")
         return said
 
 
@@ -210,39 +134,19 @@ def propose(
     data: Sequence[str], training: Source, settings: ResolvedSettings, reasons: dict[str, str], estimate: bool = True
 ) -> Proposal:
     """Build a proposal, with the cost of a run measured in a few steps if ``estimate``."""
-    made, failure = None, ""
+    made, failure, side = None, "", 0
     if estimate:
+        keep_freed_memory()
+        share = min(settings.batch_size, len(training))
         try:
-            made = _estimate(training, settings)
+            made = forecast_run(settings, training, share, Cores(cores()), RunFolder("runs"))
+            side = max(meta_task(settings).augment.size)
         except torch.OutOfMemoryError:
-            full = f"the device has too little memory for {settings.batch_size} {training.noun} at once"
+            full = f"the device has too little memory for {share} {training.noun} at once"
             failure = f"{full}: {smaller_steps(settings)}"
         except PatchloomError as problem:  # keeps the results on the images
             failure = str(problem)
-    return Proposal(data, settings, reasons, made, failure, training.modality.own_size is not None)
-
-
-def _estimate(training: Source, settings: ResolvedSettings) -> ProposalCost:
-    keep_freed_memory()
-    if settings.device == "cpu":
-        torch.set_num_threads(settings.threads)
-    batch = min(settings.batch_size, len(training))
-    settings = replace(settings, batch_size=batch)
-    refuse_too_large(settings, batch)
-    with StatusMessage(f"timing {1 + _STEPS} steps of the run"):
-        step, others = Step(settings, settings.compile, sound=training.sound), BackgroundLoad()
-        seconds = tuple(time_steps(step, least=_STEPS))
-    with StatusMessage(f"timing how fast {training.noun} are read"):
-        reading = batch / reading_rate(training, step.task, settings)
-        if settings.cache != "none":
-            parts = seconds_of_reading(training, step.task.augment, settings.channels)
-            reading *= with_cache(settings, *parts) / sum(parts)
-    load = others.load()
-    with StatusMessage("measuring its memory in a fresh process"):
-        needed, (_, room) = memory_of(settings, settings.compile, training.sound), memory(settings.device)
-    steps = steps_of(settings.epochs, len(training), batch)
-    side = max(step.task.augment.size)
-    return ProposalCost(steps, seconds, reading, settings.workers > 0, needed, room, side, load)
+    return Proposal(data, settings, reasons, made, failure, side, training.modality.own_size is not None)
 
 
 # Survey of recordings: a column of the table, and advice.

@@ -190,9 +190,9 @@ def test_a_refusal_names_the_batch_that_fits(monkeypatch):
 
 def test_slow_or_tight_runs_get_hints():
     room = {"there": 10 * GIB, "free": 8 * GIB, "disc": 1e9, "room": 2e9}
-    days = estimate.Forecast(steps=1000, step=3600.0, how="calculated", memory=9 * GIB, **room, advice="do less")
+    days = estimate.Forecast(steps=1000, step=3600.0, how="measured", memory=9 * GIB, **room, advice="do less")
     time_, remark, memory, tight, disc = days.sentences()
-    assert time_.startswith("takes about 42 days: 1,000 steps of 1 h 0 min, calculated") and "fewer --epochs" in remark
+    assert time_.startswith("takes about 42 days: 1,000 steps of 1 h 0 min, measured") and "fewer --epochs" in remark
     assert "without" in time_ and "without" not in replace(days, steps_alone=False).sentences()[0]
     assert memory == "needs about 9.0 of 10.0 GiB of memory" and "8.0 GiB are free now: do less" in tight
     assert disc == "needs 1.0 GB of the 2.0 GB that are free on the disc"
@@ -216,16 +216,34 @@ def test_minutes_become_epochs_by_the_time_of_a_step():
     assert isinstance(estimate.rounded(3.0), int)
 
 
-def test_the_time_of_reading_is_shared_by_workers_and_saved_by_a_cache():
-    tried = estimate.Tried(0.4, 0.6, "measured", TaskBytes(1, 1, 1, 1), None)
-    settings = settings_for(epochs=10, threads=2, workers=0, cache="none")
-    assert estimate.estimated(settings, tried, Cores(4), 7) == Estimate(steps=7, step=0.4, reading=0.6)
-    three = replace(settings, workers=3)
+def test_the_time_of_reading_is_shared_by_workers_and_saved_by_a_cache(monkeypatch):
+    monkeypatch.setattr(estimate, "time_steps", lambda step, **_: [0.4])
+    monkeypatch.setattr(estimate, "seconds_of_reading", lambda *_: (0.04, 0.02))
+    settings, source = (
+        settings_for(epochs=10, threads=2, workers=0, cache="none", batch_size=10),
+        open_data("shapes:20"),
+    )
+    found, _ = estimate.try_steps(settings, 10, source.train, Cores(4), 7)
+    assert found == Estimate(steps=7, step=0.4, reading=pytest.approx(0.6))
     work = (0.4 * 2 + 0.6) / 4  # of the cores that there are
-    shared = Estimate(steps=7, step=0.4, reading=0.6 / 3, apart=True, shared=pytest.approx(work))
-    assert estimate.estimated(three, tried, Cores(4), 7) == shared
+    found, _ = estimate.try_steps(replace(settings, workers=3), 10, source.train, Cores(4), 7)
+    shared = {"reading": pytest.approx(0.2), "apart": True, "shared": pytest.approx(work)}
+    assert found == Estimate(steps=7, step=0.4, **shared)
     assert estimate.with_cache(settings, 0.5, 0.1) == pytest.approx(0.6)
     assert estimate.with_cache(replace(settings, cache="whole"), 0.5, 0.1) == pytest.approx(0.15)
+
+
+def test_a_long_step_is_extrapolated_without_what_does_not_depend_on_the_images(monkeypatch):
+    """A step of n images takes 1 + n/2 seconds: those of 2 and 4 images are made, and not one of 64."""
+    made = []
+
+    def timed(step, **_):
+        made.append(len(step.batch.indices))
+        return [1 + made[-1] / 2]
+
+    monkeypatch.setattr(estimate, "time_steps", timed)
+    found, _ = estimate.try_steps(settings_for(batch_size=64), 64, open_data("shapes:80").train, Cores(2), 10)
+    assert made == [2, 4] and found.step == 1 + 64 / 2
 
 
 def test_bytes_of_a_task_and_of_a_step():
@@ -237,15 +255,6 @@ def test_bytes_of_a_task_and_of_a_step():
     assert sizes.state == sizes.weights + 3 * sizes.trained
     step = estimate.Sketch(8, TaskBytes(10, 5, 0, 0), 80, 800, 1.0)
     assert (step.least(), step.least(4), step.likely) == (25 + 880, 25 + 440, 25 + 400 + 1000)
-
-
-def test_a_large_model_is_calculated_and_not_made_twice(monkeypatch):
-    settings, source = settings_for(batch_size=4), open_data("shapes:20").train
-    monkeypatch.setattr(estimate, "Step", None)
-    monkeypatch.setattr(estimate, "_SURE", 0.0)
-    monkeypatch.setattr(estimate, "_LARGE", 0)
-    found = estimate.forecast_run(settings, source, 4, Cores(2), RunFolder("nowhere/run"))
-    assert found.how == "calculated" and found.total > 0 and found.memory > 0
 
 
 def test_a_disc_without_the_room_is_refused_before_anything_is_written(unlabelled_images, tmp_path, monkeypatch):

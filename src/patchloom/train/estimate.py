@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,18 +39,13 @@ from patchloom.system.files import disk_error, size_in_words
 from patchloom.system.hardware import (
     Cores,
     free_memory,
-    keep_freed_memory,
     memory,
     memory_shortage,
-    peak_in_subprocess,
-    product_rates,
-    reset_peak,
     resident,
     synchronize,
 )
 from patchloom.system.load import BackgroundLoad, Load
 from patchloom.tasks import images_needed
-from patchloom.tasks.custom import allow_code, only_here
 from patchloom.tasks.task import Task
 from patchloom.train.step import autocast, pretraining_optimizer
 
@@ -178,9 +172,6 @@ def _bytes(tensors: Any) -> int:
 # Trial steps before a run begins: for their cost, and to see whether they fit into memory.
 
 
-_READING_SECONDS = 3.0
-
-
 class RandomImages(Source):
     """Random images [n c h w] in memory."""
 
@@ -221,11 +212,14 @@ class Step:
         self.settings, self.compiled, stats = settings, compiled, unknown_stats(c, sound)
         self.task: Task = prepare_task(settings, stats).to(settings.device).train()
         self.optimizer = pretraining_optimizer(self.task, settings.weight_decay, settings.device, settings.betas)
-        b = batch or settings.batch_size
-        drawn = RandomImages(stats.modality.random(b, c, self.task.augment.size))
-        drawn.sound = stats.sound
-        batches = training_batches(drawn, self.task.augment, b, 0, 0, 1, 0, c)
-        self.batch: Batch = next(batches)
+        self._images = RandomImages(stats.modality.random(batch or settings.batch_size, c, self.task.augment.size))
+        self._images.sound = stats.sound
+        self.batch = self.draw(len(self._images))
+
+    def draw(self, images: int) -> Batch:
+        """Draw the views of a batch."""
+        augment, c = self.task.augment, self.settings.channels
+        return next(training_batches(self._images, augment, images, 0, 0, 1, 0, c))
 
     def __call__(self) -> None:
         kind = self.settings.device
@@ -239,41 +233,6 @@ class Step:
         self.optimizer.zero_grad(set_to_none=True)
         self.task.after_step(0.5)
         synchronize(kind)
-
-
-def memory_of(settings: ResolvedSettings, compiled: Compile = False, sound: Sound | None = None) -> float | None:
-    """Measure the peak memory of two steps in GiB, in a fresh process; None if no other process can build the task.
-
-    ``sound`` is the configuration of recordings.
-    """
-    if only_here(settings.task["name"]):
-        return None
-    return peak_in_subprocess(_two_steps, settings.device, settings, compiled, sound)
-
-
-def _two_steps(settings: ResolvedSettings, compiled: Compile, sound: Sound | None) -> None:
-    keep_freed_memory()
-    allow_code(settings.task["name"])  # the parent process has loaded it
-    if settings.device == "cpu":
-        torch.set_num_threads(settings.threads)
-    step = Step(settings, compiled, sound=sound)
-    step()
-    step()
-
-
-def reading_rate(source: Source, task: Task, settings: ResolvedSettings) -> float:
-    """Return how many images per second are read and augmented as in training."""
-    batch = min(settings.batch_size, len(source))
-    steps = 10**6  # more than fit into the time
-    shape = settings.workers, settings.channels
-    batches: Any = training_batches(source, augment_of_readers(task, settings), batch, 0, 0, steps, *shape)
-    next(batches)  # the workers start
-    start, done = time.perf_counter(), 0
-    for _ in islice(batches, 200):
-        done += batch
-        if time.perf_counter() - start > _READING_SECONDS:
-            break
-    return done / (time.perf_counter() - start)
 
 
 # Errors from outside as one sentence: out of memory, full disc, a lost process.
@@ -380,8 +339,7 @@ _SECONDS = 1.0  # longest trial step, and longest trial
 _STEPS = 3  # fewest timed steps, after one warm-up step
 _TRIED = 0.1  # largest fraction of a run's steps to try beyond those
 _PERIODS = 0.5  # shortest trial in seconds: a CPU quota works in periods of 0.1 s
-_LARGE = 2 * _GIB  # bytes of weights, gradients and moments above which no trial step is made
-_REACHED = 0.4  # fraction of the peak of matrix products that most models reach (docs/how-to/speed.md)
+_FEWEST = 2  # images of the first trial step on a CPU, if the task takes so few
 _READING = 0.3  # seconds for timing the reading
 _LONG = 24 * 3600.0  # seconds from which a run gets a hint on how to make it shorter
 _FILES = 4 << 20  # bytes of pictures and tables
@@ -392,7 +350,7 @@ class Forecast(Estimate):
     """Estimate of a run, with the available memory and disc space.
 
     Attributes:
-        how: source of the seconds, such as "measured".
+        how: source of the seconds, such as "measured"; without meaning if they are unknown.
         steps_alone: whether held-out measures and the final evaluation are left out of the seconds.
         bounded: whether the memory is an upper bound.
         processes: number of processes on this machine.
@@ -468,7 +426,7 @@ def forecast_run(
     timed: bool = True,
     endless: bool = False,
 ) -> Forecast:
-    """Forecast a run: count its memory, and time a few steps or calculate their cost where a step is large.
+    """Forecast a run: count its memory, and time a few steps.
 
     Training is not affected: the trial has its own weights, and torch's random state is restored.
 
@@ -487,30 +445,34 @@ def forecast_run(
     if settings.device == "cpu":
         free, there = free / here.processes, there / here.processes
     counted = refuse_too_large(settings, share, here.processes)
+    if timed and counted is None:
+        counted = sketch(settings, share)
     # only the GPU of this process: torch would initialise the others, and warn
     used = [torch.cuda.current_device()] if settings.device == "cuda" else []
     steps = steps_of(settings.epochs, len(training), settings.batch_size)
-    most = math.inf if endless else _TRIED * steps
-    with torch.random.fork_rng(devices=used), without_collectives():
-        if timed:
-            with StatusMessage("trying a few steps"):
-                tried = try_steps(settings, share, counted, training, most)
-        else:
-            tried = _untried(settings, share, counted)
-    disc = bytes_of_run(settings, tried.sizes if counted is None else counted.sizes)
+    sizes = TaskBytes.of(meta_task(settings)) if counted is None else counted.sizes
+    disc = bytes_of_run(settings, sizes)
     room = refuse_full_disc(folder, disc)
     base = resident() if settings.device == "cpu" else 0.0
-    needed = tried.memory if counted is None else base + counted.likely
+    if bounded := counted is None or counted.activations is None:
+        needed = base + upper_bound_bytes(settings, share)
+    else:
+        needed = base + counted.likely
+    estimate, load = Estimate(steps=steps, step=None), Load()
+    if timed:
+        most = math.inf if endless else _TRIED * steps
+        with torch.random.fork_rng(devices=used), without_collectives(), StatusMessage("trying a few steps"):
+            estimate, load = try_steps(settings, share, training, here, steps, most)
     return Forecast(
-        **asdict(estimated(settings, tried, here, steps)) | {"memory": needed, "disc": disc},
-        how=tried.how,
-        bounded=counted is None and not timed,
+        **asdict(estimate) | {"memory": needed, "disc": disc},
+        how="measured without compiling" if settings.compile else "measured",
+        bounded=bounded,
         processes=here.processes,
         there=there,
         free=free + base,
         room=room,
         advice=smaller_steps(settings),
-        load=tried.load,
+        load=load,
     )
 
 
@@ -581,75 +543,44 @@ def forecast_rest(
     return Forecast(steps=steps, step=each, how="as before, with measures", steps_alone=False, disc=disc, room=room)
 
 
-@dataclass(frozen=True)
-class Tried:
-    """Seconds of a step and of reading one batch, how they were found, sizes of the task, bytes in use, and load."""
-
-    step: float | None
-    reading: float
-    how: str
-    sizes: TaskBytes
-    memory: float | None
-    load: Load = Load()
-
-
 def try_steps(
-    settings: ResolvedSettings, share: int, counted: Sketch | None, training: Source, most: float = math.inf
-) -> Tried:
-    """Time a few steps, with fewer images if a whole step would take long; calculate the time of large steps.
+    settings: ResolvedSettings, share: int, training: Source, here: Cores, steps: int, most: float = math.inf
+) -> tuple[Estimate, Load]:
+    """Time a few steps, and reading on one core. On a CPU, a long step is extrapolated from fewer images.
 
     It takes at most ``most`` steps, but never fewer than the timing needs.
+
+    Returns:
+        Estimate of ``steps`` steps, whose images other processes may read on the same cores; load during the trial.
     """
-    others = BackgroundLoad()
-    guess = None if counted is None else _calculated(counted, settings)
-    n = share
-    if counted is not None:
-        if counted.sizes.state > _LARGE or guess is None or guess / share > _SECONDS / 4:
-            return Tried(guess, 0.0, "calculated", counted.sizes, None, others.load())
-        n = min(share, max(2, int(share * _SECONDS / guess)))
-    reset_peak(settings.device)  # that of earlier work in this process
-    try:
-        step, others = Step(settings, batch=n, sound=training.sound), BackgroundLoad()
-        seconds = typical_seconds(time_steps(step, least=_STEPS, seconds=_PERIODS, most=most, slow=_SECONDS))
-    except (MemoryError, RuntimeError) as problem:  # training will report the lack of memory
-        if memory_shortage(problem) is None or counted is None:
-            raise
-        return Tried(guess, 0.0, "calculated", counted.sizes, None, others.load())
-    load = others.load()
-    each, sizes = seconds * share / n, TaskBytes.of(step.task)
-    augment = augment_of_readers(step.task, settings)
+    others, step = BackgroundLoad(), Step(settings, batch=share, sound=training.sound)
+    n, few, least = share, share, 0.0
+    if settings.device == "cpu":
+        few = min(share, max(_FEWEST, images_needed(settings.task)[0]))
+        step.batch = step.draw(few)
+        least = time_steps(step, least=1)[0]
+        n = min(share, max(2 * few, int(few * _SECONDS / least)))
+        step.batch = step.draw(n)
+    seconds = typical_seconds(time_steps(step, least=_STEPS, seconds=_PERIODS, most=most, slow=_SECONDS))
+    if n < share:  # what does not depend on the number of images, such as the optimiser's work, is not multiplied
+        seconds += (share - n) * max(0.0, seconds - least) / (n - few)
+    load, augment = others.load(), augment_of_readers(step.task, settings)
     reading = with_cache(settings, *seconds_of_reading(training, augment, settings.channels)) * share
-    used = resident(peak=True) if settings.device == "cpu" else None
-    if settings.device == "cuda":
-        used = float(torch.cuda.max_memory_allocated())
     del step
     gc.collect()  # modules are in reference cycles
     if settings.device == "cuda":
         torch.cuda.empty_cache()
-    how = "measured" + " without compiling" * bool(settings.compile)
-    return Tried(each, reading, how, sizes, used, load)
-
-
-def _untried(settings: ResolvedSettings, share: int, counted: Sketch | None) -> Tried:
-    """Return what is known of a step without making one; its memory is an upper bound unless it was ``counted``."""
-    if counted is not None:
-        return Tried(_calculated(counted, settings), 0.0, "calculated", counted.sizes, None)
-    base = resident() if settings.device == "cpu" else 0.0
-    return Tried(None, 0.0, "", TaskBytes.of(meta_task(settings)), base + upper_bound_bytes(settings, share))
-
-
-def _calculated(counted: Sketch, settings: ResolvedSettings) -> float | None:
-    """Return the seconds of a step, from its operations and the peak of this machine; None if unknown."""
-    if counted.flops is None:
-        return None
-    size = 1024 if settings.device == "cpu" else 4096
-    rate = product_rates(settings.device, size, 2, (settings.precision,))[settings.precision]
-    return counted.flops / (_REACHED * rate)
+    if not settings.workers:
+        return Estimate(steps=steps, step=seconds, reading=reading), load
+    work = seconds * settings.threads + reading
+    shared = work / max(1, min(here.each, settings.threads + settings.workers)) if settings.device == "cpu" else 0.0
+    return Estimate(steps=steps, step=seconds, reading=reading / settings.workers, apart=True, shared=shared), load
 
 
 def seconds_of_reading(source: Source, augment: Augment, channels: int) -> tuple[float, float]:
     """Return the seconds in which one worker process, with one thread, decodes an image, and makes its views."""
     rng, threads, done, decoding, views = np.random.default_rng(0), torch.get_num_threads(), 0, 0.0, 0.0
+    last: Unreadable | None = None
     torch.set_num_threads(1)
     start = time.perf_counter()
     try:
@@ -657,7 +588,8 @@ def seconds_of_reading(source: Source, augment: Augment, channels: int) -> tuple
             begun = time.perf_counter()
             try:
                 image = source.read_as(i, channels)
-            except Unreadable:
+            except Unreadable as error:
+                last = error
                 continue
             read = time.perf_counter()
             stack([draw_views(augment, image, rng)[0]])
@@ -667,21 +599,11 @@ def seconds_of_reading(source: Source, augment: Augment, channels: int) -> tuple
                 break
     finally:
         torch.set_num_threads(threads)
+    if not done and last is not None:  # training would end as well
+        raise PatchloomError(f"none of the sampled {source.noun} of {source.name} can be read; the last one: {last}")
     return decoding / max(1, done), views / max(1, done)
 
 
 def with_cache(settings: ResolvedSettings, decoding: float, views: float) -> float:
     """Return the mean seconds in which an image is read in a run: with a cache, it is decoded in one epoch only."""
     return (decoding if settings.cache == "none" else decoding / max(1, settings.epochs)) + views
-
-
-def estimated(settings: ResolvedSettings, tried: Tried, here: Cores, steps: int) -> Estimate:
-    """Estimate ``steps`` steps, whose images other processes may read on the same cores."""
-    if not settings.workers or tried.step is None:
-        return Estimate(steps=steps, step=tried.step, reading=tried.reading)
-    shared = 0.0
-    if settings.device == "cpu":
-        work = tried.step * settings.threads + tried.reading
-        shared = work / max(1, min(here.each, settings.threads + settings.workers))
-    reading = tried.reading / settings.workers
-    return Estimate(steps=steps, step=tried.step, reading=reading, apart=True, shared=shared)
