@@ -91,10 +91,10 @@ def test_long_runs_are_compiled_on_gpus_that_triton_serves(monkeypatch, why):
     monkeypatch.setattr("shutil.which", lambda name: machine["compiler"])
     monkeypatch.setattr(hardware.Path, "exists", lambda path: machine["header"])
     monkeypatch.setattr(hardware, "compiling_fault", lambda device: tried.append(device) or machine["fault"])
-    for steps, device in ((9_999, "cuda"), (10_000, "cpu"), (10_000, "mps")):
+    for steps, device in ((4_999, "cuda"), (5_000, "cpu"), (5_000, "mps")):
         assert hardware.choose_compile(device, steps)[0] is False
     assert not tried  # no kernel is tried for a run that is not compiled
-    compiles, reason = hardware.choose_compile("cuda", 10_000)
+    compiles, reason = hardware.choose_compile("cuda", 5_000)
     assert compiles is (why is None) and (why or "") in reason
 
 

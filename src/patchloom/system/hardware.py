@@ -123,7 +123,7 @@ def _affordable(device: str, dtype: str, most: int) -> int:
 
 
 _TRITON = (7, 0)  # least compute capability of CUDA GPUs for which Triton compiles
-_COMPILED_FROM = 10_000  # steps; estimated: compiling takes up to a minute, and a step of ViT-S becomes 5 ms shorter
+_COMPILED_FROM = 5_000  # steps; on an H100 compiling took 50 s, and a step of mae at ViT-S became 24 ms shorter
 
 
 def choose_precision(device: str) -> tuple[str, str]:
