@@ -140,9 +140,9 @@ def option(
     return field(default=default, metadata=known, kw_only=True)
 
 
-def place(about: str, default: Any = MISSING) -> Any:
+def place(about: str, default: Any = MISSING, kind: str = "", group: str = "") -> Any:
     """Declare a positional argument as a field of a dataclass; without a default it is required."""
-    return field(default=default, metadata={"about": about, "positional": True})
+    return field(default=default, metadata={"about": about, "positional": True, "kind": kind, "group": group})
 
 
 @cache
@@ -260,6 +260,23 @@ def verb(kind: Callable[P, T]) -> Callable[[Callable[[T], R]], Callable[P, R]]:
     return decorate
 
 
+def named_arguments(kind: Callable[P, Any]) -> Callable[[Callable[[dict[str, Any]], R]], Callable[P, R]]:
+    """Decorate a function of the arguments that were given, by name: a recipe sets the others. See `verb`."""
+
+    def decorate(function: Callable[[dict[str, Any]], R]) -> Callable[P, R]:
+        name = function.__name__
+
+        @wraps(function)
+        def call(*given: P.args, **named: P.kwargs) -> R:
+            values = by_name(name, inspect.signature(kind), given, named)
+            with clear_status():
+                return function({key: to_plain_value(value) for key, value in values.items()})
+
+        return _shown_as(call, kind, ())
+
+    return decorate
+
+
 def takes(kind: Callable[P, T]) -> Callable[[Callable[[S, E, T], None]], Callable[Concatenate[S, E, P], None]]:
     """Decorate the ``__init__`` of a task, whose declared options follow the encoder; see `verb`."""
 
@@ -278,13 +295,13 @@ def takes(kind: Callable[P, T]) -> Callable[[Callable[[S, E, T], None]], Callabl
 
 def _shown_as(call: Any, kind: Any, first: Sequence[Parameter]) -> Any:
     """Give a function the signature, the type hints and the docstring that a declaration describes."""
-    own = inspect.signature(kind)
-    call.__signature__ = own.replace(parameters=[*first, *own.parameters.values()])
+    own, returned = inspect.signature(kind), inspect.signature(call.__wrapped__).return_annotation
+    call.__signature__ = own.replace(parameters=[*first, *own.parameters.values()], return_annotation=returned)
     call.__annotations__ = {one.name: one.annotation for one in first if one.annotation is not one.empty}
     call.__annotations__ |= get_type_hints(kind)
-    text = inspect.getdoc(call) or inspect.getdoc(kind)
-    about = "".join(f"    {one.name}: {one.metadata['about']}.\n" for one in fields(kind) if "about" in one.metadata)
-    call.__doc__ = f"{text}\n\nArgs:\n{about}" if about else text
+    what, returns, more = (inspect.getdoc(call) or inspect.getdoc(kind) or "").partition("\n\nReturns:")
+    about = "".join(f"\n    {one.name}: {one.metadata['about']}." for one in fields(kind) if "about" in one.metadata)
+    call.__doc__ = f"{what}\n\nArgs:{about}{returns}{more}" if about else what + returns + more
     return call
 
 

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import yaml
 
@@ -16,9 +16,8 @@ from patchloom.loggers import TRACKERS
 from patchloom.options.declare import MODEL, TASK, CommandSpec, Option, declared, read_signature
 from patchloom.options.evaluate import CommonOptions
 from patchloom.options.messages import shorten_options, unknown_word_error, without_hyphens
-from patchloom.options.pretrain import PretrainOptions
 from patchloom.options.values import convert_value, dotted, parse_value
-from patchloom.options.verbs import VERB_OPTIONS
+from patchloom.options.verbs import VERB_OPTIONS, Pretrain
 from patchloom.recipes import nested, recipe_named
 from patchloom.system.files import read_text, read_yaml
 from patchloom.tasks import AUTO, TASKS, task_class, usual_task
@@ -101,25 +100,15 @@ def protocol_spec(name: str) -> CommandSpec:
 
 def pretrain_spec(task: str) -> CommandSpec:
     """Return the options of ``patchloom pretrain --task TASK``."""
-    own = declared(PretrainOptions)
-    folder = "folder of the run (default runs/DATA-TASK or -RECIPE); a run that was stopped there resumes"
-    model = "nano, micro, mini (our sizes, smallest first), swin-nano, or a ViT, Eva (DINOv3) or Swin by timm's name"
-    chosen = f"pretext task: {listing(TASKS)}; auto is mae, and droppos for shapes"
-    plan = "plan of the run with its time, memory and disc space; nothing is trained. Only caches about this machine "
-    plan += "and the images are written. For devices that are not here, the plan has no time"
-    word, kind = str | Literal["auto"], "name or auto"
+    own, renamed = declared(Pretrain), {"model": "model.name", "task": "task.name"}
     options = [
-        Option("model.name", word, "auto", model, kind=kind, group=MODEL),
-        Option("task.name", str, AUTO, chosen, kind=kind, group=TASK),
-        *own.options,
+        *(one._replace(name=renamed.get(one.name, one.name), positional=one.name == "data") for one in own.options),
         *(
             Option(f"model.{name}", hint | None, None, about, group=MODEL, rare=True)
             for name, (hint, about) in MODEL_OPTIONS.items()
         ),
         *(one._replace(name=f"task.{one.name}", group=TASK, rare=True) for one in task_spec(task).options),
-        Option("out", str | None, None, folder, kind="folder"),
         Option("config.file", str | None, None, "YAML file with options; the command line overrides it", kind="file"),
-        Option("dry_run", bool, False, plan),
     ]
     return CommandSpec(own.about, tuple(options))
 

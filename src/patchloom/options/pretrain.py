@@ -21,11 +21,11 @@ MAX_SIDE, MAX_MAGNITUDE = 2**16, 10
 
 @dataclass(frozen=True)
 class PretrainOptions:
-    """Pre-train an encoder on unlabelled images."""
+    """Options of a run; `Settings` and the arguments of ``pretrain`` differ in the types of the first three."""
 
-    data: str | list[str] = place("folder of images, or another data source")
-    task: dict[str, Any] = field(default_factory=dict)
-    model: dict[str, Any] = field(default_factory=dict)
+    data: Any = place("folder of images, or another data source")
+    task: Any = field(default_factory=dict)
+    model: Any = field(default_factory=dict)
 
     img_size: tuple[int, int] | Auto = option(
         "auto",

@@ -1,15 +1,18 @@
-"""Options of the verbs other than ``pretrain`` and ``evaluate``."""
+"""Arguments of the verbs other than ``evaluate``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from patchloom.arguments import PathLike
+from patchloom.errors import listing
 from patchloom.options.declare import AUTO, DATA, MACHINE, MODEL, TASK, TRAINING, Auto, option, place
+from patchloom.options.pretrain import PretrainOptions
 from patchloom.sizes import PatchSize
+from patchloom.tasks import TASKS
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -34,6 +37,35 @@ LAST = "norm"  # the encoder's output among its layers
 HeadChoice = Literal["each", "mean"]
 Tokens = Literal["mean", "class", "prefix", "both", "instance", "patches"]
 ExportPooling = Literal["class", "mean", "prefix", "both", "instance"]
+
+
+@dataclass(frozen=True)
+class Pretrain(PretrainOptions):
+    """Pre-train an encoder on unlabelled images.
+
+    An existing run in ``out`` is resumed. Every setting of the run is an argument, such as ``epochs=100``.
+    """
+
+    data: DataLike = place("folder of images, or another data source")
+    task: TaskLike = place(
+        f"pretext task: {listing(TASKS)}; auto is mae, and droppos for shapes", AUTO, "name or auto", TASK
+    )
+    model: str | Mapping[str, Any] = option(
+        "auto",
+        "nano, micro, mini (our sizes, smallest first), swin-nano, or a ViT, Eva (DINOv3) or Swin by timm's name",
+        kind="name or auto",
+        group=MODEL,
+    )
+    out: str | Path | None = option(
+        None,
+        "folder of the run (default runs/DATA-TASK or -RECIPE); a run that was stopped there resumes",
+        kind="folder",
+    )
+    dry_run: bool = option(
+        False,
+        "plan of the run with its time, memory and disc space; nothing is trained. Only caches about this machine and "
+        "the images are written. For devices that are not here, the plan has no time",
+    )
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import json
 import shlex
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +18,6 @@ from patchloom.data.sources.open import absolute_name
 from patchloom.errors import PatchloomError, check_type, conforms
 from patchloom.nets.build import EncoderSpec, check_model_options
 from patchloom.options.declare import to_plain_value
-from patchloom.options.messages import unknown_option_error
 from patchloom.options.pretrain import Adapt, Compile, PositionKind, PretrainOptions
 from patchloom.options.recipes import Border
 from patchloom.recipes import recipe_named, recipe_names
@@ -39,6 +38,10 @@ LAUNCH = ("devices", "strategy", "keep_every", "log")  # settings that may chang
 @dataclass(frozen=True)
 class Settings(PretrainOptions):
     """Requested settings of a pre-training run: the options of ``patchloom pretrain``."""
+
+    data: str | list[str]
+    task: dict[str, Any] = field(default_factory=dict)
+    model: dict[str, Any] = field(default_factory=dict)
 
     def sound(self) -> Sound:
         """Return the configuration of pictures of recordings, without statistics."""
@@ -140,13 +143,6 @@ def why_task(data: DataLike, task: TaskLike, recipe: str | None = None, noun: st
 
 def request(data: DataLike, task: TaskLike, settings: dict[str, Any]) -> Settings:
     """Build and check the settings that the user gave."""
-    known = [field.name for field in fields(Settings)]
-    for name in settings:
-        part, _, inner = name.partition(".")
-        if inner and part in ("model", "task"):
-            raise PatchloomError(f"--{name} is written in Python as {part}={{'name': ..., {inner!r}: ...}}")
-        if name not in known:
-            raise unknown_option_error(name, known, "patchloom pretrain --help all lists them")
     given = dict(settings)
     chosen = dict(task) if isinstance(task, Mapping) else {"name": task}
     model = given.pop("model", {})

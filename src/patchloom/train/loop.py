@@ -19,27 +19,28 @@ import torch
 from lightning_fabric import Fabric
 from torch.distributed.fsdp import FSDPModule
 
-from patchloom.arguments import validate_arguments
 from patchloom.data.augment import RandomCrop
 from patchloom.data.cache import cache_images
 from patchloom.data.loader import Batch, Prefetcher, steps_of, steps_per_epoch, training_batches
-from patchloom.data.source import Data, Source
-from patchloom.data.sources.in_memory import DataLike, is_object, is_object_name
+from patchloom.data.source import Source
+from patchloom.data.sources.in_memory import is_object, is_object_name
 from patchloom.data.sources.open import open_data
 from patchloom.data.workers import living_workers
 from patchloom.display import Displayable, StatusMessage, Verbatim, duration, is_first, print_line
-from patchloom.errors import AlreadyReported, PatchloomError, conforms
+from patchloom.errors import AlreadyReported, PatchloomError, check_type, conforms
 from patchloom.loggers.queue import TrackerSet, send_pending
 from patchloom.loggers.trackers import check_installed, parse_trackers
 from patchloom.nets.build import outline
 from patchloom.nets.checkpoints.format import EncoderCard, save_encoder
 from patchloom.nets.performance import missing_kernels
+from patchloom.options.declare import named_arguments
+from patchloom.options.verbs import Pretrain
 from patchloom.questions.question import Measure
 from patchloom.results.verdict import read_health
 from patchloom.runs.checkpoint import SaveTimer, all_finite, as_best, restore, tensors_of, whole_weights
 from patchloom.runs.encoder import encoder_weights, load_start
 from patchloom.runs.folder import RunFolder, read_metrics, usual_folder
-from patchloom.runs.settings import ResolvedSettings, Settings, TaskLike, request, why_task
+from patchloom.runs.settings import ResolvedSettings, request, why_task
 from patchloom.runs.task import augment_of_readers, load_task, prepare_task, run_card
 from patchloom.runs.training_set import digest_of_record
 from patchloom.schedules import cosine_rate, halving_rate, warmup_again
@@ -311,27 +312,12 @@ _MAX_IN_A_ROW = 5  # consecutive skipped updates before the run goes back to a c
 _STOPPING = "stopping after this update, with a checkpoint; Ctrl-C once more stops at once, without one"
 
 
-@validate_arguments
-def pretrain(
-    data: DataLike,
-    task: TaskLike = AUTO,
-    *,
-    out: str | Path | None = None,
-    dry_run: bool = False,
-    **settings: Any,
-) -> Run:
+@named_arguments(Pretrain)
+def pretrain(given: dict[str, Any]) -> Run:
     """Pre-train an encoder on unlabelled images.
 
-    Args:
-        data: folder of images, list or table of them, pattern, shards, or name of a data set, as for
-            `patchloom.data.sources.open.open_data`; a list of several; or an object, such as a list of arrays or PIL
-            images, an array, or a Dataset.
-        task: name of a pretext task, ``FILE.py:CLASS``, or a class; or a dict of one of these as ``name``, and options.
-        out: folder of the run; ``runs/DATA-TASK`` or ``runs/DATA-RECIPE`` if absent. An existing run is resumed.
-        dry_run: plan of the run with its time, memory and disc space; nothing is trained. Only caches about this
-            machine and the images are written. For devices that are not here, the plan has no time.
-        settings: fields of `patchloom.runs.settings.Settings`, such as ``epochs=100``; ``model`` may be a name, or a
-            dict of ``name`` and sizes.
+    An existing run in ``out`` is resumed. Every setting of a run is an argument; ``model`` and ``task`` may be dicts of
+    a ``name`` and options.
 
     Returns:
         The run; for a dry run, its future folder and its forecast.
@@ -340,19 +326,23 @@ def pretrain(
         PatchloomError: the input cannot be used; the message says what to do.
     """
     # ---- the request, and whether such a run is finished already
-    asked = request(data, task, settings)
+    data, task = given.pop("data"), given.pop("task", AUTO)
+    out, dry_run = given.pop("out", None), given.pop("dry_run", False)
+    check_type("out", out, str | Path | None)
+    check_type("dry_run", dry_run, bool)
+    asked = request(data, task, given)
     check_installed(trackers := parse_trackers(asked.log))
     folder = RunFolder(out or usual_folder(asked.data, asked.task["name"], asked.recipe))
     opened = open_data(data if is_object(data) else asked.data, group=asked.group)
-    finished = Planner(asked, opened, folder, Cores(cores(), 1))
-    if (summary := folder.read_summary()) is not None and not finished.longer():
-        finished.resumes()
+    planner = Planner(asked, opened, folder, why_task(data, task, asked.recipe, opened.train.noun))
+    if (summary := folder.read_summary()) is not None and not planner.longer():
+        planner.resumes()
         if is_object_name(asked.data):  # other objects of the same length have the same name
             check_same(folder, opened.train)
         if is_first():
             print_line(f"{folder.path} is finished. {summary}")
         if not dry_run:
-            finished.note_place()
+            planner.note_place()
             send_pending(trackers, folder)
         return Run(folder.path, summary)
 
@@ -367,9 +357,9 @@ def pretrain(
                 "or begin another run from its weights with --from and another --out"
             )
     if dry_run and (missing := missing_devices(kind, asked.devices)):
-        return plan_elsewhere(asked, opened, folder, missing, why_task(data, task, asked.recipe, opened.train.noun))
+        return plan_elsewhere(planner, missing)
     fabric = launch(best_device()[0] if kind == "auto" else kind, asked.devices, asked.strategy)
-    planner = Planner(asked, opened, folder, cores_here(), why_task(data, task, asked.recipe, opened.train.noun))
+    planner.here = cores_here()
     plan = first_decides(planner.plan)
     if not fabric.is_global_zero and opened.train.fingerprint() != plan.fingerprint:
         raise PatchloomError(
@@ -461,16 +451,13 @@ def planned_run(plan: Plan, forecast: Forecast, folder: RunFolder, reporter: Rep
     return Run(folder.path, "; ".join(forecast.sentences()), planned | {"forecast": forecast.plain()})
 
 
-def plan_elsewhere(asked: Settings, data: Data, folder: RunFolder, missing: str, why: Mapping[str, str]) -> Run:
+def plan_elsewhere(planner: Planner, missing: str) -> Run:
     """Plan a run on devices that this machine lacks, as on the login node of a cluster: nothing is timed.
 
-    Args:
-        asked, data, folder: settings, images and folder of the run.
-        missing: the devices that are missing, as the start of a sentence.
-        why: reasons for settings that are known already.
+    ``missing`` names them, as the start of a sentence.
     """
-    processes = 1 if asked.devices == "auto" else asked.devices
-    planner = Planner(asked, data, folder, Cores(cores(), processes), why, elsewhere=True)
+    asked, data, folder = planner.asked, planner.data, planner.folder
+    planner.here, planner.elsewhere = Cores(cores(), 1 if asked.devices == "auto" else asked.devices), True
     plan = planner.plan()
     forecast = planner.forecast(plan, timed=False)
     task = meta_task(plan.settings)

@@ -32,7 +32,7 @@ from patchloom.runs.training_set import no_record, read_record
 from patchloom.sizes import in_pixels
 from patchloom.system.distributed import world
 from patchloom.system.files import size_in_words
-from patchloom.system.hardware import Cores
+from patchloom.system.hardware import Cores, cores
 from patchloom.tasks import check_step_size
 from patchloom.tasks.custom import label
 from patchloom.tasks.task import Task
@@ -92,22 +92,16 @@ class Planner:
         asked: settings as the user gave them.
         data: images.
         folder: folder of the run.
-        here: cores of this machine, and the training processes that share them.
         reasons: reasons for settings that are known already, by setting.
-        elsewhere: whether the processes of ``here`` would run on devices that this machine lacks.
+
+    Attributes:
+        here: cores of this machine, and the training processes that share them.
+        elsewhere: whether these processes would run on devices that this machine lacks.
     """
 
-    def __init__(
-        self,
-        asked: Settings,
-        data: Data,
-        folder: RunFolder,
-        here: Cores,
-        reasons: Mapping[str, str] | None = None,
-        elsewhere: bool = False,
-    ):
-        self.asked, self.data, self.folder, self.here, self.reasons = asked, data, folder, here, dict(reasons or {})
-        self.elsewhere = elsewhere
+    def __init__(self, asked: Settings, data: Data, folder: RunFolder, reasons: Mapping[str, str]):
+        self.asked, self.data, self.folder, self.reasons = asked, data, folder, dict(reasons)
+        self.here, self.elsewhere = Cores(cores()), False
         self.record = no_record()  # not part of the plan: large, and only needed in the first process
 
     def plan(self) -> Plan:
