@@ -53,7 +53,7 @@ def test_stop_at_once(number, clock):
         with pytest.raises(KeyboardInterrupt):
             raise_signal(number)
         raise_signal(number)  # while the interrupted code is being left
-        clock[0] += 2
+        clock[0] += 4
         with pytest.raises(KeyboardInterrupt):
             raise_signal(number)
     assert stop.asked
@@ -74,8 +74,6 @@ def test_a_repeated_signal_that_is_handled_late_counts_as_one():
         raise_signal(INT)
         raise_at_work(INT, 1.3)
         assert stop.asked
-        with pytest.raises(KeyboardInterrupt):  # this one comes more than a second later
-            raise_at_work(INT, 0.1)
 
 
 def test_a_key_that_is_held_is_one_signal_for_five_seconds_also_when_training_has_ended(clock):
@@ -91,7 +89,7 @@ def test_a_key_that_is_held_is_one_signal_for_five_seconds_also_when_training_ha
             clock[0] += 0.4
         raise_signal(INT)
         assert outer.asked
-        clock[0] += 1.5
+        clock[0] += 3.5
         with pytest.raises(KeyboardInterrupt):
             raise_signal(INT)
 

@@ -24,7 +24,9 @@ from typing import Any
 # Ctrl-C; the signal of `timeout`, systemd, SLURM and `docker stop`; and that of a closed terminal (not on Windows)
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 ENDS_WITH_STDIN = "PATCHLOOM_ENDS_WITH_STDIN"  # environment variable: the process stops when its standard input closes
-_SAME = 1.0  # seconds for which a signal counts as repeated: `timeout` signals a process, then its group; keys repeat
+# seconds for which a signal counts as repeated: `timeout` signals a process, then its group; keys repeat; and Python
+# handles a signal after the operation that is under way, such as the backward pass of a large model
+_SAME = 3.0
 _HELD = 5.0  # seconds for which a key may be held before it counts as a second Ctrl-C
 _LATER = 0.05  # seconds before a lost signal is sent again
 
@@ -34,8 +36,8 @@ class Stop:
 
     A second SIGTERM or SIGHUP does not: programs send these more than once, for example when one forwards a signal that
     another has sent to all, and they can send SIGKILL. A signal that was ignored at the start of the process, as by
-    nohup, stays ignored. A signal within a second of the last one counts as the same: a held key, or a launcher that
-    repeats it.
+    nohup, stays ignored. A signal within three seconds of the last one counts as the same: a held key, or a launcher
+    that repeats it.
 
     Args:
         words: message that is shown on a terminal at the first signal.
@@ -46,7 +48,6 @@ class Stop:
         self._first = self._last = -math.inf
         self._before: dict[int, Any] = {}
         self._outer: Stop | None = None
-        self._arrivals = _Arrivals()
 
     def __enter__(self) -> Stop:
         if threading.current_thread() is threading.main_thread():  # handlers can be set nowhere else
@@ -56,11 +57,9 @@ class Stop:
                     self._before[number] = signal.signal(number, self._ask)
             outer = getattr(self._before[signal.SIGINT], "__self__", None)
             self._outer = outer if isinstance(outer, Stop) else None
-            self._arrivals.begin()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._arrivals.end()
         for number, handler in self._before.items():
             signal.signal(number, handler)
         if self._outer is not None:  # the key may still be held
@@ -80,7 +79,7 @@ class Stop:
 
     def _is_the_same(self) -> bool:
         """Return whether the signal only repeats the last one."""
-        came = self._arrivals.last()
+        came = time.monotonic()
         same = came - self._last < _SAME and came - self._first < _HELD
         self._first, self._last = self._first if same else came, came
         return same
@@ -117,44 +116,6 @@ class StopAtOnce(Stop):
                 signal.pthread_kill(main, signal.SIGINT)
 
         threading.Timer(_LATER, again).start()
-
-
-class _Arrivals:
-    """Arrival time of the last signal.
-
-    Python calls its handlers between two bytecode instructions, and one of these can be a whole backward pass: a second
-    signal right after the first may be handled seconds later. But the system's handler writes into a file at once, and
-    the file has a modification time. (It is a file in memory, which only Linux has; elsewhere the time of handling is
-    used. A pipe would not work: Linux does not keep its times.)
-    """
-
-    def __init__(self) -> None:
-        self._file: int | None = None
-        self._known, self._size = -math.inf, 0
-
-    def begin(self) -> None:
-        """Start recording the times; only in the main thread."""
-        if hasattr(os, "memfd_create"):
-            self._file = os.memfd_create("signals")
-            os.set_blocking(self._file, False)
-            self._before = signal.set_wakeup_fd(self._file, warn_on_full_buffer=False)
-
-    def end(self) -> None:
-        """Restore the previous state."""
-        if self._file is not None:
-            signal.set_wakeup_fd(self._before, warn_on_full_buffer=False)
-            file, self._file = self._file, None
-            os.close(file)
-
-    def last(self) -> float:
-        """Return the time of the last signal, on the clock of `time.monotonic`; now if it is not known."""
-        now, wall = time.monotonic(), time.time()
-        if self._file is None:
-            return now
-        found = os.fstat(self._file)
-        if found.st_size != self._size:  # otherwise the handler of an earlier signal has read this time
-            self._size, self._known = found.st_size, now - max(0.0, wall - found.st_mtime)
-        return self._known
 
 
 class _Worker(multiprocessing.Process):
