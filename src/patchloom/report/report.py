@@ -15,28 +15,19 @@ from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError, listing
 from patchloom.options.declare import verb
 from patchloom.options.verbs import Report
-from patchloom.report.curves import charts_of
 from patchloom.report.embedding_map import MAX_MAP_IMAGES, make_embedding_map
-from patchloom.report.load_run import (
-    RunData,
-    command_of,
-    disambiguate_runs,
-    expand_runs,
-    is_comparison,
-    load_run,
-    settings_of,
-)
-from patchloom.report.metadata import run_metadata
 from patchloom.report.methods import merge, methods_of, paragraphs, references
-from patchloom.report.metrics import gains_of, key_numbers, results_of
+from patchloom.report.numbers import charts_of, gains_of, key_numbers, results_of
 from patchloom.report.page import Cloud, Page, Picture, Recording, RunPart, Tone, render
 from patchloom.report.pictures import COUNT, collect_pictures, images_of, recordings_of, sliders_of
 from patchloom.report.pictures import RECORDING_BUDGET as SOUNDS
 from patchloom.report.pictures import SLIDER_BUDGET as SLIDERS
 from patchloom.report.results import rows_of
+from patchloom.report.settings import command_of, run_metadata, settings_of
 from patchloom.results import store
 from patchloom.results.verdict import Verdict, no_labels
 from patchloom.runs.folder import line_of
+from patchloom.runs.past import RunData, expand_runs, is_comparison, load_runs
 from patchloom.system.files import write_whole
 from patchloom.version import __version__
 
@@ -150,12 +141,7 @@ def page_of(runs: Sequence[Path], data: DataLike | None = None) -> Page:
     """Collect the contents of a page about these runs."""
     if not runs:
         raise PatchloomError("report needs the folder of a run, as in patchloom report runs/photos-mae")
-    found = [load_run(run) for run in runs]
-    real = [run.folder.path.resolve() for run in found]
-    for run, place in zip(found, real, strict=True):
-        if real.count(place) > 1:
-            raise PatchloomError(f"{run.folder.path} is given twice: give each run once")
-    found = disambiguate_runs(found)
+    found = load_runs(runs)
     with StatusMessage("compressing the pictures"):
         pictures, notes = collect_pictures(found)
     parts = []
@@ -205,7 +191,7 @@ def _part(run: RunData, pictures: Sequence[Picture], data: DataLike | None, coun
         about=run_metadata(run),
         command=command_of(run),
     )
-    return part, [*run.problems, *notes]
+    return part, [*run.problems.values(), *notes]
 
 
 def _verdict(run: RunData) -> str:

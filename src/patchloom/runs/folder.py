@@ -456,6 +456,22 @@ def read_metrics(path: Path) -> dict[str, np.ndarray]:
         raise PatchloomError(f"{path} has a cell that is not a number ({problem}): remove that line") from problem
 
 
+def curves_of(columns: dict[str, np.ndarray], name: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Return epochs [n] and finite values [n] of a column of ``metrics.csv``, named "", and of its baselines by name.
+
+    Those without a value are left out.
+    """
+    prefix = "baseline:" if name == "held_out" else f"{name}:"
+    names = {"": name} if name in columns else {}
+    names |= {one.removeprefix(prefix): one for one in columns if one.startswith(prefix)}
+    found = {}
+    for called, column in names.items():
+        known = np.isfinite(columns["epoch"]) & np.isfinite(columns[column])
+        if known.any():
+            found[called] = columns["epoch"][known], columns[column][known]
+    return found
+
+
 def usual_folder(data: DataLike, task: str, recipe: str | None = None) -> Path:
     """Return the default folder of a run."""
     return Path("runs") / f"{data_slug(data)}-{recipe or label(task)}"

@@ -1,0 +1,192 @@
+"""Settings, command and circumstances of a run: values with their reasons, dates, data, device and versions."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shlex
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from patchloom.data.sources.in_memory import is_object_name
+from patchloom.display import duration
+from patchloom.errors import PatchloomError
+from patchloom.report.page import Setting
+from patchloom.runs.past import RunData, by_name
+from patchloom.runs.settings import Settings, request
+from patchloom.system.files import read_text
+from patchloom.system.hardware import processor
+from patchloom.tasks.custom import Code, is_code, is_loaded
+from patchloom.version import __version__
+
+DEFAULT, CHOSEN = "the default", "chosen for you"
+# settings that have no effect on the other kind of data
+_OF_SOUND = ("seconds", "rate", "features", "bins")
+_OF_IMAGES = ("crop_scale", "flip", "randaugment", "randaugment_std", "normalization")
+
+
+def settings_of(run: RunData) -> list[Setting]:
+    """Return the settings of a run: those that were ``auto`` with the reason, those given, then the defaults.
+
+    Settings that are still ``auto``, such as the depth of an unused decoder, and settings for the other kind of data
+    are left out.
+    """
+    asked, recipe, others = by_name(run.asked), run.asked.get("recipe"), _OF_IMAGES if run.sound else _OF_SOUND
+    usual, of_recipe = (by_name(_usual(run.asked, one)) for one in (None, recipe))
+    found: tuple[list[Setting], ...] = ([], [], [])
+    for name, value in run.became.items():
+        if value in ("auto", None) or name in others:
+            continue
+        place, why = 1, ""
+        if asked.get(name) == "auto":
+            place, why = 0, run.reasons.get(name) or run.reasons.get(name.removesuffix(".name")) or CHOSEN
+        elif of_recipe.get(name) == value != usual.get(name):
+            why = f"from the recipe {recipe}"
+        elif usual.get(name) == value and name not in ("data", "task.name"):
+            place, why = 2, DEFAULT
+        found[place].append(Setting(name, f"{value:g}" if isinstance(value, float) else _typed(name, value), why))
+    return [*found[0], *found[1], *found[2]]
+
+
+def command_of(run: RunData) -> str:
+    """Return the command that repeats a finished run in another folder, or resumes an unfinished one.
+
+    Options at their defaults are left out. "" if the requested settings cannot be read, or the data were given as a
+    Python object.
+    """
+    asked, recipe = run.asked, run.asked.get("recipe")
+    data = asked.get("data", "")
+    names = data if isinstance(data, list) else [data]
+    if not names or not all(isinstance(name, str) and name and not is_object_name(name) for name in names):
+        return ""
+    task = ["--recipe", recipe] if recipe else ["--task", _typed("task.name", asked.get("task", {}).get("name", ""))]
+    words = ["patchloom", "pretrain", *names, *task]
+    usual = by_name(_usual(asked, recipe))
+    for name, value in by_name(asked).items():
+        if name not in ("data", "task.name", "recipe") and usual.get(name, "auto") != value:
+            option, word = {"from_run": "from", "model.name": "model"}.get(name, name), _typed(name, value)
+            words += [f"--{option}={word}"] if word.startswith("--") else [f"--{option}", word]
+    place = run.folder.path
+    again = place.with_name(f"{place.absolute().name}-again") if run.finished else place
+    return shlex.join([*map(str, words), "--out", str(again)])
+
+
+def _usual(asked: Mapping[str, Any], recipe: str | None = None) -> dict[str, Any]:
+    """Return the settings of a command with only data, task and recipe, or general defaults if these are unusable."""
+    task = str(asked.get("task", {}).get("name", ""))
+    if is_code(task) and not is_loaded(task):  # a report must not execute the code that a run names
+        return Settings("").plain()
+    try:
+        return request(asked["data"], {} if recipe else {"name": task}, {"recipe": recipe} if recipe else {}).plain()
+    except (PatchloomError, KeyError):  # such as a user's task whose file no longer exists
+        return Settings("").plain()
+
+
+def _typed(name: str, value: Any) -> str:
+    """Format a value for the command line."""
+    if name == "task.name" and is_code(str(value)):
+        return Code.of(str(value)).typed
+    return value if isinstance(value, str) else repr(value) if isinstance(value, float) else json.dumps(value)
+
+
+# Circumstances of a run.
+
+
+_PROGRAMS = ("torch", "torchvision", "timm")
+
+
+def run_metadata(run: RunData) -> list[tuple[str, str]]:
+    """Return pairs of a term and a text; unknown ones are left out.
+
+    A run does not record the versions that trained it. The versions listed are those that made the page.
+    """
+    settings, data = run.settings, run.data
+    named = settings.data if isinstance(settings.data, str) else ", ".join(settings.data)
+    held = len(data.get("held_out", ()))
+    found = [
+        ("folder", str(run.folder.path.absolute())),
+        ("started", _date(run.folder.requested)),
+        ("ended" if run.finished else "last written", _when(run.last_written())),
+        ("trained for", _seconds(run)),
+        ("data", named),
+        ("fingerprint of the data", str(data.get("fingerprint", ""))),
+        ("held out", f"{held:,} {run.modality.noun}" if held else ""),
+        ("device", _device(run)),
+        ("encoder", _encoder(run)),
+        ("trained layers", _trained(run)),
+        ("skipped updates", _skipped(run)),
+        ("page made on", _machine()),
+        ("page made with", versions()),
+    ]
+    return [(term, text) for term, text in found if text]
+
+
+def _date(path: Path) -> str:
+    with suppress(OSError):
+        return _when(path.stat().st_mtime)
+    return ""
+
+
+def _when(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC") if seconds else ""
+
+
+def _seconds(run: RunData) -> str:
+    spent = run.metrics.get("seconds", np.empty(0))
+    spent = spent[np.isfinite(spent)]
+    total = max([*spent.tolist(), float(run.about.get("seconds") or 0.0)]) if len(spent) or run.about else 0.0
+    return f"{duration(total)}, without measures and the final evaluation" if total else ""
+
+
+def _device(run: RunData) -> str:
+    settings = run.settings
+    threads = f", {settings.threads} thread{'s' * (settings.threads != 1)}" if settings.device == "cpu" else ""
+    several = f", {settings.devices} devices" if settings.devices != 1 else ""
+    return f"{settings.device}{threads}{several}, {settings.precision}"
+
+
+def _encoder(run: RunData) -> str:
+    file = run.folder.encoder
+    with suppress(OSError):
+        return f"{file.name}, {file.stat().st_size / 1e6:,.1f} MB"
+    return "from the newest checkpoint" if run.folder.checkpoints.there() else ""
+
+
+def _trained(run: RunData) -> str:
+    s = run.settings
+    count, begun = s.train_blocks, s.from_run or s.init
+    if s.adapt == "all":
+        return ""
+    blocks = f"the last {count} block{'s' * (count != 1)} and the last norm" if count else "the last norm"
+    if s.adapt == "lora":
+        updates = f"low-rank updates (rank {s.lora_rank}), merged here"
+        return (
+            f"{updates} into the weights of {begun}" if count is None else f"{blocks}; {updates} into those of {begun}"
+        )
+    return f"{blocks}; all other weights are those of {begun}"
+
+
+def _skipped(run: RunData) -> str:
+    with suppress(OSError, UnicodeDecodeError):
+        lines = read_text(run.folder.skipped, errors="surrogateescape").splitlines()
+        return f"{len(lines):,}, because the loss or gradient was not finite (see skipped.txt)" if lines else ""
+    return ""
+
+
+def _machine() -> str:
+    return f"{processor('model name') or platform.processor() or platform.machine()}, {platform.system()}"
+
+
+def versions() -> str:
+    """Return the versions of patchloom and of what it computes with, in this process."""
+    found = []
+    for name in _PROGRAMS:
+        with suppress(PackageNotFoundError):
+            found.append(f"{name} {version(name)}")
+    return ", ".join([f"patchloom {__version__}", f"Python {platform.python_version()}", *found])
