@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
@@ -102,7 +101,7 @@ def draw_boxes(
     order = range(len(labels)) if scores is None else scores.argsort(stable=True).tolist()
     if objects.has_masks:
         for i in order:
-            where = _at_size(objects.mask(i), image.shape[:2])
+            where = _resized(objects.mask(i), *image.shape[:2]) > 0
             page[where] += _TINT * (colours[labels[i]] - page[where])
     canvas = Image.fromarray(page.round().astype(np.uint8))
     pen, type_face = ImageDraw.Draw(canvas), font(_TEXT, bold=True)
@@ -118,14 +117,6 @@ def draw_boxes(
         pen.rectangle(place, tuple(colours[labels[i]].tolist()))
         pen.text((place[0] + _AROUND, place[1] + _AROUND), text, ink_on(colours[labels[i]]), type_face, anchor="la")
     return canvas
-
-
-def _at_size(mask: Tensor, size: tuple[int, int]) -> np.ndarray:
-    """Return a mask [h w] resized, bool."""
-    if tuple(mask.shape) == tuple(size):
-        return mask.numpy()
-    resized = Image.fromarray(mask.to(torch.uint8).numpy() * 255).resize((size[1], size[0]), Image.Resampling.NEAREST)
-    return np.asarray(resized) > 0
 
 
 def _frame(pen: ImageDraw.ImageDraw, box: Sequence[float], colour: tuple[int, ...], dashed: bool) -> None:

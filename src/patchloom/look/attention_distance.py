@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +15,6 @@ from patchloom.display import StatusMessage
 from patchloom.errors import listing
 from patchloom.look.attention import each_block
 from patchloom.look.charts import (
-    QUIET,
     Line,
     Panel,
     draw_panel,
@@ -30,7 +29,6 @@ from patchloom.look.position_map import cell_height
 from patchloom.look.sheet import Caption, Page, Scale, Tile, draw_tiles
 from patchloom.nets.encode import grid_size, layer_names, patch_count, prefix_count
 from patchloom.nets.swin import Encoder, is_hierarchical
-from patchloom.results.claims import UNTRAINED
 from patchloom.sizes import Sides, in_pixels
 
 MAX_TIMES_UNIFORM = 16.0  # end of the scale: ratio to uniform attention, and its inverse
@@ -194,17 +192,22 @@ def _draw_distances(asked: LookRequest, found: list[_Measured], left: list[str])
             "uniform" if len(grids) == 1 else f"uniform, {in_pixels(grid)} patches": uniform_distance(grid)
             for grid in grids
         }
-        colours, lines = iter(line_colours(len(found))), []
-        for i, measured in enumerate(found):
+        lines = []
+        for i, (measured, colour) in enumerate(zip(found, line_colours(len(found)), strict=True)):
             distances = measured.by_offset.distances.numpy()
             aside = (i - (len(found) - 1) / 2) * min(0.12, 0.5 / len(found))
-            places, control = np.arange(1, len(distances) + 1) + aside, measured.name == UNTRAINED
-            lines.append(Line(measured.name, places, distances.mean(1), dashed=control))
-            dots: dict[str, Any] = {"alpha": 0.55, "markersize": 3.5, "markeredgewidth": 0}
-            axes.plot(places, distances, "o", color=QUIET if control else next(colours), **dots)
+            places = np.arange(1, len(distances) + 1) + aside
+            lines.append(Line(measured.name, places, distances.mean(1)))
+            axes.plot(places, distances, "o", color=colour, alpha=0.55, markersize=3.5, markeredgewidth=0)
         note = "in patches; dots: heads, line: their mean"
         panel = Panel(
-            "mean attention distance", note, lines, ticks=layer_ticks(1, longest), from_zero=True, axis="block"
+            "mean attention distance",
+            note,
+            lines,
+            ticks=layer_ticks(1, longest),
+            from_zero=True,
+            markers=False,
+            axis="block",
         )
         draw_panel(axes, panel._replace(show="{:.2f}".format, baselines=uniform))
         page_caption = Caption(

@@ -78,6 +78,7 @@ class Panel(NamedTuple):
         baselines: values of baselines by name.
         ticks: names of places; without any, the places are epochs.
         joined: whether points are joined.
+        markers: whether few points are marked.
         chosen: number of the point of the first line that was chosen; None: none.
         from_zero: whether the vertical axis begins at 0.
         axis: name of the horizontal axis.
@@ -92,6 +93,7 @@ class Panel(NamedTuple):
     baselines: Mapping[str, float] = {}
     ticks: Mapping[float, Any] = {}
     joined: bool = True
+    markers: bool = True
     chosen: int | None = None
     from_zero: bool = False
     axis: str = "epochs"
@@ -213,7 +215,7 @@ def draw_panel(axes: Axes, panel: Panel, longest: float = 0.0) -> None:
             dashes: dict[str, Any] = {"linestyle": _DASHES if panel.joined else "", "marker": ".", "zorder": 1}
             axes.plot(line.x, line.y, color=QUIET, linewidth=1, markersize=4, **dashes)
             continue
-        marker = "o" if len(line.y) <= MARKED else None
+        marker = "o" if panel.markers and len(line.y) <= MARKED else None
         if smoothed is not line.y:
             note, marker = f"{panel.note}, and smoothed", None
             axes.plot(line.x, line.y, color=colour, alpha=0.3, linewidth=0.7)
