@@ -51,7 +51,7 @@ class Line(NamedTuple):
     Attributes:
         name: its name; "" if its last value says enough.
         x, y: places and values [n].
-        low, high: ends of a bar through each point [n]; empty: no bars.
+        low, high: ends of an interval at each point [n]; empty: none.
         dashed: whether it is a control or a baseline.
         kind: name of a baseline without that of its run, if ``name`` has both.
     """
@@ -221,7 +221,10 @@ def draw_panel(axes: Axes, panel: Panel, longest: float = 0.0) -> None:
             axes.plot(line.x, line.y, color=colour, alpha=0.3, linewidth=0.7)
         style: dict[str, Any] = {"linestyle": "-" if panel.joined else "", "markersize": 4.5 if panel.ticks else 3.5}
         axes.plot(line.x, smoothed, color=colour, linewidth=1.8, marker=marker, clip_on=False, **style)
-        axes.vlines(line.x[: len(line.low)], line.low, line.high, color=colour, linewidth=1.3)
+        if len(line.low) and panel.joined and sum(not one.dashed for one in panel.lines) == 1:
+            axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.15, linewidth=0)
+        else:  # bands of several lines would overlap
+            axes.vlines(line.x[: len(line.low)], line.low, line.high, color=colour, linewidth=1.3)
     if panel.chosen is not None:
         x, y = panel.lines[0].x[panel.chosen], panel.lines[0].y[panel.chosen]
         above = all(y >= other.y[panel.chosen] for other in panel.lines)  # keeps off the other lines
@@ -230,7 +233,16 @@ def draw_panel(axes: Axes, panel: Panel, longest: float = 0.0) -> None:
             "chosen", (x, y), (0, 12 if above else -12), textcoords="offset points", ha="center", va="center",
             fontsize=8, color=INK,
         )  # fmt: skip
-    frame_panel(axes, panel.title, note, panel.percent, panel.baselines.values())
+    for value in panel.baselines.values():
+        axes.axhline(value, color=QUIET, linewidth=1, linestyle=_DASHES, zorder=1)
+    axes.set_title(panel.title, loc="left", pad=19 + 10 * note.count("\n"), fontsize=10.5, color=INK)
+    axes.annotate(note, (0, 1), (0, 7), xycoords="axes fraction", textcoords="offset points", fontsize=8, color=QUIET)
+    axes.margins(y=0.08)
+    axes.locator_params(axis="y", nbins=6, steps=[1, 2, 5, 10])
+    if panel.percent:
+        axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.6g}%")
+    axes.grid(axis="y", color="#eeeeee", linewidth=0.8)
+    axes.set_axisbelow(True)
     if panel.from_zero:
         axes.set_ylim(0, None)
     if panel.ticks:
@@ -241,21 +253,6 @@ def draw_panel(axes: Axes, panel: Panel, longest: float = 0.0) -> None:
         axes.locator_params(axis="x", nbins=6, steps=[1, 2, 5, 10])
     axes.set_xlabel(panel.axis)
     write_beside(axes, labels)
-
-
-def frame_panel(axes: Axes, title: str, note: str, percent: bool = False, baselines: Iterable[float] = ()) -> None:
-    """Draw a panel's title, note, grid and dashed baselines."""
-    axes.set_title(title, loc="left", pad=19 + 10 * note.count("\n"), fontsize=10.5, color=INK)
-    small: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "fontsize": 8, "color": QUIET}
-    axes.annotate(note, (0, 1), (0, 7), **small)
-    for value in baselines:
-        axes.axhline(value, color=QUIET, linewidth=1, linestyle=_DASHES, zorder=1)
-    axes.margins(y=0.08)
-    axes.locator_params(axis="y", nbins=6, steps=[1, 2, 5, 10])
-    if percent:
-        axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.6g}%")
-    axes.grid(axis="y", color="#eeeeee", linewidth=0.8)
-    axes.set_axisbelow(True)
 
 
 def line_colours(count: int) -> list[str]:
@@ -333,7 +330,7 @@ def draw_layers(
     places = np.arange(len(layers))
     lines = [Line("this encoder", places, *np.array(values).T)]
     lines += [Line(control, places, np.array(its), dashed=True) for control, its in controls.items()]
-    ticks = dict(enumerate(["0", *(layer.removeprefix("block ") for layer in layers[1:])]))
+    ticks: dict[float, str] = dict(enumerate(["0", *(layer.removeprefix("block ") for layer in layers[1:])]))
     panel = Panel(f"Layers of {name}", note, lines, True, baselines=baselines, ticks=ticks, chosen=best)
     panel = panel._replace(axis="after block")
     page_caption = Caption(

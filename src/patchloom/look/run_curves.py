@@ -20,8 +20,8 @@ from patchloom.options.declare import verb
 from patchloom.options.verbs import Curves
 from patchloom.results import store
 from patchloom.results.result import Result
-from patchloom.runs.past import RunData, by_name, load_runs
-from patchloom.runs.settings import LAUNCH
+from patchloom.runs.past import RunData, load_runs
+from patchloom.runs.settings import LAUNCH, by_name
 
 POSITION_ACCURACY = "position-accuracy"
 # display names of protocols in plots and in `report`

@@ -504,7 +504,10 @@ def draw_sheet(
 
     def page(side: int) -> Page:
         tiles = [
-            [Tile(resize(image, *tile_size(*image.shape[:2], side), marks)) for image, marks in zip(*both, strict=True)]
+            [
+                Tile(resize(image, *tile_size(len(image), image.shape[1], side), its))
+                for image, its in zip(*both, strict=True)
+            ]
             for both in drawn
         ]
         return Page([*zip(*tiles, strict=True)], [*sheet.columns], title or Title(""), caption, legend=legend)

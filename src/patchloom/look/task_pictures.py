@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from patchloom.data.augment import cuts_natively
@@ -36,8 +35,8 @@ def draw_task(
 ) -> list[Path]:
     """Draw the task's sheets for images spread evenly over ``source``, because files may be sorted by class."""
     shown, rest = evenly_spaced(len(source), images), evenly_spaced(len(source), task.pictured)
-    rest = np.setdiff1d(rest, shown)[: max(0, task.pictured - len(shown))]
-    some = source.subset(np.concatenate([shown, rest]))
+    rest = [i for i in rest if i not in shown][: max(0, task.pictured - len(shown))]
+    some = source.subset([*shown, *rest])
     reading: dict[str, Any] = {
         "channels": card.own_spec.channels,
         "device": device,

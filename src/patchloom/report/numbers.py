@@ -229,4 +229,5 @@ def _line(name: str, x: np.ndarray, y: np.ndarray) -> Line:
     """Return a line of at most `_POINTS` evenly spaced points that include the last one."""
     some = evenly_spaced(len(x), _POINTS)
     # six digits are more than a reader can see, and halve the size of the page
-    return Line(name, *(np.array([float(f"{v:.6g}") for v in values[some]]) for values in (x, y)))
+    x, y = (np.array([float(f"{v:.6g}") for v in values[some]]) for values in (x, y))
+    return Line(name, x, y)

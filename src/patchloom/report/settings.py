@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import platform
-import shlex
-from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
 import numpy as np
 
-from patchloom.data.sources.in_memory import is_object_name
 from patchloom.display import duration
-from patchloom.errors import PatchloomError
 from patchloom.report.page import Setting
-from patchloom.runs.past import RunData, by_name
-from patchloom.runs.settings import Settings, request
+from patchloom.runs.past import RunData
+from patchloom.runs.settings import by_name, command, typed_value, usual_settings
 from patchloom.system.files import read_text
 from patchloom.system.hardware import processor
-from patchloom.tasks.custom import Code, is_code, is_loaded
+from patchloom.tasks.custom import Code, is_code
 from patchloom.version import __version__
 
 DEFAULT, CHOSEN = "the default", "chosen for you"
@@ -37,7 +31,7 @@ def settings_of(run: RunData) -> list[Setting]:
     are left out.
     """
     asked, recipe, others = by_name(run.asked), run.asked.get("recipe"), _OF_IMAGES if run.sound else _OF_SOUND
-    usual, of_recipe = (by_name(_usual(run.asked, one)) for one in (None, recipe))
+    usual, of_recipe = (usual_settings(run.asked, one) for one in (None, recipe))
     found: tuple[list[Setting], ...] = ([], [], [])
     for name, value in run.became.items():
         if value in ("auto", None) or name in others:
@@ -49,49 +43,21 @@ def settings_of(run: RunData) -> list[Setting]:
             why = f"from the recipe {recipe}"
         elif usual.get(name) == value and name not in ("data", "task.name"):
             place, why = 2, DEFAULT
-        found[place].append(Setting(name, f"{value:g}" if isinstance(value, float) else _typed(name, value), why))
+        shown = f"{value:g}" if isinstance(value, float) else typed_value(value)
+        if name == "task.name" and is_code(shown):
+            shown = Code.of(shown).typed
+        found[place].append(Setting(name, shown, why))
     return [*found[0], *found[1], *found[2]]
 
 
 def command_of(run: RunData) -> str:
     """Return the command that repeats a finished run in another folder, or resumes an unfinished one.
 
-    Options at their defaults are left out. "" if the requested settings cannot be read, or the data were given as a
-    Python object.
+    "" if the requested settings cannot be read, or the data were given as a Python object.
     """
-    asked, recipe = run.asked, run.asked.get("recipe")
-    data = asked.get("data", "")
-    names = data if isinstance(data, list) else [data]
-    if not names or not all(isinstance(name, str) and name and not is_object_name(name) for name in names):
-        return ""
-    task = ["--recipe", recipe] if recipe else ["--task", _typed("task.name", asked.get("task", {}).get("name", ""))]
-    words = ["patchloom", "pretrain", *names, *task]
-    usual = by_name(_usual(asked, recipe))
-    for name, value in by_name(asked).items():
-        if name not in ("data", "task.name", "recipe") and usual.get(name, "auto") != value:
-            option, word = {"from_run": "from", "model.name": "model"}.get(name, name), _typed(name, value)
-            words += [f"--{option}={word}"] if word.startswith("--") else [f"--{option}", word]
     place = run.folder.path
     again = place.with_name(f"{place.absolute().name}-again") if run.finished else place
-    return shlex.join([*map(str, words), "--out", str(again)])
-
-
-def _usual(asked: Mapping[str, Any], recipe: str | None = None) -> dict[str, Any]:
-    """Return the settings of a command with only data, task and recipe, or general defaults if these are unusable."""
-    task = str(asked.get("task", {}).get("name", ""))
-    if is_code(task) and not is_loaded(task):  # a report must not execute the code that a run names
-        return Settings("").plain()
-    try:
-        return request(asked["data"], {} if recipe else {"name": task}, {"recipe": recipe} if recipe else {}).plain()
-    except (PatchloomError, KeyError):  # such as a user's task whose file no longer exists
-        return Settings("").plain()
-
-
-def _typed(name: str, value: Any) -> str:
-    """Format a value for the command line."""
-    if name == "task.name" and is_code(str(value)):
-        return Code.of(str(value)).typed
-    return value if isinstance(value, str) else repr(value) if isinstance(value, float) else json.dumps(value)
+    return command(run.asked, run.asked.get("data", ""), again)
 
 
 # Circumstances of a run.
@@ -105,9 +71,7 @@ def run_metadata(run: RunData) -> list[tuple[str, str]]:
     s, folder, held = run.settings, run.folder, len(run.data.get("held_out", ()))
     spent = run.metrics.get("seconds", np.empty(0))
     seconds = max([*spent[np.isfinite(spent)].tolist(), float(run.about.get("seconds") or 0.0)])
-    device = s.device
-    if s.device == "cpu":
-        device += f", {s.threads} thread{'s' * (s.threads != 1)}"
+    device = f"{s.device}, {s.threads} thread{'s' * (s.threads != 1)}" if s.device == "cpu" else str(s.device)
     if s.devices != 1:
         device += f", {s.devices} devices"
     begun, started, trained, skipped = s.from_run or s.init, "", "", ""

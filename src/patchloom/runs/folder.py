@@ -339,7 +339,7 @@ class RunFolder:
         """Return the command that resumes the run, without ``--epochs``; "" if there is none."""
         asked, data = self.read_requested(), self.read_config().data
         usual = usual_folder(data, asked["task"]["name"], asked.get("recipe"))
-        return command(asked, data, None if self.path == usual else self.path)
+        return command(asked, data, None if self.path == usual else self.path, ("epochs", "minutes"))
 
     def read_data(self) -> dict[str, Any]:
         """Return the statistics, the fingerprint and the held-out split of the data, as plain values."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,13 +18,11 @@ from patchloom.audio.recordings import modality_of
 from patchloom.data.modality import Modality
 from patchloom.display import duration
 from patchloom.errors import PatchloomError
-from patchloom.options.values import dotted
 from patchloom.results import store
 from patchloom.results.result import Result
 from patchloom.results.verdict import Health, read_health
 from patchloom.runs.folder import RunFolder, curves_of, read_metrics
-from patchloom.runs.settings import ResolvedSettings
-from patchloom.sizes import in_pixels
+from patchloom.runs.settings import ResolvedSettings, by_name
 from patchloom.system.checksummed import read_checksummed
 from patchloom.system.files import distinct_names
 
@@ -120,16 +117,6 @@ class RunData:
         return max(times, default=0.0)
 
 
-def by_name(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings by dotted name; compound values become text."""
-    found = {}
-    for name, value in dotted(values).items():
-        if name.endswith("_size") and isinstance(value, list):
-            value = in_pixels(value)
-        found[name] = value if isinstance(value, str | int | float | None) else json.dumps(value)
-    return found
-
-
 def load_run(run: str | Path) -> RunData:
     """Read a run's folder without changing it; a missing or damaged file affects only its own attributes."""
     folder, problems = RunFolder(run), dict[str, str]()
@@ -150,7 +137,7 @@ def load_run(run: str | Path) -> RunData:
     about: dict[str, Any] = read("about", folder.checkpoints.about, {})
     unknown = Result("held-out measure", math.nan, math.nan, math.nan, 0, unit="", digits=3)
     damaged = list[str]()
-    results = read("results", lambda: store.load(folder.path, damaged), [])
+    results: list[Result] = read("results", lambda: store.load(folder.path, damaged), [])
     if damaged:
         problems["results"] = damaged[0]
     return RunData(
