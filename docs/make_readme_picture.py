@@ -18,7 +18,7 @@ from PIL import Image, ImageDraw, ImageFont
 from patchloom.data.loader import plain_batches
 from patchloom.data.sources.open import open_data
 from patchloom.data.stats import normalize
-from patchloom.look.image_grid import to_pixels
+from patchloom.look.sheet import to_pixels
 from patchloom.runs.held_out import own_held_out
 from patchloom.runs.task import load_task
 

@@ -62,11 +62,11 @@ from patchloom.nets.checkpoints.format import (
 )
 from patchloom.nets.heads import InstanceHead
 from patchloom.options.parse import VERBS, parse_call, parse_evaluate, parse_pretrain
-from patchloom.report.load_run import load_run
 from patchloom.report.pictures import collect_pictures, images_of
 from patchloom.results import store
 from patchloom.runs.encoder import named_extra_module
 from patchloom.runs.folder import RunFolder
+from patchloom.runs.past import load_run
 from patchloom.runs.task import load_task
 from patchloom.system import network
 from patchloom.system.checksummed import read_checksummed, write_checksummed

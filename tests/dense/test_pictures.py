@@ -7,7 +7,6 @@ import pytest
 import torch
 from PIL import Image
 
-from patchloom.dense import pictures
 from patchloom.dense.annotations.base import IGNORED, Objects
 from patchloom.dense.pictures import (
     BoxRow,
@@ -20,6 +19,7 @@ from patchloom.dense.pictures import (
     ink_on,
     segmentation_picture,
 )
+from patchloom.look import sheet
 
 CLASSES = ("sky", "road", "a class with a long name that does not fit into a picture")
 COLOURS = class_colours(3)
@@ -78,7 +78,7 @@ def test_images_of_any_channels_and_depth_are_drawn(channels, tmp_path):
 def test_a_picture_of_large_images_is_no_large_file(tmp_path, monkeypatch):
     row = MapRow(torch.randint(0, 256, (3, 300, 300)).byte(), None, torch.randint(0, 3, (300, 300)).short(), "noise")
     large = segmentation_picture([row], CLASSES, tmp_path / "maps.png").stat().st_size
-    monkeypatch.setattr(pictures, "MOST_BYTES", large // 2)
+    monkeypatch.setattr(sheet, "MOST_BYTES", large // 2)
     assert segmentation_picture([row], CLASSES, tmp_path / "maps.png").stat().st_size <= large // 2
 
 

@@ -58,9 +58,9 @@ def test_a_head_is_drawn_at_the_patch_it_attends_to(options, pages, tmp_path):
     # row 2 of 3, column 2 of 4
     (file,) = draw_attention(asked_of(named(vit), tmp_path, images=1, query=ImagePoint(9.0, 15.0)))
     assert file == tmp_path / "attention.png"
-    ((rows, headings, _, groups),) = pages
+    ((rows, headings, _, _, groups, *_),) = pages
     first, second, rollout_row = rows
-    assert first[0].mark == (1 / 3, 1 / 4, 1 / 3, 1 / 4) == first[1].mark
+    assert [first[0].marks[0][0], first[1].marks[0][0]] == [(1 / 3, 1 / 4, 1 / 3, 1 / 4)] * 2
     assert (reddest(first[1], (3, 4)), first[1].words) == (5, "head 1: 100%")
     assert (reddest(second[1], (3, 4)), second[1].words) == (10, "head 2: 100%")
     # half of the mean of two heads; what the patch keeps of itself would be three quarters
@@ -68,14 +68,14 @@ def test_a_head_is_drawn_at_the_patch_it_attends_to(options, pages, tmp_path):
     assert headings == ["image", "block 1", *(["block 1"] if vit.has_class_token else [])]
     assert [name for name, _ in groups][1:] == ["the marked patch", *["the class token"] * vit.has_class_token]
     if vit.has_class_token:
-        assert first[2].mark is None
+        assert not first[2].marks
 
 
 def test_without_a_query_the_most_attended_patch_of_each_image_asks(pages, tmp_path):
     vit = attending_vit([lambda i: i, lambda i: 7 if i < 3 else i], *GRIDS["3x4"])
     files = draw_attention(asked_of(named(vit), tmp_path, images=2))
     assert [file.name for file in files] == ["attention-1.png", "attention-2.png"]
-    assert [rows[0][0].mark for rows, *_ in pages] == [(1 / 3, 3 / 4, 1 / 3, 1 / 4)] * 2
+    assert [page.rows[0][0].marks[0][0] for page in pages] == [(1 / 3, 3 / 4, 1 / 3, 1 / 4)] * 2
 
 
 def test_extremas_class_token_has_blocks_of_its_own(pages, tmp_path):
@@ -87,20 +87,20 @@ def test_extremas_class_token_has_blocks_of_its_own(pages, tmp_path):
     one = named(random_vit(class_token=False), head=head)
     asked = asked_of(one, tmp_path, images=1)
     draw_attention(asked)
-    ((rows, headings, caption, groups),) = pages
+    ((rows, headings, _, caption, groups, *_),) = pages
     assert headings[-2:] == ["own block 1", "own block 2"] and groups[-1] == ("the class token", 2)
     assert "separate blocks" in caption
     weights = class_attention(one.vit, head, asked.pictures())[0, 1, :, 1:]
     assert len(rows) == 5  # four heads of its own, and a rollout
     for row, own in zip(rows, weights, strict=False):
         assert reddest(row[-1], (3, 4)) == int(own.argmax())
-    assert rows[-1][-1].words == "" and rows[-1][1].words.startswith("rollout") and rows[2][1].words == ""
+    assert rows[-1][-1] is None and rows[-1][1].words.startswith("rollout") and rows[2][1] is None
 
 
 def test_marks_of_recordings_count_rows_from_the_bottom(pages, tmp_path):
     assert len(draw_attention(asked_of_sound(tmp_path, images=2, query=ImagePoint(4, 2)))) == 2
     assert pages[0].headings[0] == "recording" and "image" not in pages[0].caption
-    assert pages[0].rows[0][1].mark == (0, 4 / 9, 1, 1 / 9)
+    assert pages[0].rows[0][1].marks[0][0] == (0, 4 / 9, 1, 1 / 9)
 
 
 @pytest.mark.parametrize("options", PREFIXES.values(), ids=PREFIXES)
@@ -113,14 +113,14 @@ def test_the_mean_of_heads_is_drawn_for_several_patches_at_once(options, pages, 
     assert headings == ["image", *(f"patch {i}" for i in (1, 2, 3, 4)), *["class token"] * vit.has_class_token]
     for image, *maps in rows:
         places = [(0, 1 / 4), (0, 3 / 4), (2 / 3, 1 / 4), (2 / 3, 3 / 4)]  # in the middle of each quarter
-        assert [mark[:2] for mark, _ in image.coloured] == [pytest.approx(place) for place in places]
-        assert len({colour for _, colour in image.coloured}) == 4
-        for (mark, colour), tile in zip(image.coloured, maps, strict=False):
+        assert [mark[:2] for mark, _ in image.marks] == [pytest.approx(place) for place in places]
+        assert len({colour for _, colour in image.marks}) == 4
+        for (mark, colour), tile in zip(image.marks, maps, strict=False):
             patch = reddest(tile, (3, 4))  # each attends to itself alone
             assert (patch // 4 / 3, patch % 4 / 4) == pytest.approx(mark[:2]) and tile.frame == colour
     draw_attention(replace(asked, queries=(ImagePoint(9.0, 15.0),)))
     assert pages[1].headings[:2] == ["image", "patch 1"]
-    assert pages[1].rows[0][0].coloured[0][0] == (1 / 3, 1 / 4, 1 / 3, 1 / 4)
+    assert pages[1].rows[0][0].marks[0][0] == (1 / 3, 1 / 4, 1 / 3, 1 / 4)
 
 
 def test_the_mean_of_extremas_own_class_token(pages, tmp_path):
@@ -128,7 +128,7 @@ def test_the_mean_of_extremas_own_class_token(pages, tmp_path):
     one = named(random_vit(class_token=False), head=head)
     asked = asked_of(one, tmp_path, images=1, heads="mean")
     draw_attention(asked)
-    ((rows, headings, caption, _),) = pages
+    ((rows, headings, _, caption, *_),) = pages
     assert headings[-1] == "class token" and "class-attention" in caption
     mean = class_attention(one.vit, head, asked.pictures())[0, -1, :, 1:].mean(0)
     assert rows[0][-1].words == f"{100 * float(mean.max()):.2g}%"

@@ -66,16 +66,18 @@ def figures(monkeypatch):
     return kept
 
 
-def test_a_map_a_head_with_the_most_local_head_first(figures, tmp_path):
+def test_a_map_a_head_with_the_most_local_head_first(pages, tmp_path):
     far, itself = (lambda i: 11 - i), (lambda i: i)
     vit = attending_vit([far, itself], *GRIDS["3x4"])
     files = draw_relative(asked_of(named(vit), tmp_path, images=2))
     assert [file.name for file in files] == ["relative.png", "distances.png", "relative.csv"]
-    local, other, *_ = figures["relative.png"].axes
-    assert local.get_title() == "2: 0.0" and other.get_title().startswith("1: ") and local.get_ylabel() == "block 1"
-    shown = local.images[0].get_array()
-    assert shown.shape == (5, 7) and shown[2, 3] == pytest.approx(13)  # all of it to itself, of 13 tokens
-    assert (np.delete(shown.flatten(), 2 * 7 + 3) == 1 / attention_distance.MAX_TIMES_UNIFORM).all()
+    (page,) = pages
+    local, other = page.rows[0]
+    assert local.words == "2: 0.0" and other.words.startswith("1: ") and page.above[0] == "block 1"
+    # all of it to itself, of 13 tokens; nothing to the others
+    times = np.full((5, 7), 1 / attention_distance.MAX_TIMES_UNIFORM)
+    times[2, 3] = 13
+    assert (local.picture == page.scales[0].shade(np.log2(times))).all()
 
 
 def test_distances_of_all_encoders_beside_uniform_attention(figures, tmp_path):
@@ -93,10 +95,11 @@ def test_distances_of_all_encoders_beside_uniform_attention(figures, tmp_path):
     expected = torch.cat([distances.flatten() for distances in found])
     torch.testing.assert_close(torch.tensor([float(row["distance"]) for row in rows]), expected, rtol=1e-4, atol=0)
     (axes,) = figures["distances.png"].axes
-    heights = [line.get_ydata()[0] for line in axes.lines]
-    assert {uniform_distance((3, 4)), uniform_distance((4, 4))} == set(heights[:2])
-    for head, dots in enumerate(axes.lines[2:4]):
+    uniform = {line.get_ydata()[0] for line in axes.lines[-2:]}
+    assert uniform == {uniform_distance((3, 4)), uniform_distance((4, 4))}
+    assert axes.get_ylim()[0] == 0 and axes.get_ylim()[1] > max(uniform)
+    for head, dots in enumerate(axes.lines[:2]):
         np.testing.assert_allclose(dots.get_ydata(), found[0][:, head])
-    np.testing.assert_allclose(axes.lines[4].get_ydata(), found[0].mean(1))
+    np.testing.assert_allclose(axes.lines[6].get_ydata(), found[0].mean(1))
     caption = figures["distances.png"].get_supxlabel()
     assert "Left out: shifted" in caption

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 from PIL import Image
 from refusing import refusal
 from scipy.ndimage import gaussian_filter1d
@@ -15,12 +14,9 @@ from patchloom.look.charts import (
     LABEL_GAP,
     draw_confusion,
     draw_curves,
-    draw_panel,
-    panel_of,
     smoothed_values,
     spread_labels,
 )
-from patchloom.runs.folder import read_metrics
 
 NAMES = [
     "step", "epoch", "images", "loss", "lr", "seconds", "position_accuracy", "held_out", "baseline:chance",
@@ -83,16 +79,16 @@ def test_what_is_no_table_is_refused(tmp_path, content, message):
     assert message in refusal(draw_curves, tmp_path / "m.csv", tmp_path / "m.png")
 
 
-def test_lines_are_named_with_their_last_values(tmp_path):
-    columns = read_metrics(table(tmp_path / "m.csv", run(100)))
-    axes = Figure().subplots()
-    panel = panel_of(columns, "knn", "knn:", "kNN accuracy", "", True, 0)
-    draw_panel(axes, panel, longest=20)
+def test_lines_are_named_with_their_last_values(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(charts, "write_figure", lambda figure, out, caption: figures.append(figure) or out)
+    draw_curves(table(tmp_path / "m.csv", run(100)), tmp_path / "m.png")
+    axes = figures[0].axes[2]
     texts = [text.get_text() for text in axes.texts]
     assert {"this run 80.0%", "untrained 56.0%", "raw pixels 57.0%"} <= set(texts)
     # the curve, and a dashed line a baseline
     assert [line.get_linestyle() for line in axes.lines] == ["-", "--", "--"]
-    assert panel.epochs.tolist() == [2.0 * i for i in range(1, 11)]
+    assert axes.lines[0].get_xdata().tolist() == [2.0 * i for i in range(1, 11)]
 
 
 def test_labels_do_not_touch():

@@ -12,8 +12,8 @@ from tiling import tiles
 
 from patchloom.audio.config import GREY, SIXTH, Sound
 from patchloom.audio.recordings import modality_of
-from patchloom.look.context import sheet_as_drawn
-from patchloom.look.image_grid import EMPTY_MARK, draw_sheet, hatch
+from patchloom.look import sheet
+from patchloom.look.sheet import EMPTY_MARK, draw_sheet, hatch
 from patchloom.nets.geometry import Geometry
 from patchloom.patches.pictures import fill_holes
 from patchloom.questions.positions import Positions
@@ -24,10 +24,11 @@ SOUND = Sound(bins=8, seconds=0.22, mean=(0.0,) * 8, std=(1.0,) * 8)  # of 20 fr
 MAGMA = (np.array(matplotlib.colormaps["magma"].colors) * 255).round()
 
 
-def as_drawn(sheet, sound):
-    sheet, mean, std = sheet_as_drawn(sheet, modality_of(sound), (GREY,), (SIXTH,))
-    assert (*mean, *std) == (0, 0, 0, 1, 1, 1)
-    return sheet
+def drawn(values, folder, sound=SOUND):
+    """Draw a sheet of recordings [b 1 h w]; return its page [h w 3]."""
+    sheet = Sheet("a", "The values.", {"recording": values})
+    path = draw_sheet(sheet, (GREY,), (SIXTH,), folder, modality=modality_of(sound))
+    return np.asarray(Image.open(path))
 
 
 def test_low_rows_are_at_the_bottom_and_time_runs_to_the_right(tmp_path):
@@ -36,10 +37,7 @@ def test_low_rows_are_at_the_bottom_and_time_runs_to_the_right(tmp_path):
     images[..., 0, :] = 3  # standard deviations
     images[..., 7, :10] = -3
     images[..., 10:12] = torch.nan
-    sheet = as_drawn(Sheet("a", "The values.", {"recording": images}), SOUND)
-    assert list(sheet.columns) == ["recording"]
-    page = np.asarray(Image.open(draw_sheet(sheet, (0.0,) * 3, (1.0,) * 3, tmp_path)))
-    ((tile,),) = tiles(page)
+    ((tile,),) = tiles(drawn(images, tmp_path))
     h, w = tile.shape[:2]
     assert (h, w) == (120, 300)
     middle = MAGMA[128]
@@ -47,17 +45,19 @@ def test_low_rows_are_at_the_bottom_and_time_runs_to_the_right(tmp_path):
     for (y, x), colour in places.items():
         assert np.abs(tile[y, x] - colour).max() <= 2, (y, x)
     assert (tile[:, 150:180] == hatch(EMPTY_MARK, h, w)[:, 150:180]).all()
-    drawn = set(map(tuple, tile[:, :150].reshape(-1, 3).tolist()))
-    assert not drawn & set(map(tuple, hatch(EMPTY_MARK, 40, 40).reshape(-1, 3).tolist()))
+    colours = set(map(tuple, tile[:, :150].reshape(-1, 3).tolist()))
+    assert not colours & set(map(tuple, hatch(EMPTY_MARK, 40, 40).reshape(-1, 3).tolist()))
 
 
-def test_the_caption_tells_time_rows_and_colours():
-    sheet = Sheet("a", "", {"original": torch.zeros(1, 1, 8, 20)})
+def test_the_caption_tells_time_rows_and_colours(tmp_path, monkeypatch):
+    pages, real = [], sheet.lay_out
+    monkeypatch.setattr(sheet, "lay_out", lambda page: pages.append(page) or real(page))
     for sound, rows in ((SOUND, "coefficients 1 to 8;"), (replace(SOUND, features="logmel"), "from 20 to 8,000 Hz")):
-        caption = as_drawn(sheet, sound).caption
-        assert "0.22 s, a frame every 10 ms" in caption and rows in caption
-    long = as_drawn(Sheet("a", "", {"original": torch.zeros(1, 1, 40, 998)}), SOUND)
-    assert long.columns["original"].shape == (1, 3, 120, 998)  # no stripe
+        drawn(torch.zeros(1, 1, 8, 20), tmp_path, sound)
+        assert "The values. Left to right: 0.22 s, a frame every 10 ms" in pages[-1].caption
+        assert rows in pages[-1].caption
+    ((long,),) = tiles(drawn(torch.zeros(1, 1, 40, 998), tmp_path))
+    assert long.shape[0] > 50  # no stripe
 
 
 def test_frames_stand_in_disorder_and_where_they_were_put():
@@ -69,17 +69,17 @@ def test_frames_stand_in_disorder_and_where_they_were_put():
     logits[0, 1] = 9 * torch.eye(20)[1]
     given = drop_positions(all_patches(images, 20), dropped.nonzero()[:, 1][None])
     encoded = replace(encoded_of(images, given), modality=modality_of(SOUND), generator=seeded())
-    (sheet,) = Positions(geometry, Answers(logits), {}).sheets(encoded)
-    original, disorder, back, right = (column[0, 0, 0] for column in sheet.columns.values())
+    (found,) = Positions(geometry, Answers(logits), {}).sheets(encoded)
+    original, disorder, back, right = (column[0, 0, 0] for column in found.columns.values())
     assert torch.equal(original, torch.arange(20.0))
     assert disorder[0] == 0 and (disorder != original).sum() > 10 and disorder.sort().values.tolist() == [*range(20)]
     assert back[0] == 0 and back[4:].tolist() == [*range(2, 18)]  # two frames late
     assert back.sort().values.tolist() == [*range(20)]  # each at a place of its own
     assert right[0] == 0 and right[4:].isinf().all()
-    assert "row 1 by 2 right." in sheet.caption
+    assert "row 1 by 2 right." in found.caption
     off = (16 * 2 + 2 * 18) / 19
     for said in ("19 of 20 frames", f"{1 / 19:.1%}", "100.0%", f"{off:.1f} frames ({10 * off:.0f} ms)"):
-        assert said in sheet.caption
+        assert said in found.caption
 
 
 def test_holes_between_frames_are_filled_row_by_row():

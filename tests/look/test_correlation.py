@@ -22,7 +22,7 @@ from patchloom.look.correlation import (
     position_correlation,
     salient_patches,
 )
-from patchloom.look.image_grid import Scale
+from patchloom.look.sheet import Scale
 from patchloom.results.claims import UNTRAINED
 
 
@@ -64,7 +64,8 @@ def test_the_same_place_is_marked_and_compared_in_another_grid(pages, tmp_path):
     page = pages[0]
     assert page.headings == ["image", "next image", *("within the image", "in the next") * 2]
     assert [name for name, _ in page.groups] == ["", "mine", UNTRAINED]
-    assert {tile.mark for row in page.rows for tile in row} == {None, (0, 1 / 2, 1 / 3, 1 / 4)}
+    marks = [[box for box, _ in tile.marks] for row in page.rows for tile in row]
+    assert marks == [*[[(0, 1 / 2, 1 / 3, 1 / 4)], []] * 6]
     shade = Scale("", -1.0, 1.0, "RdBu_r").shade
     for each, (row, column), tiles in ((one, (0, 2), slice(2, 4)), (other, (1, 5), slice(4, 6))):
         features = centred(output_of(each, asked.pictures(of=each)))

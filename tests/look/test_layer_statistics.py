@@ -76,7 +76,7 @@ def test_of_many_patches_some_are_drawn_by_lot(monkeypatch):
 
 def test_the_caption_says_what_few_patches_do(monkeypatch, tmp_path):
     said, module = [], "patchloom.look.layer_statistics"
-    monkeypatch.setattr(f"{module}.wrap_caption", lambda text, width: said.append(text) or "")
+    monkeypatch.setattr(f"{module}.wrap", lambda text, *given: said.append(text) or [])
     monkeypatch.setattr(f"{module}.write_figure", lambda figure, out, page_caption: out)
     for patches in (20, 2048):  # of the 36 that three images have
         monkeypatch.setattr(f"{module}._PATCHES", patches)

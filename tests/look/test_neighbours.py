@@ -69,7 +69,8 @@ def test_frames_and_counts_are_by_class_also_of_the_untrained_encoder(folder, tm
     beside = (named(random_vit(depth=1), "untrained"),)
     _, table = draw_neighbours(LookRequest(named(random_vit()), open_data(str(folder)).train, tmp_path / "out", beside))
     assert {row["encoder"] for row in csv_rows(table)} == {"mine", "untrained"}
-    ((rows, headings, caption, groups),) = pages
+    (page,) = pages
+    rows, headings, caption, groups = page.rows, page.headings, page.caption, page.groups
     assert headings == ["image", *(f"{place}." for place in (1, 2, 3, 4, 5) * 2)] and groups[1:] == [
         ("mine", 5),
         ("untrained", 5),

@@ -9,8 +9,8 @@ from swins import swin
 
 from patchloom.errors import PatchloomError
 from patchloom.look.context import chosen_layers, full_caption, to_pictures
-from patchloom.look.image_grid import channels_shown
 from patchloom.look.pca import components, draw_features, edge_of, subtract_position_mean
+from patchloom.look.sheet import channels_shown
 
 
 def test_one_analysis_of_all_images_is_scikit_learns():

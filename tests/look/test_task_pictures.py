@@ -10,7 +10,7 @@ from PIL import Image
 from tiling import tiles
 
 from patchloom.cli import main
-from patchloom.look import image_grid, task_pictures
+from patchloom.look import sheet, task_pictures
 from patchloom.look.task_pictures import title_of
 from patchloom.questions.question import Measure
 from patchloom.runs.settings import Settings
@@ -57,7 +57,7 @@ def rows_of(path) -> int:
 
 
 def test_four_images_are_four_rows(run, tmp_path, monkeypatch, capsys):
-    titles, draw = [], image_grid.draw_sheet
+    titles, draw = [], sheet.draw_sheet
     monkeypatch.setattr(task_pictures, "draw_sheet", lambda *given: titles.append(given[4]) or draw(*given))
     assert main(["look", str(run), "--images", "4", "--out", str(tmp_path)]) == 0
     drawn = capsys.readouterr().out.split()

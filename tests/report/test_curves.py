@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from patchloom.report.curves import charts_of
-from patchloom.report.load_run import load_run
+from patchloom.report.numbers import charts_of
+from patchloom.runs.past import load_run
 
 NAN = float("nan")
 
@@ -25,11 +25,11 @@ def by_title(charts):
 
 def test_a_run_of_its_own_columns(finished):
     found = by_title(charts_of([load_run(finished)]))
-    assert list(found)[:2] == ["training loss", "position accuracy"] and found["position accuracy"].unit == "%"
+    assert list(found)[:2] == ["training loss", "position accuracy"] and found["position accuracy"].percent
     names = {line.name: line for line in found["kNN accuracy"].lines}
     assert {"kNN accuracy", "untrained", "raw pixels"} == set(names)
-    assert names["untrained"].baseline and names["untrained"].x == [0, 2] and not names["kNN accuracy"].baseline
-    assert "position accuracy, in training" in found and not found["training loss"].unit
+    assert names["untrained"].dashed and names["untrained"].x.tolist() == [0, 2] and not names["kNN accuracy"].dashed
+    assert "position accuracy, in training" in found and not found["training loss"].percent
 
 
 def test_baselines_that_move_are_curves(finished):
@@ -38,8 +38,8 @@ def test_baselines_that_move_are_curves(finished):
         baseline__others=[0.1, NAN, 0.4],
     )  # fmt: skip
     lines = {line.name: line for line in charts_of([one])[0].lines}
-    assert (lines["chance"].x, lines["chance"].y) == ([0, 2], [0.05, 0.05])
-    assert (lines["others"].x, lines["others"].y) == ([0, 2], [0.1, 0.4])
+    assert [*map(list, lines["chance"][1:3])] == [[0, 2], [0.05, 0.05]]
+    assert [*map(list, lines["others"][1:3])] == [[0, 2], [0.1, 0.4]]
 
 
 def test_several_runs_share_axes_where_they_measure_the_same(finished):
@@ -52,10 +52,10 @@ def test_several_runs_share_axes_where_they_measure_the_same(finished):
     charts = by_title(charts_of([one, two, far]))
     assert [line.name for line in charts["position accuracy"].lines] == ["one", "two", "chance"]
     assert [line.name for line in charts["reconstruction error"].lines] == ["far", "copy"]
-    assert not charts["reconstruction error"].unit
+    assert not charts["reconstruction error"].percent
     shares = charts["training loss, relative to its start"]
-    assert [line.y for line in shares.lines] == [[1, 0.5]] * 3
-    assert [line.y for line in charts_of([one, two])[0].lines] == [[4, 2]] * 2
+    assert [line.y.tolist() for line in shares.lines] == [[1, 0.5]] * 3
+    assert [line.y.tolist() for line in charts_of([one, two])[0].lines] == [[4, 2]] * 2
     apart = replace(two, metrics=two.metrics | {"baseline:chance": np.array([0.2, 0.2, 0.2])})
     named = [line.name for line in by_title(charts_of([one, apart]))["position accuracy"].lines]
     assert named == ["one", "two", "chance, one", "chance, two"]

@@ -13,8 +13,8 @@ from patchloom.data.sources.open import open_data
 from patchloom.errors import PatchloomError
 from patchloom.report import embedding_map
 from patchloom.report.embedding_map import make_embedding_map, projections_of
-from patchloom.report.load_run import load_run
 from patchloom.report.pictures import images_of
+from patchloom.runs.past import load_run
 
 
 @pytest.mark.parametrize("n", [5, 31, 100])

@@ -11,19 +11,15 @@ from running import csv_rows
 from safetensors.torch import load_file, save_file
 
 from patchloom.options.parse import parse_pretrain
-from patchloom.report.load_run import (
-    CHOSEN,
-    DEFAULT,
-    command_of,
-    disambiguate_runs,
+from patchloom.report.report import report
+from patchloom.report.settings import CHOSEN, DEFAULT, command_of, settings_of
+from patchloom.results.verdict import Health, Verdict, write_health
+from patchloom.runs.past import (
     expand_runs,
     is_comparison,
     load_run,
-    settings_of,
+    load_runs,
 )
-from patchloom.report.report import report
-from patchloom.results.verdict import Health, Verdict, write_health
-from patchloom.runs.folder import RunFolder
 from patchloom.runs.settings import request
 from patchloom.system.checksummed import write_checksummed
 
@@ -46,7 +42,7 @@ def test_reasons_are_read_from_their_own_file(run):
     assert load_run(run).reasons["channels"] == "as the images"
     (run / "reasons.yaml").write_text("channels: [1]\n")
     found = load_run(run)
-    assert found.reasons == {} and "reasons.yaml" in found.problems[0]
+    assert found.reasons == {} and "reasons.yaml" in found.problems["reasons"]
     (run / "reasons.yaml").unlink()
     found = load_run(run)
     assert found.reasons == {} and not found.problems
@@ -78,7 +74,8 @@ def test_what_is_damaged_costs_its_own_part(run):
     (run / "requested.yaml").write_text("no settings")
     found = load_run(run)
     assert (found.metrics, found.data, found.asked) == ({}, {}, {})
-    assert len(found.problems) == 3 and all("\n" not in one for one in found.problems)
+    assert found.problems.keys() == {"metrics", "data", "asked"}
+    assert all("\n" not in one for one in found.problems.values())
     (run / "requested.yaml").write_text("data: x\ntask: mae\n")
     damaged = {"requested.yaml": {"step": "many", "steps": 3}, "last.safetensors": {"measured": {"n": 3}}}
     for problem, about in damaged.items():
@@ -87,20 +84,26 @@ def test_what_is_damaged_costs_its_own_part(run):
             save_file(load_file(path), path, metadata={"about": json.dumps(about)})
         found = load_run(run)
         assert found.asked == {} and found.measured.measure == "held-out measure"
-        assert any(problem in one for one in found.problems)
+        assert any(problem in one for one in found.problems.values())
 
 
 def test_runs_of_one_name_are_told_apart_by_the_folders_above(finished, tmp_path):
-    found = load_run(finished)
     for places, names in (
         (["a/one", "b/two"], ["one", "two"]),
-        (["a/run", "b/run", "b/two"], ["a/run", "b/run", "two"]),
+        (["c/run", "d/run", "d/two"], ["c/run", "d/run", "two"]),
         (["x/a/run", "y/a/run", "x/b/run"], ["x/a/run", "y/a/run", "b/run"]),
-        (["run", "run/run"], [f"{tmp_path.name}/run", "run/run"]),
     ):
-        runs = [replace(found, name=place[-3:], folder=RunFolder(tmp_path / place)) for place in places]
-        assert [one.name for one in disambiguate_runs(runs)] == names
+        for place in places:
+            shutil.copytree(finished, tmp_path / place)
+        assert [one.name for one in load_runs([tmp_path / place for place in places])] == names
     assert "is not the folder of a run" in refusal(load_run, tmp_path)
+
+
+def test_runs_without_what_is_needed_are_refused(run):
+    (run / "metrics.csv").write_text("epoch,loss\n1,zero\n")
+    assert len(load_runs([run])) == 1 and load_runs([run], needed=["results"])
+    assert "not a number" in refusal(load_runs, [run], needed=["results", "metrics"])
+    assert "given twice" in refusal(load_runs, [run, run.parent / "." / run.name])
 
 
 # Settings with their reasons, and the command that repeats a run.

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from patchloom.report.load_run import RunData, load_run
 from patchloom.report.methods import Methods, merge, methods_of, paragraphs, references
 from patchloom.report.page import render
 from patchloom.report.report import page_of
 from patchloom.report.results import rows_of
+from patchloom.runs.past import RunData, load_run
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from patchloom.report.load_run import load_run
-from patchloom.report.metrics import gains_of, key_numbers, results_of
+from patchloom.report.numbers import gains_of, key_numbers, results_of
 from patchloom.report.page import render
 from patchloom.report.report import page_of
 from patchloom.report.results import rows_of
@@ -14,6 +13,7 @@ from patchloom.results import store
 from patchloom.results.claims import Difference
 from patchloom.results.result import Result
 from patchloom.runs.encoder import load_encoder
+from patchloom.runs.past import load_run
 
 LATER = "2026-11-23T10:00:00+00:00"
 

@@ -12,9 +12,8 @@ import pages
 import pytest
 from pages import value
 
+from patchloom.look.charts import Line, Panel
 from patchloom.report.page import (
-    Chart,
-    Curve,
     Number,
     Page,
     RunPart,
@@ -173,28 +172,28 @@ def test_overhead_and_that_no_picture_is_there_twice():
 
 
 def test_points_that_are_not_finite_are_holes():
-    chart = Chart("loss", "", [Curve("a", [1, 2, math.inf], [0.5, math.nan, 1]), Curve("b", [2, 3], [0.25, -math.inf])])
+    chart = Panel("loss", "", [Line("a", [1, 2, math.inf], [0.5, math.nan, 1]), Line("b", [2, 3], [0.25, -math.inf])])
     first, second = (line["points"] for line in chart_data(chart, line_numbers([chart]))["lines"])
     assert first == [[1, 0.5], [2, None]] and second == [[2, 0.25], [3, None]]
     assert chart_rows(chart) == [["1", "0.5", ""], ["2", "", "0.25"], ["3", "", ""]]
 
 
 def test_a_run_has_one_colour_in_all_charts():
-    lines = {name: Curve(name, [0, 1], [0, 1], name == "chance") for name in ("mae", "mp3", "chance")}
-    charts = [Chart("loss", "", [lines["mae"], lines["mp3"]]), Chart("accuracy", "", [lines["chance"], lines["mp3"]])]
+    lines = {name: Line(name, [0, 1], [0, 1], dashed=name == "chance") for name in ("mae", "mp3", "chance")}
+    charts = [Panel("loss", "", [lines["mae"], lines["mp3"]]), Panel("accuracy", "", [lines["chance"], lines["mp3"]])]
     numbers = line_numbers(charts)
     assert [line["number"] for line in chart_data(charts[0], numbers)["lines"]] == [0, 1]
     assert [line["number"] for line in chart_data(charts[1], numbers)["lines"]] == [0, 1]  # of baselines the first
     assert numbers == {("mae", False): 0, ("mp3", False): 1, ("chance", True): 0}
     # a baseline is drawn alike whichever runs it is of
-    flat = {name: Curve(name, [0, 1], [0.1, 0.1], True, name[:-3]) for name in ("untrained, a", "chance, a")}
-    numbers = line_numbers([Chart("a", "", [*flat.values()]), Chart("b", "", [lines["chance"]])])
+    flat = {name: Line(name, [0, 1], [0.1, 0.1], dashed=True, kind=name[:-3]) for name in ("untrained, a", "chance, a")}
+    numbers = line_numbers([Panel("a", "", [*flat.values()]), Panel("b", "", [lines["chance"]])])
     assert numbers["chance, a", True] == numbers["chance", True] != numbers["untrained, a", True]
 
 
 def test_a_long_curve_as_a_table_keeps_its_ends():
     x = list(range(10_000))
-    rows = chart_rows(Chart("accuracy", "", [Curve("a", x, [one / 10_000 for one in x])], "%"))
+    rows = chart_rows(Panel("accuracy", "", [Line("a", x, [one / 10_000 for one in x])], True))
     assert len(rows) == 200 and rows[0] == ["0", "0.0 %"] and rows[-1] == ["9999", "100.0 %"]
     assert len({row[0] for row in rows}) == 200
 

@@ -15,10 +15,10 @@ from PIL import Image
 from patchloom.data.sources.open import open_data
 from patchloom.dense.annotations.base import Objects
 from patchloom.dense.pictures import BoxRow, MapRow, detection_picture, pair_files, segmentation_picture
-from patchloom.look.captions import Caption, write_picture
+from patchloom.look.sheet import Caption, write_picture
 from patchloom.report import pictures
-from patchloom.report.load_run import load_run
 from patchloom.report.pictures import captions_of, collect_pictures, images_of, recordings_of, sliders_of, webp
+from patchloom.runs.past import load_run
 
 
 def opened(picture):

@@ -9,10 +9,10 @@ from PIL import Image
 from refusing import failed, refusal
 
 from patchloom.cli import main
-from patchloom.report.load_run import load_run
-from patchloom.report.metadata import run_metadata
 from patchloom.report.report import page_of, report
+from patchloom.report.settings import run_metadata
 from patchloom.results.verdict import Health, Verdict, no_labels, write_health
+from patchloom.runs.past import load_run
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ import numpy as np
 from PIL import Image
 
 from patchloom.data.sources.open import open_data
-from patchloom.report.load_run import load_run
 from patchloom.report.report import describe_data_issues
 from patchloom.runs.folder import RunFolder
+from patchloom.runs.past import load_run
 
 
 def test_broken_files_are_named(run):

@@ -8,10 +8,9 @@ import wave
 import numpy as np
 from PIL import Image
 
+from patchloom.look.charts import Line, Panel
 from patchloom.report.page import (
-    Chart,
     Cloud,
-    Curve,
     Number,
     Page,
     Picture,
@@ -110,7 +109,7 @@ def value(encoder: str, found: float, unit: str = "%", reach: float = 0.0) -> Re
     return Result("accuracy", found, found - reach, found + reach, 2000, encoder, unit=unit)
 
 
-def chart(names: list[str], points: int = 60, title: str = "kNN accuracy, held-out images") -> Chart:
+def chart(names: list[str], points: int = 60, title: str = "kNN accuracy, held-out images") -> Panel:
     """Return rising curves, with a gap of one point in the first, and a baseline."""
     x = [100 * (i + 1) / points for i in range(points)]
     rising = [
@@ -118,9 +117,12 @@ def chart(names: list[str], points: int = 60, title: str = "kNN accuracy, held-o
     ]
     if points > 4:
         rising[0][points // 2] = math.nan
-    lines = [Curve(name, x, y) for name, y in zip(names, rising, strict=True)]
-    return Chart(
-        title, "Measured after each epoch.", [*lines, Curve("raw pixels", [x[0], x[-1]], [0.17, 0.17], True)], "%"
+    lines = [Line(name, x, y) for name, y in zip(names, rising, strict=True)]
+    return Panel(
+        title,
+        "Measured after each epoch.",
+        [*lines, Line("raw pixels", [x[0], x[-1]], [0.17, 0.17], dashed=True)],
+        True,
     )
 
 
@@ -178,7 +180,7 @@ def one_run(tone: str = "good") -> Page:
     """Return the page of one run."""
     charts = [
         chart(["shapes-mae"]),
-        Chart("Loss", "Of each epoch.", [Curve("shapes-mae", [1, 2, 3, 4], [0.9, 0.5, 0.4, 0.35])]),
+        Panel("Loss", "Of each epoch.", [Line("shapes-mae", [1, 2, 3, 4], [0.9, 0.5, 0.4, 0.35])]),
     ]
     return Page("shapes-mae", "2026-11-22T20:00:00Z", "0.1.0", charts=charts, runs=[run_part(tone=tone)])
 
@@ -240,11 +242,11 @@ def hostile() -> Page:
         tone="fair",
         tables=[Table(HOSTILE[0], HOSTILE, [HOSTILE], HOSTILE[1])],
         charts=[
-            Chart(
-                HOSTILE[2], HOSTILE[0], [Curve(one, [0, 1], [0, i]) for i, one in enumerate(HOSTILE)], along=HOSTILE[1]
+            Panel(
+                HOSTILE[2], HOSTILE[0], [Line(one, [0, 1], [0, i]) for i, one in enumerate(HOSTILE)], axis=HOSTILE[1]
             ),
-            Chart("nothing", "", [Curve("none", [], [])]),
-            Chart("a hole", "", [Curve("one", [1], [math.nan]), Curve("two", [1], [2])]),
+            Panel("nothing", "", [Line("none", [], [])]),
+            Panel("a hole", "", [Line("one", [1], [math.nan]), Line("two", [1], [2])]),
         ],
         runs=[part],
         notes=HOSTILE,

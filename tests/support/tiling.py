@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from patchloom.look.image_grid import FRAME_GREY
+from patchloom.look.sheet import FRAME_GREY
 
 
 def tiles(page: np.ndarray) -> list[list[np.ndarray]]:

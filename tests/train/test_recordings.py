@@ -15,7 +15,7 @@ from timm.layers.pos_embed_rel import RelPosBias
 
 import patchloom
 from patchloom.errors import PatchloomError
-from patchloom.look import image_grid
+from patchloom.look import sheet
 from patchloom.nets.checkpoints.format import load_encoder_file, read_encoder_card
 from patchloom.nets.encode import patch_positions
 from patchloom.nets.finetune import at_size, with_variant
@@ -118,8 +118,8 @@ def test_patches_that_do_not_divide_recordings_say_which_would(settings, said, t
 @pytest.mark.parametrize("task", ["mp3", pytest.param("mae", marks=pytest.mark.slow)])
 def test_no_text_of_a_run_of_recordings_speaks_of_images(recordings, tmp_path, monkeypatch, capsys, task):
     """Output, files, pictures and report of a run on recordings never mention images."""
-    drawn, wrap = [], image_grid.wrap
-    monkeypatch.setattr(image_grid, "wrap", lambda text, *given: drawn.append(text) or wrap(text, *given))
+    drawn, wrap = [], sheet.wrap
+    monkeypatch.setattr(sheet, "wrap", lambda text, *given: drawn.append(text) or wrap(text, *given))
     run = patchloom.pretrain(recordings, task, out=tmp_path / "run", **SHORT)
     if task == "mae":
         print(patchloom.check(recordings, estimate=False))

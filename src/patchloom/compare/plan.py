@@ -18,9 +18,9 @@ from patchloom.data.stats import Stats
 from patchloom.display import StatusMessage, duration
 from patchloom.errors import PatchloomError, listing, typed_fields
 from patchloom.options.parse import parse_pretrain
-from patchloom.report.load_run import COMPARISON
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.held_out import HeldOut, choose_held_out
+from patchloom.runs.past import COMPARISON
 from patchloom.runs.settings import ResolvedSettings, Settings, request
 from patchloom.runs.task import prepare_task
 from patchloom.sizes import compact, in_pixels

@@ -12,11 +12,11 @@ from patchloom.data.sources.in_memory import DataLike, is_object
 from patchloom.data.sources.open import split_names
 from patchloom.display import TextTable
 from patchloom.errors import PatchloomError, listing
-from patchloom.report.load_run import is_comparison
 from patchloom.results import store
 from patchloom.results.evaluation import compare_results
 from patchloom.results.newest import asked_of, newest
 from patchloom.results.result import Result
+from patchloom.runs.past import is_comparison
 from patchloom.system.files import distinct_names
 
 _RUN = ("requested.yaml", "config.yaml")

@@ -13,18 +13,18 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
 from patchloom.data.augment import resize_part
 from patchloom.dense.annotations.base import IGNORED, Objects
 from patchloom.display import truncate_middle
-from patchloom.look.captions import Caption, write_picture
-from patchloom.look.image_grid import (
+from patchloom.look.sheet import (
     EMPTY_MARK,
-    MOST_BYTES,
-    SWATCH_SIZE,
+    SWATCH,
+    Caption,
+    Page,
+    Tile,
     brightness,
     font,
     hatch,
@@ -32,6 +32,8 @@ from patchloom.look.image_grid import (
     tile_size,
     to_pixels,
     to_png,
+    write_picture,
+    write_sheet,
 )
 from patchloom.options.verbs import SHEET_ROWS
 from patchloom.system.files import write_whole
@@ -99,7 +101,7 @@ def draw_boxes(
     order = range(len(labels)) if scores is None else scores.argsort(stable=True).tolist()
     if objects.has_masks:
         for i in order:
-            where = _at_size(objects.mask(i), image.shape[:2])
+            where = _resized(objects.mask(i), *image.shape[:2]) > 0
             page[where] += _TINT * (colours[labels[i]] - page[where])
     canvas = Image.fromarray(page.round().astype(np.uint8))
     pen, type_face = ImageDraw.Draw(canvas), font(_TEXT, bold=True)
@@ -115,14 +117,6 @@ def draw_boxes(
         pen.rectangle(place, tuple(colours[labels[i]].tolist()))
         pen.text((place[0] + _AROUND, place[1] + _AROUND), text, ink_on(colours[labels[i]]), type_face, anchor="la")
     return canvas
-
-
-def _at_size(mask: Tensor, size: tuple[int, int]) -> np.ndarray:
-    """Return a mask [h w] resized, bool."""
-    if tuple(mask.shape) == tuple(size):
-        return mask.numpy()
-    resized = Image.fromarray(mask.to(torch.uint8).numpy() * 255).resize((size[1], size[0]), Image.Resampling.NEAREST)
-    return np.asarray(resized) > 0
 
 
 def _frame(pen: ImageDraw.ImageDraw, box: Sequence[float], colour: tuple[int, ...], dashed: bool) -> None:
@@ -201,7 +195,6 @@ def segmentation_picture(rows: Sequence[MapRow], classes: Sequence[str], out: Pa
     Truth and answer of each are written apart, too, into a folder of the file's name (see `pair_files`).
     """
     rows = [MapRow(*row) for row in rows[:SHEET_ROWS]]
-    keys = _keys([one for row in rows for one in (row.truth, row.answer) if one is not None], classes)
 
     def maps_of(row: MapRow) -> dict[str, Tensor]:
         known = {"truth": row.truth, "answer": row.answer}
@@ -223,11 +216,8 @@ def segmentation_picture(rows: Sequence[MapRow], classes: Sequence[str], out: Pa
         203,
         _save_pairs(rows, overlays, out),
     )
-    for side in _MAP_SIDES:
-        png = _page(("image", "truth", "answer"), [(row.title, tiles(row, side)) for row in rows], keys, classes)
-        if len(png) <= MOST_BYTES:
-            break
-    return write_picture(out, png, caption)
+    legend = _legend([one for row in rows for one in maps_of(row).values()], classes)
+    return write_sheet(out, lambda side: _page(rows, tiles, side, legend), caption, _MAP_SIDES)
 
 
 def detection_picture(rows: Sequence[BoxRow], classes: Sequence[str], out: Path, score: float = _SURE) -> Path:
@@ -248,10 +238,10 @@ def detection_picture(rows: Sequence[BoxRow], classes: Sequence[str], out: Path,
     def tiles(row: BoxRow, side: int) -> dict[str, np.ndarray]:
         shown = _tile(row.image, side)
         scale = shown.shape[1] / row.image.shape[2]
-        drawn = {"answer": np.asarray(draw_boxes(shown, row.answer, classes, row.scores, scale))}
-        if row.truth is not None:
-            drawn["truth"] = np.asarray(draw_boxes(shown, row.truth, classes, None, scale))
-        return drawn
+        answer = {"answer": np.asarray(draw_boxes(shown, row.answer, classes, row.scores, scale))}
+        if row.truth is None:
+            return answer
+        return {"truth": np.asarray(draw_boxes(shown, row.truth, classes, None, scale))} | answer
 
     caption = Caption(
         "Detection: the best and the worst test images",
@@ -259,11 +249,21 @@ def detection_picture(rows: Sequence[BoxRow], classes: Sequence[str], out: Path,
         204,
         _save_pairs(rows, lambda row: tiles(row, _APART), out),
     )
-    for side in _BOX_SIDES:
-        png = _page(("truth", "answer"), [(row.title, tiles(row, side)) for row in rows], {}, classes, below)
-        if len(png) <= MOST_BYTES:
-            break
-    return write_picture(out, png, caption)
+    return write_sheet(out, lambda side: _page(rows, tiles, side, (), below), caption, _BOX_SIDES)
+
+
+def _page(
+    rows: Sequence[Row],
+    drawn: Callable[[Row, int], dict[str, np.ndarray]],
+    side: int,
+    legend: Sequence[tuple[np.ndarray, str]],
+    caption: str = "",
+) -> Page:
+    """Return the page with the tiles by heading that ``drawn`` returns for each row."""
+    tiles = [drawn(row, side) for row in rows]
+    headings = [name for name in ("image", "truth", "answer") if any(name in its for its in tiles)]
+    shown = [[Tile(its[name]) if name in its else None for name in headings] for its in tiles]
+    return Page(shown, headings, caption=caption, above=[row.title for row in rows], legend=legend)
 
 
 def _save_pairs(rows: Sequence[Row], drawn: Callable[[Row], dict[str, np.ndarray]], picture: Path) -> tuple[str, ...]:
@@ -290,7 +290,7 @@ def _save_pairs(rows: Sequence[Row], drawn: Callable[[Row], dict[str, np.ndarray
 def draw_label_map(image: Tensor, answer: Tensor, classes: Sequence[str], out: Path) -> Path:
     """Draw an image [c h w] in the colours of the classes of its pixels, answer [h w], with their names beneath."""
     mixed = _overlaid(_resized_pixels(image, *_single_size(image)), answer, len(classes))
-    return write_picture(out, _page([""], [("", {"": mixed})], _keys([answer], classes), classes), None)
+    return write_picture(out, to_png(lay_out(Page([[Tile(mixed)]], [""], legend=_legend([answer], classes)))), None)
 
 
 def draw_objects(image: Tensor, answer: Objects, scores: Tensor, classes: Sequence[str], out: Path) -> Path:
@@ -353,34 +353,12 @@ def _painted(labels: np.ndarray, classes: int) -> np.ndarray:
     return painted
 
 
-def _keys(maps: Iterable[Tensor], classes: Sequence[str]) -> dict[int, str]:
-    """Names of the classes that occur in label maps, the one with most pixels first; then what does not count."""
+def _legend(maps: Iterable[Tensor], classes: Sequence[str]) -> list[tuple[np.ndarray, str]]:
+    """Return colours and names of the classes in label maps, most pixels first; then what does not count."""
     counts = np.zeros(len(classes) + 1, np.int64)
     for one in maps:
         counts += np.bincount(one.numpy().ravel().astype(np.int64) - IGNORED, minlength=len(counts))
-    order = 1 + np.argsort(-counts[1:], kind="stable")
-    keys = {int(place) + IGNORED: classes[int(place) + IGNORED] for place in order if counts[place]}
-    return keys | ({IGNORED: "does not count"} if counts[0] else {})
-
-
-def _page(
-    headings: Sequence[str],
-    rows: Sequence[tuple[str, dict[str, np.ndarray]]],
-    keys: dict[int, str],
-    classes: Sequence[str],
-    caption: str = "",
-) -> bytes:
-    """Draw rows of tiles uint8 [h w 3] by heading, with words above each, as a PNG file.
-
-    Args:
-        headings: those of all columns; columns without a tile are left out.
-        rows: words and tiles of each row.
-        keys: meaning of colours by number of the class, or of what does not count.
-        classes: names of all classes.
-        caption: text below.
-    """
-    columns = {heading: [tiles.get(heading) for _, tiles in rows] for heading in headings}
-    columns = {heading: tiles for heading, tiles in columns.items() if any(tile is not None for tile in tiles)}
-    square = (SWATCH_SIZE, SWATCH_SIZE)
-    legend = [(_painted(np.full(square, i), len(classes)), meaning) for i, meaning in keys.items()]
-    return to_png(lay_out(columns, caption, legend=legend, words=[words for words, _ in rows]))
+    order = [*(1 + np.argsort(-counts[1:], kind="stable")).tolist(), 0]
+    labels = [place + IGNORED for place in order if counts[place]]
+    names = ["does not count" if label == IGNORED else classes[label] for label in labels]
+    return [(_painted(np.full((SWATCH, SWATCH), i), len(classes)), name) for i, name in zip(labels, names, strict=True)]

@@ -12,16 +12,13 @@ import numpy as np
 import torch
 
 from patchloom.data.decode import Unreadable
-from patchloom.data.loader import plain_batches
 from patchloom.data.source import Data, Source
 from patchloom.data.sources.glob import is_single, open_images
-from patchloom.data.stats import normalize
 from patchloom.embed.formats import iterate_rows
 from patchloom.embed.parts import path_of
 from patchloom.errors import PatchloomError
 from patchloom.look.context import NamedEncoder, full_caption, to_pictures
-from patchloom.look.image_grid import Tile, draw_tiles
-from patchloom.nets.encode import input_channels, input_size
+from patchloom.look.sheet import Page, Tile, Title, draw_tiles
 
 DRAWN = 20  # largest number of neighbours in a picture
 _LEAST = 1e-12  # smallest norm, as in torch's normalize
@@ -145,14 +142,8 @@ def draw_nearest(
 ) -> Path:
     """Draw the only image of the source ``image`` and its neighbours as a PNG file."""
     others = [each for each in found if not each.itself]
-    size, channels = input_size(one.vit), input_channels(one.vit)
-    images = torch.cat(
-        [
-            normalize(batch.views[0], one.card.mean, one.card.std).cpu()
-            for source in (image, *(_row_of(each, sources) for each in others))
-            for batch in plain_batches(source, size, 1, channels=channels)
-        ]
-    )
+    each_source = (image, *(_row_of(each, sources) for each in others))
+    images = torch.cat([images.cpu() for source in each_source for _, images in one.batches(source)])
     pictures = to_pictures(one, images)
     words = ["", *(f"{each.cosine:.3f}" for each in others)]
     row = [Tile(picture, word) for picture, word in zip(pictures, words, strict=True)]
@@ -161,9 +152,9 @@ def draw_nearest(
         f"{'; '.join(f'{each.rank}: {each.path}' for each in others)}."
     )
     headings = [one.modality.item, *(f"{each.rank}. {each.label or ''}".strip() for each in others)]
-    title = f"{one.name}: nearest to {Path(near).name}"
+    title = Title(f"{one.name}: nearest to {Path(near).name}")
     h, w = pictures.shape[1:3]
-    return draw_tiles([row], headings, (h, w), title, full_caption(one, text, images), out)
+    return draw_tiles(Page([row], headings, title, full_caption(one, text, images)), (h, w), out)
 
 
 def _row_of(row: Neighbour, sources: Mapping[str, Source]) -> Source:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
@@ -25,7 +24,7 @@ from patchloom.evaluate.calibration import apply_temperature, describe_calibrati
 from patchloom.evaluate.classification import logits_of
 from patchloom.evaluate.classifier import Classifier, ClassifierCard
 from patchloom.evaluate.settings import EvalSettings
-from patchloom.look.image_grid import SIDES, brightness, tile_size, to_pixels
+from patchloom.look.sheet import SIDES, brightness, resize, tile_size, to_pixels
 from patchloom.system.files import write_whole
 
 TABLE, PAGE = "predictions.csv", "least-certain.html"
@@ -158,9 +157,6 @@ def _picture(images: Source, i: int) -> str:
     plain = (0.0,) * channels, (1.0,) * channels
     pixels = to_pixels(shown, *plain, brightness(shown, *plain))[0]
     h, w = tile_size(pixels.shape[0], pixels.shape[1], SIDES[0])
-    enlarged = h >= pixels.shape[0]
-    page = Image.fromarray(np.ascontiguousarray(pixels))
-    page = page.resize((w, h), Image.Resampling.NEAREST if enlarged else Image.Resampling.HAMMING)
     buffer = io.BytesIO()
-    page.save(buffer, "JPEG", quality=90)
+    Image.fromarray(resize(pixels, h, w)).save(buffer, "JPEG", quality=90)
     return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"

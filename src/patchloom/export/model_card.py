@@ -18,11 +18,11 @@ from patchloom.export.encoder import Exportable
 from patchloom.export.preprocessing import OPENING
 from patchloom.nets.checkpoints.format import UNKNOWN_LICENSE, split_licenses
 from patchloom.nets.heads import POOLED
-from patchloom.report.load_run import RunData, load_run
-from patchloom.report.metadata import run_metadata
 from patchloom.report.results import ResultsTable, escape_markdown, over_seeds, rows_of
+from patchloom.report.settings import run_metadata
 from patchloom.results.result import Result
 from patchloom.runs.folder import data_slug
+from patchloom.runs.past import RunData, load_run
 from patchloom.runs.training_set import read_record
 from patchloom.sizes import in_pixels
 from patchloom.tasks import TASKS
@@ -258,7 +258,7 @@ def _figures(told: RunData) -> ResultsTable:
         )
         measured = [replace(one, data="held out") for one in (replace(own, encoder=name), *beside)]
     rows = [row for group in rows_of(told.results, "", name) for row in group]
-    return ResultsTable([*(over_seeds([one], "") for one in measured), *rows], told.problems)
+    return ResultsTable([*(over_seeds([one], "") for one in measured), *rows], [*told.problems.values()])
 
 
 def _limits(one: Exportable, told: RunData | None) -> str:

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError
-from patchloom.look.captions import Caption
 from patchloom.look.context import (
     ImagePoint,
     LookRequest,
@@ -26,7 +25,7 @@ from patchloom.look.context import (
     refuse_swin,
     to_pictures,
 )
-from patchloom.look.image_grid import Scale, Tile, draw_tiles
+from patchloom.look.sheet import MARK, Caption, Page, Scale, Tile, Title, draw_tiles
 from patchloom.nets.attention import attention_each, class_attention_each
 from patchloom.nets.encode import embed, encode, grid_size, has_class_token, patch_count, prefix_count, rotations
 from patchloom.nets.heads import InstanceHead
@@ -37,6 +36,7 @@ _BLOCKS = 3  # default number of blocks
 _SIDE = 256  # approximate size in pixels to which small images are enlarged
 _GREY = 0.5  # weight of the image in the brightness of a map
 _TINY = 1e-12
+_QUERIES = 6  # of an attentive probe
 _COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7")  # of query patches (Okabe and Ito 2008)
 ATTENTION_SCALE = Scale("attention to a patch", 0.0, 1.0, "OrRd", ("none", "maximum, written above"))
 
@@ -139,18 +139,15 @@ def draw_attention(asked: LookRequest) -> list[Path]:
                 "heads that follow an object or a part of it; a uniform map has no preference.",
                 110,
             )
-            sheet = draw_tiles(
+            page = Page(
                 _tiles(one, shown[i], patch, drawn),
                 [one.modality.item, *(block for part in drawn for block in part.names)],
-                shown.shape[1:3],
-                asked.title(f"attention{which}").name,
+                asked.title(f"attention{which}"),
                 full_caption(one, _caption(asked, drawn), images),
-                asked.folder / f"{name}.png",
-                [ATTENTION_SCALE],
                 [("", 1), *((part.asking, len(part.names)) for part in drawn)],
-                page_caption=page_caption,
+                scales=[ATTENTION_SCALE],
             )
-            files.append(sheet)
+            files.append(draw_tiles(page, shown.shape[1:3], asked.folder / f"{name}.png", page_caption))
             waiting.advance()
     return files
 
@@ -175,8 +172,8 @@ def _draw_means(asked: LookRequest) -> Path:
                 maps.append(class_attention(one.vit, one.head, image)[0, -1, :, -n:].mean(0))
             elif has_class_token(one.vit):
                 maps.append(mean[0, -n:])
-            marks = tuple((mark_of(one, query), colour) for query, colour in zip(queries, _COLOURS, strict=False))
-            row = [Tile(shown[i], coloured=marks)]
+            marks = [(mark_of(one, query), colour) for query, colour in zip(queries, _COLOURS, strict=False)]
+            row = [Tile(shown[i], marks=marks)]
             for k, values in enumerate(maps):
                 picture = overlay(shown[i], orient_rows(one, values.unflatten(0, grid)[None])[0])
                 frame = _COLOURS[k] if k < len(queries) else None
@@ -192,15 +189,15 @@ def _draw_means(asked: LookRequest) -> Path:
     if one.head is not None:
         text += "The class token's map is that of the last class-attention block, after the encoder (CaiT). "
     text += "Look whether the attention stays on the object of the patch (ExtreMA, Wu et al. 2022, Figs. 1 and 9)."
-    title, out = asked.title("attention, mean of heads").name, asked.folder / "attention-mean.png"
+    title = asked.title("attention, mean of heads")
+    page = Page(rows, headings, title, full_caption(one, text, images), scales=[ATTENTION_SCALE])
     page_caption = Caption(
         "Attention of single patches, averaged over heads",
         "One map per marked patch, framed in its colour. Look whether the attention stays on the object that the patch "
         "belongs to.",
         111,
     )
-    caption, size = full_caption(one, text, images), shown.shape[1:3]
-    return draw_tiles(rows, headings, size, title, caption, out, [ATTENTION_SCALE], page_caption=page_caption)
+    return draw_tiles(page, shown.shape[1:3], asked.folder / "attention-mean.png", page_caption)
 
 
 def _spread(size: tuple[int, int]) -> tuple[ImagePoint, ...]:
@@ -236,25 +233,21 @@ def _ask(asked: LookRequest, image: Tensor, blocks: list[int]) -> tuple[int, lis
     return patch, drawn
 
 
-def _tiles(one: NamedEncoder, picture: np.ndarray, patch: int, drawn: list[AttentionSheet]) -> list[list[Tile]]:
+def _tiles(one: NamedEncoder, picture: np.ndarray, patch: int, drawn: list[AttentionSheet]) -> list[list[Tile | None]]:
     """Return rows of tiles: the image and its heads, then rollouts."""
-    nothing = Tile(np.full((1, 1, 3), 255, np.uint8), frame="#ffffff")
-    rows = []
+    marks, rows = [(mark_of(one, patch), MARK)], list[list[Tile | None]]()
     most = max(part.heads.shape[1] for part in drawn)
     for head in range(most + 1):
-        row = [Tile(picture, "", mark_of(one, patch)) if head == 0 else nothing]
-        for i, part in enumerate(drawn):
-            mark = mark_of(one, patch) if i == 0 else None
-            for k in range(len(part.names)):
-                values = part.rolled if head == most else part.heads[:, head] if head < part.heads.shape[1] else None
-                if values is None:
-                    row.append(nothing)
-                    continue
-                largest = float(values[k].max())
-                said = "rollout" if head == most else f"head {head + 1}"
-                row.append(
-                    Tile(overlay(picture, orient_rows(one, values[k][None])[0]), f"{said}: {_percent(largest)}", mark)
-                )
+        row: list[Tile | None] = [Tile(picture, marks=marks) if head == 0 else None]
+        for part in drawn:
+            values = part.rolled if head == most else part.heads[:, head] if head < part.heads.shape[1] else None
+            if values is None:
+                row += [None] * len(part.names)
+                continue
+            for own, shown in zip(values, orient_rows(one, values), strict=True):
+                name = "rollout" if head == most else f"head {head + 1}"
+                words = f"{name}: {_percent(float(own.max()))}"
+                row.append(Tile(overlay(picture, shown), words, marks if part is drawn[0] else ()))
         rows.append(row)
     return rows
 
@@ -293,6 +286,37 @@ def _caption(asked: LookRequest, drawn: list[AttentionSheet]) -> str:
         "(ExtreMA, Wu et al. 2022, Figs. 1 and 9; LUT, Figs. A and B)."
     )
     return " ".join(said)
+
+
+def draw_queries(pictures: np.ndarray, maps: np.ndarray, title: str, out: Path) -> Path:
+    """Draw where the queries of an attentive probe look: a row per image, with the mean of all and the narrowest ones.
+
+    Args:
+        pictures: images uint8 [k h w 3].
+        maps: attention [k m rows columns] of each of m queries, which sums to 1 over the patches.
+        title: title of the page.
+        out: PNG file.
+    """
+    spread = np.exp(-(maps * np.log(np.maximum(maps, _TINY))).sum((2, 3))).mean(0)  # patches that a query looks at
+    chosen = spread.argsort(kind="stable")[:_QUERIES]
+    rows = []
+    for picture, its in zip(pictures, maps, strict=True):
+        shown = [its.mean(0), *its[chosen]]
+        rows.append([Tile(picture), *(Tile(overlay(picture, one), f"{one.max():.1%}") for one in shown)])
+    headings = ["image", f"mean of {maps.shape[1]}", *(f"query {i + 1}: {spread[i]:.1f} patches" for i in chosen)]
+    caption = (
+        "Attention of the queries of an attentive probe to the patches of test images. Each map has its own scale, "
+        "from white (no attention) to its maximum, which is written above it. A heading says at how many patches a "
+        "query looks (exponential of the entropy, mean over the images shown); the narrowest queries are shown."
+    )
+    page_caption = Caption(
+        "Where the queries of the attentive probe look",
+        "Each column is a learned query. Queries that follow parts of objects show that the patch tokens tell them "
+        "apart; equal maps in all columns show that one query would do.",
+        210,
+    )
+    page = Page(rows, headings, Title(title), caption, scales=[ATTENTION_SCALE])
+    return draw_tiles(page, pictures.shape[1:3], out, page_caption)
 
 
 def _percent(share: float) -> str:

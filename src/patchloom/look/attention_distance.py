@@ -8,26 +8,31 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from matplotlib.colors import LogNorm
-from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from patchloom.data.modality import Modality
 from patchloom.display import StatusMessage
 from patchloom.errors import listing
 from patchloom.look.attention import each_block
-from patchloom.look.captions import Caption
-from patchloom.look.charts import INK, QUIET, Panel, frame_panel, styled_figure, write_beside, write_figure, write_table
+from patchloom.look.charts import (
+    Line,
+    Panel,
+    draw_panel,
+    layer_ticks,
+    line_colours,
+    styled_figure,
+    write_figure,
+    write_table,
+)
 from patchloom.look.context import LookRequest, check_finite, chosen_layers, refuse_swin
 from patchloom.look.position_map import cell_height
-from patchloom.look.run_lines import line_colours, short_name
+from patchloom.look.sheet import Caption, Page, Scale, Tile, draw_tiles
 from patchloom.nets.encode import grid_size, layer_names, patch_count, prefix_count
 from patchloom.nets.swin import Encoder, is_hierarchical
-from patchloom.results.claims import UNTRAINED
 from patchloom.sizes import Sides, in_pixels
 
 MAX_TIMES_UNIFORM = 16.0  # end of the scale: ratio to uniform attention, and its inverse
-_MAP, _NARROWEST = 0.75, 6.2  # inches: width of a map, and smallest width of the picture
+_MAP = 112  # pixels of a map
 
 
 class ByOffset(NamedTuple):
@@ -131,41 +136,34 @@ def draw_relative(asked: LookRequest) -> list[Path]:
 def _draw_maps(asked: LookRequest, numbers: list[int], measured: _Measured) -> Path:
     """Draw a row of small maps for each block, the most local head first."""
     one, (maps, distances) = asked.encoder, measured.by_offset
-    tokens = prefix_count(one.vit) + patch_count(one.vit)
-    heads = maps.shape[1]
-    tall = cell_height(maps.shape[-2:]) * maps.shape[-2] / maps.shape[-1]
-    wide, caption = max(_NARROWEST, 0.8 + heads * (_MAP + 0.12)), _said_of_maps(measured, one.modality)
-    beneath = 1.0 + 0.16 * math.ceil(len(caption) / (14 * wide))  # colour bar and lines of the caption
-    size, title = (wide, len(numbers) * (tall * _MAP + 0.3) + beneath), asked.title("attention by offset").name
-    with styled_figure(size, {"w_pad": 0.03, "h_pad": 0.03}, title, caption) as figure:
-        places = figure.subplots(len(numbers), heads, squeeze=False)
-        for number, row in zip(numbers, places, strict=True):
-            for at, head in zip(row, distances[number - 1].argsort().tolist(), strict=True):
-                times = (tokens * maps[number - 1, head]).clamp(1 / MAX_TIMES_UNIFORM, MAX_TIMES_UNIFORM).numpy()
-                shown = at.imshow(
-                    times if one.card.modality.top_down else times[::-1], cmap="RdBu_r",
-                    norm=LogNorm(1 / MAX_TIMES_UNIFORM, MAX_TIMES_UNIFORM), interpolation="nearest",
-                    aspect=cell_height(times.shape),
-                )  # fmt: skip
-                at.set_title(f"{head + 1}: {distances[number - 1, head]:.1f}", fontsize=8, color=INK, pad=2)
-                at.set(xticks=[], yticks=[])
-                at.spines[:].set(visible=True, linewidth=0.5)
-            row[0].set_ylabel(f"block {number}", fontsize=9, color=INK)
-        bar = figure.colorbar(shown, ax=places, location="bottom", fraction=0.05, aspect=40, shrink=0.8, pad=0.02)
-        bar.set_ticks(
-            [1 / MAX_TIMES_UNIFORM, 1, MAX_TIMES_UNIFORM],
-            labels=[f"{MAX_TIMES_UNIFORM:g}× less", "as uniform attention", f"{MAX_TIMES_UNIFORM:g}× more"],
-        )
-        bar.ax.minorticks_off()
-        bar.ax.tick_params(labelsize=8)
-        bar.outline.set_visible(False)
-        page_caption = Caption(
-            "Attention by relative position",
-            "One map per head of the attention that patches pay to others at each offset. A red dot near the middle is "
-            "a local head; a uniform map is a global one.",
-            120,
-        )
-        return write_figure(figure, asked.folder / "relative.png", page_caption)
+    times = (prefix_count(one.vit) + patch_count(one.vit)) * maps
+    times = times.clamp(1 / MAX_TIMES_UNIFORM, MAX_TIMES_UNIFORM)
+    times = times if one.card.modality.top_down else times.flip(-2)
+    end = math.log2(MAX_TIMES_UNIFORM)
+    ends = f"{MAX_TIMES_UNIFORM:g}× less", f"{MAX_TIMES_UNIFORM:g}× more"
+    scale = Scale("compared with uniform attention (white)", -end, end, "RdBu_r", ends)
+    rows = []
+    for number in numbers:
+        near, shown = distances[number - 1], times[number - 1].log2().numpy()
+        order = near.argsort().tolist()
+        rows.append([Tile(scale.shade(shown[head]), f"{head + 1}: {near[head]:.1f}") for head in order])
+    page = Page(
+        rows,
+        [""] * maps.shape[1],
+        asked.title("attention by offset"),
+        _said_of_maps(measured, one.modality),
+        above=[f"block {number}" for number in numbers],
+        scales=[scale],
+    )
+    page_caption = Caption(
+        "Attention by relative position",
+        "One map per head of the attention that patches pay to others at each offset. A red dot near the middle is a "
+        "local head; a uniform map is a global one.",
+        120,
+    )
+    tall, wide = maps.shape[-2:]
+    size = round(100 * tall * cell_height((tall, wide))), 100 * wide
+    return draw_tiles(page, size, asked.folder / "relative.png", page_caption, _MAP)
 
 
 def _said_of_maps(measured: _Measured, modality: Modality) -> str:
@@ -194,24 +192,24 @@ def _draw_distances(asked: LookRequest, found: list[_Measured], left: list[str])
             "uniform" if len(grids) == 1 else f"uniform, {in_pixels(grid)} patches": uniform_distance(grid)
             for grid in grids
         }
-        note = "in patches; dots: heads, line: their mean"
-        panel = Panel("mean attention distance", note, np.array([]), np.array([]), uniform, False, 0)
-        frame_panel(axes, panel)
-        labels = [(value, f"{name} {value:.2f}", QUIET, "normal") for name, value in uniform.items()]
-        for i, measured in enumerate(found):
-            colour = QUIET if measured.name == UNTRAINED else line_colours(len(found))[i]
+        lines = []
+        for i, (measured, colour) in enumerate(zip(found, line_colours(len(found)), strict=True)):
             distances = measured.by_offset.distances.numpy()
-            blocks = np.arange(1, len(distances) + 1)
-            aside = blocks + (i - (len(found) - 1) / 2) * min(0.12, 0.5 / len(found))
-            axes.plot(aside, distances, "o", color=colour, alpha=0.55, markersize=3.5, markeredgewidth=0)
-            axes.plot(aside, distances.mean(1), color=colour, linewidth=1.9)
-            last = float(distances[-1].mean())
-            labels.append((last, f"{short_name(measured.name)} {last:.2f}", colour, "bold"))
-        axes.set_ylim(0, None)
-        axes.set_xlim(0.5, longest + 0.5)
-        axes.xaxis.set_major_locator(MaxNLocator(min(12, longest), integer=True))
-        axes.set_xlabel("block")
-        write_beside(axes, labels)
+            aside = (i - (len(found) - 1) / 2) * min(0.12, 0.5 / len(found))
+            places = np.arange(1, len(distances) + 1) + aside
+            lines.append(Line(measured.name, places, distances.mean(1)))
+            axes.plot(places, distances, "o", color=colour, alpha=0.55, markersize=3.5, markeredgewidth=0)
+        note = "in patches; dots: heads, line: their mean"
+        panel = Panel(
+            "mean attention distance",
+            note,
+            lines,
+            ticks=layer_ticks(1, longest),
+            from_zero=True,
+            markers=False,
+            axis="block",
+        )
+        draw_panel(axes, panel._replace(show="{:.2f}".format, baselines=uniform))
         page_caption = Caption(
             "Mean attention distance",
             "The mean distance between a patch and the patches it attends to, for each block, compared with the "

@@ -1,10 +1,10 @@
-"""Charts: learning curves of a run, accuracy by layer, predicted numbers, and confusion matrices."""
+"""Charts: panels with a line for each run or encoder, predicted numbers, and confusion matrices."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,17 +12,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from patchloom.errors import PatchloomError
-from patchloom.look.captions import Caption, write_picture
-from patchloom.runs.folder import read_metrics
+from patchloom.look.sheet import DPI, Caption, write_picture
+from patchloom.runs.folder import curves_of, read_metrics
 from patchloom.system.files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-DPI = 150
 PANEL_WIDTH, PANEL_HEIGHT = 4.0, 3.0  # inches
-RUN, _RUN_PALE, QUIET, INK = "#1f5a94", "#a9c6e3", "#666666", "#141414"
+RUN, QUIET, INK = "#1f5a94", "#666666", "#141414"
+# distinguishable with colour blindness (Okabe and Ito 2008)
+_COLOURS = (RUN, "#d55e00", "#009e73", "#b0568f", "#8a6d00", "#3d9bd1", "#444444", "#a33b20")
 STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 9,
@@ -34,31 +35,71 @@ STYLE: dict[Any, Any] = {
     "ytick.color": QUIET,
     "axes.labelcolor": QUIET,
 }
-MARKED = 40  # curves with at most this many points have markers
-_LONGEST_NOTE = 56  # letters of a subtitle that fit above a panel
+MARKED = 40  # lines with at most this many points have markers
 LABEL_GAP = 0.075  # smallest distance between labels as a fraction of the panel's height
+_LONGEST = 34  # characters of a line's name
+_ROOM, _CHARACTER = 8, 0.072  # characters that fit beside a panel, and inches per character
+_LONGEST_NOTE = 47  # characters of a subtitle that fit above a panel
+_TICK = 0.22  # inches of a named place
+_DASHES = (0, (4, 3))
+_NOTHING = np.array([])
+
+
+class Line(NamedTuple):
+    """Line of a panel.
+
+    Attributes:
+        name: its name; "" if its last value says enough.
+        x, y: places and values [n].
+        low, high: ends of an interval at each point [n]; empty: none.
+        dashed: whether it is a control or a baseline.
+        kind: name of a baseline without that of its run, if ``name`` has both.
+    """
+
+    name: str
+    x: np.ndarray
+    y: np.ndarray
+    low: np.ndarray = _NOTHING
+    high: np.ndarray = _NOTHING
+    dashed: bool = False
+    kind: str = ""
 
 
 class Panel(NamedTuple):
-    """Plot of one measure.
+    """Chart of one measure, for a picture or for a report page, which uses the title, note, lines, percent and axis.
 
     Attributes:
         title: the heading.
         note: a subtitle in small print.
-        epochs: positions [n] on the horizontal axis.
-        values: finite values [n].
-        baselines: values of baselines by name.
+        lines: the lines.
         percent: whether values are fractions, written as percentages.
-        smooth: width of the smoothing window as a fraction of the curve; 0: none.
+        show: function that formats a value; None: three digits, or one decimal of a percentage.
+        smooth: width of the smoothing window as a fraction of a line; 0: none.
+        baselines: values of baselines by name.
+        ticks: names of places; without any, the places are epochs.
+        joined: whether points are joined.
+        markers: whether few points are marked.
+        chosen: number of the point of the first line that was chosen; None: none.
+        from_zero: whether the vertical axis begins at 0.
+        axis: name of the horizontal axis.
     """
 
     title: str
     note: str
-    epochs: np.ndarray
-    values: np.ndarray
-    baselines: dict[str, float]
-    percent: bool
-    smooth: float
+    lines: Sequence[Line]
+    percent: bool = False
+    show: Callable[[float], str] | None = None
+    smooth: float = 0
+    baselines: Mapping[str, float] = {}
+    ticks: Mapping[float, Any] = {}
+    joined: bool = True
+    markers: bool = True
+    chosen: int | None = None
+    from_zero: bool = False
+    axis: str = "epochs"
+
+
+# Curves of a run.
 
 
 def draw_curves(
@@ -78,21 +119,26 @@ def draw_curves(
     columns, searched = read_metrics(metrics_csv), f"on {images}; gallery: {gallery}"
     if len(searched) > _LONGEST_NOTE:
         searched = searched.replace("; ", "\n")
-    panels = [
-        panel_of(columns, "loss", None, "training loss", "as logged", False, smooth),
-        panel_of(columns, "held_out", "baseline:", measure, f"on {images}", percent, 0),
-        panel_of(columns, "knn", "knn:", "kNN accuracy", searched, True, 0),
-        panel_of(columns, "instance_knn", "instance_knn:", "kNN, the task's representation", searched, True, 0),
-    ]
-    panels = [p for p in panels if len(p.values)]
+    panels = []
+    for name, title, note, share in (
+        ("loss", "training loss", "as logged", False),
+        ("held_out", measure, f"on {images}", percent),
+        ("knn", "kNN accuracy", searched, True),
+        ("instance_knn", "kNN, the task's representation", searched, True),
+    ):
+        curves = curves_of(columns, name)
+        if "" in curves:
+            line = Line("this run" if len(curves) > 1 else "", *curves.pop(""))
+            baselines = {name: float(values[-1]) for name, (_, values) in curves.items()}
+            panels.append(
+                Panel(title, note, [line], share, smooth=smooth if name == "loss" else 0, baselines=baselines)
+            )
     if not panels:
         raise PatchloomError(f"{metrics_csv} has nothing to draw yet: wait until the run has logged a loss")
-    longest = max(p.epochs.max() for p in panels)
-    size = PANEL_WIDTH * len(panels), PANEL_HEIGHT
-    with styled_figure(size, {"w_pad": 0.12, "h_pad": 0.08, "wspace": 0.02}) as figure:
-        for axes, content in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-            draw_panel(axes, content, longest)
-        return write_figure(figure, out)
+    return draw_lines(panels, out)
+
+
+# Panels with lines.
 
 
 @contextmanager
@@ -138,67 +184,91 @@ def write_table(heading: Sequence[str], rows: Iterable[Sequence[Any]], out: Path
     return out
 
 
-def panel_of(
-    columns: dict[str, np.ndarray], name: str, prefix: str | None, title: str, note: str, percent: bool, smooth: float
-) -> Panel:
-    """Return the panel of column ``name``, which may be empty; columns that start with ``prefix`` are baselines."""
-    epochs, values = curve_of(columns, name)
-    baselines = {}
-    for other, column in columns.items():
-        measured = column[np.isfinite(column)]
-        if prefix is not None and other.startswith(prefix) and len(measured):
-            baselines[other.removeprefix(prefix)] = float(measured[-1])
-    return Panel(title, note, epochs, values, baselines, percent, smooth)
+def draw_lines(panels: Sequence[Panel], out: Path, caption: Caption | None = None) -> Path:
+    """Draw panels side by side as a PNG file."""
+    names = [short_name(line.name) for panel in panels for line in panel.lines]
+    width = PANEL_WIDTH + _CHARACTER * max(0, max(map(len, names)) - _ROOM)
+    longest_note = max(len(line) for panel in panels for line in panel.note.splitlines() or [""])
+    places = max(len(panel.ticks) for panel in panels)
+    width = max(width, 0.6 + _CHARACTER * longest_note, 0.85 * PANEL_WIDTH + _TICK * places)
+    longest = max(float(line.x.max()) for panel in panels for line in panel.lines)
+    size = width * len(panels), PANEL_HEIGHT
+    with styled_figure(size, {"w_pad": 0.12, "h_pad": 0.08, "wspace": 0.02}) as figure:
+        for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+            draw_panel(axes, panel, longest)
+        return write_figure(figure, out, caption)
 
 
-def curve_of(columns: dict[str, np.ndarray], name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the epochs [n] and finite values [n] of a column; both are empty if there is no such column."""
-    nothing = np.empty(0)
-    epochs, values = (columns["epoch"], columns[name]) if name in columns else (nothing, nothing)
-    known = np.isfinite(epochs) & np.isfinite(values)
-    return epochs[known], values[known]
-
-
-def draw_panel(axes: Axes, panel: Panel, longest: float) -> None:
-    """Draw one panel from epoch 0 to ``longest``, with a label at the right end of every line."""
-    smoothed = smoothed_values(panel.values, panel.smooth)
-    note = panel.note
-    marker = "o" if len(panel.values) <= MARKED else None
-    if smoothed is not panel.values:
-        note, marker = f"{panel.note}, and smoothed", None
-        axes.plot(panel.epochs, panel.values, color=_RUN_PALE, linewidth=0.7)
-    axes.plot(panel.epochs, smoothed, color=RUN, linewidth=1.9, marker=marker, markersize=3.5, clip_on=False)
-    frame_panel(axes, panel._replace(note=note))
-    axes.set_xlim(0, longest * 1.02 or 1)
-    axes.set_xlabel("epochs")
-    axes.locator_params(axis="x", nbins=6, steps=[1, 2, 5, 10])
-    name_lines(axes, panel, float(smoothed[-1]))
-
-
-def frame_panel(axes: Axes, panel: Panel) -> None:
-    """Draw a panel's title, note, grid and dashed baselines."""
-    axes.set_title(panel.title, loc="left", pad=19 + 10 * panel.note.count("\n"), fontsize=10.5, color=INK)
-    small: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "fontsize": 8, "color": QUIET}
-    axes.annotate(panel.note, (0, 1), (0, 7), **small)
+def draw_panel(axes: Axes, panel: Panel, longest: float = 0.0) -> None:
+    """Draw one panel, whose epochs go to ``longest``, with a label at the right end of every line."""
+    show = panel.show or ("{:.1%}" if panel.percent else "{:#.3g}").format
+    labels = [(value, f"{name} {show(value)}", QUIET, "normal") for name, value in panel.baselines.items()]
+    note, colours = panel.note, iter(line_colours(len(panel.lines)))
+    for line in panel.lines:
+        smoothed = smoothed_values(line.y, panel.smooth)
+        last = float(smoothed[-1])
+        colour = QUIET if line.dashed else next(colours)
+        if np.isfinite(last):
+            text = f"{short_name(line.name)} {show(last)}".strip()
+            labels.append((last, text, colour, "normal" if line.dashed else "bold"))
+        if line.dashed:
+            dashes: dict[str, Any] = {"linestyle": _DASHES if panel.joined else "", "marker": ".", "zorder": 1}
+            axes.plot(line.x, line.y, color=QUIET, linewidth=1, markersize=4, **dashes)
+            continue
+        marker = "o" if panel.markers and len(line.y) <= MARKED else None
+        if smoothed is not line.y:
+            note, marker = f"{panel.note}, and smoothed", None
+            axes.plot(line.x, line.y, color=colour, alpha=0.3, linewidth=0.7)
+        style: dict[str, Any] = {"linestyle": "-" if panel.joined else "", "markersize": 4.5 if panel.ticks else 3.5}
+        axes.plot(line.x, smoothed, color=colour, linewidth=1.8, marker=marker, clip_on=False, **style)
+        if len(line.low) and panel.joined and sum(not one.dashed for one in panel.lines) == 1:
+            axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.15, linewidth=0)
+        else:  # bands of several lines would overlap
+            axes.vlines(line.x[: len(line.low)], line.low, line.high, color=colour, linewidth=1.3)
+    if panel.chosen is not None:
+        x, y = panel.lines[0].x[panel.chosen], panel.lines[0].y[panel.chosen]
+        above = all(y >= other.y[panel.chosen] for other in panel.lines)  # keeps off the other lines
+        axes.plot(x, y, "o", markersize=8, markerfacecolor="none", color=INK)
+        axes.annotate(
+            "chosen", (x, y), (0, 12 if above else -12), textcoords="offset points", ha="center", va="center",
+            fontsize=8, color=INK,
+        )  # fmt: skip
     for value in panel.baselines.values():
-        axes.axhline(value, color=QUIET, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
+        axes.axhline(value, color=QUIET, linewidth=1, linestyle=_DASHES, zorder=1)
+    axes.set_title(panel.title, loc="left", pad=19 + 10 * note.count("\n"), fontsize=10.5, color=INK)
+    axes.annotate(note, (0, 1), (0, 7), xycoords="axes fraction", textcoords="offset points", fontsize=8, color=QUIET)
     axes.margins(y=0.08)
     axes.locator_params(axis="y", nbins=6, steps=[1, 2, 5, 10])
     if panel.percent:
         axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.6g}%")
     axes.grid(axis="y", color="#eeeeee", linewidth=0.8)
     axes.set_axisbelow(True)
-
-
-def name_lines(axes: Axes, panel: Panel, last: float, curve: str = "this run") -> None:
-    """Label the curve and each baseline beside the panel with name and value, without overlaps."""
-
-    def number(value: float) -> str:
-        return f"{value:.1%}" if panel.percent else f"{value:#.3g}"
-
-    labels = [(value, f"{name} {number(value)}", QUIET, "normal") for name, value in panel.baselines.items()]
-    labels.append((last, f"{curve} {number(last)}" if panel.baselines else number(last), RUN, "bold"))
+    if panel.from_zero:
+        axes.set_ylim(0, None)
+    if panel.ticks:
+        axes.set_xticks([*panel.ticks], [short_name(str(name)) for name in panel.ticks.values()])
+        axes.margins(x=0.06)
+    else:
+        axes.set_xlim(0, longest * 1.02 or 1)
+        axes.locator_params(axis="x", nbins=6, steps=[1, 2, 5, 10])
+    axes.set_xlabel(panel.axis)
     write_beside(axes, labels)
+
+
+def line_colours(count: int) -> list[str]:
+    """Return a colour for each of ``count`` lines."""
+    return [_COLOURS[i % len(_COLOURS)] for i in range(count)]
+
+
+def layer_ticks(first: int, count: int) -> dict[float, Any]:
+    """Return the ticks of ``count`` layers, numbered from ``first``: at most 12."""
+    return {i: i for i in range(first, first + count, -(-count // 12))}
+
+
+def short_name(name: str) -> str:
+    """Shorten a long name in the middle."""
+    half = _LONGEST // 2
+    return name if len(name) <= _LONGEST else f"{name[: half - 1]}…{name[-half:]}"
 
 
 def write_beside(axes: Axes, labels: list[tuple[float, str, str, str]]) -> None:
@@ -246,9 +316,6 @@ def smoothed_values(values: np.ndarray, share: float) -> np.ndarray:
 # Accuracy by layer of an encoder, or by blend with its start.
 
 
-_HEIGHT, WIDTH, _WIDER = 3.4, 3.4, 0.22  # inches: size of the picture, and additional width per layer
-
-
 def draw_layers(
     layers: Sequence[str],
     values: Sequence[tuple[float, float, float]],
@@ -261,15 +328,18 @@ def draw_layers(
 ) -> Path:
     """Draw the accuracy of each layer of an encoder, with that of each control, as a PNG file."""
     places = np.arange(len(layers))
-    panel = Panel(f"Layers of {name}", note, places, np.array(values)[:, 0], baselines, True, 0)
-    ticks = ["0", *(layer.removeprefix("block ") for layer in layers[1:])]
+    lines = [Line("this encoder", places, *np.array(values).T)]
+    lines += [Line(control, places, np.array(its), dashed=True) for control, its in controls.items()]
+    ticks: dict[float, str] = dict(enumerate(["0", *(layer.removeprefix("block ") for layer in layers[1:])]))
+    panel = Panel(f"Layers of {name}", note, lines, True, baselines=baselines, ticks=ticks, chosen=best)
+    panel = panel._replace(axis="after block")
     page_caption = Caption(
         "kNN accuracy by layer",
         "kNN accuracy of the features of each layer, compared with the untrained encoder, and with the start of an "
         "adapted one. A drop in the last blocks means that these are specialised in the pretext task.",
         201,
     )
-    return _draw_choice(panel, values, controls, best, ticks, "after block", out, page_caption)
+    return draw_lines([panel], out, page_caption)
 
 
 def draw_blends(
@@ -292,55 +362,16 @@ def draw_blends(
         note: subtitle.
         out: file to write.
     """
-    panel = Panel(f"Blends of {name}", note, np.array(shares), np.array(values)[:, 0], baselines, True, 0)
-    ticks, axis = [f"{share:g}" for share in shares], "share of the adapted weights; 0: the start"
+    line, ticks = Line("this encoder", np.array(shares), *np.array(values).T), {one: f"{one:g}" for one in shares}
+    panel = Panel(f"Blends of {name}", note, [line], True, baselines=baselines, ticks=ticks, chosen=best)
     page_caption = Caption(
         "Accuracy of blends with the start",
         "Accuracy of weighted means of the adapted weights and those of the start. A maximum between both ends means "
         "that a blend is better than either.",
         202,
     )
-    return _draw_choice(panel, values, {}, best, ticks, axis, out, page_caption)
-
-
-def _draw_choice(
-    panel: Panel,
-    values: Sequence[tuple[float, float, float]],
-    controls: dict[str, Sequence[float]],
-    best: int,
-    ticks: Sequence[str],
-    axis: str,
-    out: Path,
-    page_caption: Caption,
-) -> Path:
-    """Draw a curve with intervals and controls, and mark the point that was chosen."""
-    places, shares = panel.epochs, panel.values
-    _, low, high = np.array(values).T
-    with styled_figure((WIDTH + _WIDER * len(ticks), _HEIGHT), {"w_pad": 0.12, "h_pad": 0.08}) as figure:
-        axes = figure.subplots()
-        frame_panel(axes, panel)
-        axes.fill_between(places, low, high, color=_RUN_PALE, alpha=0.4, linewidth=0)
-        for control, marker in zip(controls.values(), "os", strict=False):
-            axes.plot(places, control, color=QUIET, linewidth=1.4, marker=marker, markersize=2.5)
-        axes.plot(places, shares, color=RUN, linewidth=1.9, marker="o", markersize=3.5)
-        axes.plot(places[best], shares[best], "o", markersize=8, markerfacecolor="none", color=INK)
-        chosen: dict[str, Any] = {
-            "textcoords": "offset points",
-            "ha": "center",
-            "va": "center",
-            "fontsize": 8,
-            "color": INK,
-        }
-        # keeps off the other curves
-        away = 12 if all(shares[best] >= control[best] for control in controls.values()) else -12
-        axes.annotate("chosen", (places[best], shares[best]), (0, away), **chosen)
-        axes.margins(x=0.02)
-        axes.set_xticks(places, ticks)
-        axes.set_xlabel(axis)
-        # labelled like the baselines
-        dashed = {**{control: accuracies[-1] for control, accuracies in controls.items()}, **panel.baselines}
-        name_lines(axes, panel._replace(baselines=dashed), float(shares[-1]), "this encoder")
-        return write_figure(figure, out, page_caption)
+    panel = panel._replace(axis="share of the adapted weights; 0: the start")
+    return draw_lines([panel], out, page_caption)
 
 
 # Predicted against true numbers.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -14,9 +14,10 @@ from torch import Tensor
 from patchloom.data.loader import plain_batches
 from patchloom.data.modality import Modality
 from patchloom.data.source import Source
+from patchloom.data.sources.in_memory import evenly_spaced
 from patchloom.data.stats import normalize
 from patchloom.errors import PatchloomError
-from patchloom.look.image_grid import Title, brightness, channels_shown, to_pixels
+from patchloom.look.sheet import Box, Title, brightness, channels_shown, said_of_brightness, to_pixels
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.encode import (
     encode,
@@ -31,9 +32,9 @@ from patchloom.nets.encode import (
 from patchloom.nets.heads import InstanceHead
 from patchloom.nets.swin import Encoder, PlainViT, is_hierarchical
 from patchloom.options.verbs import HeadChoice
-from patchloom.questions.question import Sheet
 from patchloom.withhold.encoder_input import all_patches
 
+_BATCH = 32
 QUERIES = 4  # largest number of patches whose attention is drawn together, as in ExtreMA's Fig. 1
 
 
@@ -56,6 +57,14 @@ class NamedEncoder(NamedTuple):
     def modality(self) -> Modality:
         """Kind of data that it encodes."""
         return self.card.modality
+
+    def batches(
+        self, source: Source, device: torch.device | str = "cpu", size: tuple[int, int] | None = None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield indices [b] and normalised images [b c h w] of a source, of the encoder's size or another."""
+        channels = input_channels(self.vit)
+        for batch in plain_batches(source, size or input_size(self.vit), _BATCH, channels=channels, device=device):
+            yield batch.indices, normalize(batch.views[0], self.card.mean, self.card.std)
 
 
 class ImagePoint(NamedTuple):
@@ -101,13 +110,11 @@ class LookRequest:
 
     def pictures(self, most: int | None = None, of: NamedEncoder | None = None, times: int = 1) -> Tensor:
         """Load images [b c h w], evenly spread over the source, normalised for the encoder, on the device."""
-        count = min(len(self.source), self.images if most is None else most)
-        places = np.unique(np.linspace(0, len(self.source) - 1, count).round().astype(int))
+        places = evenly_spaced(len(self.source), self.images if most is None else most)
         one = of or self.encoder
-        some = self.source.subset(places)
-        size = (times * input_size(one.vit)[0], times * input_size(one.vit)[1])
-        batches = plain_batches(some, size, 32, channels=input_channels(one.vit), device=self.device)
-        return torch.cat([normalize(batch.views[0], one.card.mean, one.card.std) for batch in batches])
+        h, w = input_size(one.vit)
+        batches = one.batches(self.source.subset(places), self.device, (times * h, times * w))
+        return torch.cat([images for _, images in batches])
 
     def all_encoders(self) -> tuple[NamedEncoder, ...]:
         """Return the encoder and those for comparison."""
@@ -127,20 +134,6 @@ def refuse_swin(vit: Encoder, what: str) -> PlainViT:
 
 # draws one kind of picture and returns the files
 Draw = Callable[[LookRequest], Sequence[Path]]
-
-
-# Sheets of a task in display colours.
-
-
-def sheet_as_drawn(
-    sheet: Sheet, modality: Modality, mean: Sequence[float], std: Sequence[float]
-) -> tuple[Sheet, Sequence[float], Sequence[float]]:
-    """Convert a sheet of normalised images [b c h w] to display colours; return it with their mean and deviation."""
-    drawn = {name: modality.colours(images, mean, std) for name, images in sheet.columns.items()}
-    for _, drawn_mean, drawn_std in drawn.values():  # the same for all columns
-        mean, std = drawn_mean, drawn_std
-    columns = {name: images for name, (images, _, _) in drawn.items()}
-    return sheet._replace(caption=" ".join(filter(None, [sheet.caption, modality.axes])), columns=columns), mean, std
 
 
 # Helpers shared by all pictures of an encoder: features, display colours, patch positions and captions.
@@ -187,8 +180,7 @@ def full_caption(one: NamedEncoder, text: str, images: Tensor) -> str:
         text: the caption.
         images: [b c h w], as given to `to_pictures`.
     """
-    gain, noun = brightness(*_in_colours(one, images)), one.modality.noun
-    brighter = "" if gain == 1 else f"The {noun} are dark and are drawn {gain:,.3g} times brighter."
+    brighter = said_of_brightness(brightness(*_in_colours(one, images)), one.modality.noun)
     return " ".join(filter(None, [text, one.modality.axes, channels_shown(len(one.card.mean)), brighter]))
 
 
@@ -204,13 +196,13 @@ def patch_at(one: NamedEncoder, place: ImagePoint) -> int:
     return row * columns + column
 
 
-def patch_box(grid: tuple[int, int], patch: int) -> tuple[float, float, float, float]:
+def patch_box(grid: tuple[int, int], patch: int) -> Box:
     """Return top, left, height and width of a patch as fractions of the image."""
     row, column = divmod(patch, grid[1])
     return row / grid[0], column / grid[1], 1 / grid[0], 1 / grid[1]
 
 
-def mark_of(one: NamedEncoder, patch: int) -> tuple[float, float, float, float]:
+def mark_of(one: NamedEncoder, patch: int) -> Box:
     """Return top, left, height and width of a patch as fractions of the drawn image."""
     top, left, tall, wide = patch_box(grid_size(one.vit), patch)
     return (top if one.modality.top_down else 1 - top - tall), left, tall, wide

@@ -10,12 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from patchloom.data.loader import plain_batches
 from patchloom.data.source import Source
-from patchloom.data.stats import normalize
+from patchloom.data.sources.in_memory import evenly_spaced
 from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError
-from patchloom.look.captions import Caption
 from patchloom.look.charts import write_table
 from patchloom.look.context import (
     LookRequest,
@@ -28,14 +26,13 @@ from patchloom.look.context import (
     patch_box,
     to_pictures,
 )
-from patchloom.look.image_grid import Scale, Tile, draw_tiles
-from patchloom.nets.encode import grid_size, input_channels, input_size, patch_count
+from patchloom.look.sheet import MARK, Caption, Page, Scale, Tile, draw_tiles
+from patchloom.nets.encode import grid_size, patch_count
 from patchloom.results.claims import UNTRAINED
 
 CORRELATION_IMAGES = 1000  # largest number of images for the correlation of positions
 _PATCHES = 4096  # largest number of patches: a matrix of all pairs of more is too large to draw
-_BATCH = 32
-_SIDE, _PIXELS = 3.2, 640  # approximate size of a map of all pairs in inches and in pixels
+_SIDE, _PIXELS = 480, 640  # pixels of a map of all pairs as it is drawn and, about, as it is computed
 _STRETCHED = 4  # grids with a larger aspect ratio are drawn as the plain matrix
 
 
@@ -113,20 +110,17 @@ def position_correlation(
             "smaller --img_size"
         )
     order = np.random.default_rng(seed).permutation(len(source))
-    batches = plain_batches(
-        source.subset(order), input_size(one.vit), _BATCH, channels=input_channels(one.vit), device=device
-    )
     within, across, count = torch.zeros(n, n), torch.zeros(n, n), 0
     first, last = torch.empty(0), torch.empty(0)
     with StatusMessage(f"correlating the features of {one.name}", len(source)) as waiting:
-        for batch in batches:
-            features = output_of(one, normalize(batch.views[0], one.card.mean, one.card.std)).flatten(1, 2)
+        for indices, images in one.batches(source.subset(order), device):
+            features = output_of(one, images).flatten(1, 2)
             unit = F.normalize(features - features.mean(-1, keepdim=True), dim=-1)
             within += torch.einsum("bid,bjd->ij", unit, unit)
             follows = torch.cat([last, unit]) if count else unit
             across += torch.einsum("bid,bjd->ij", follows[:-1], follows[1:])
             first, last, count = first if count else unit[:1], unit[-1:], count + len(unit)
-            waiting.advance(len(batch.indices))
+            waiting.advance(len(indices))
     across = across + last[0] @ first[0].T if count > 1 else torch.full_like(across, torch.nan)
     return PositionCorrelation(within / count, across / count, count)
 
@@ -142,10 +136,7 @@ def draw_correlation(asked: LookRequest) -> list[Path]:
 def _draw_positions(asked: LookRequest) -> list[Path]:
     """Draw a map for each position, within images and across, also for the untrained encoder; write means as CSV."""
     one = asked.encoder
-    places = np.unique(
-        np.linspace(0, len(asked.source) - 1, min(CORRELATION_IMAGES, len(asked.source))).round().astype(int)
-    )
-    source = asked.source.subset(places)
+    source = asked.source.subset(evenly_spaced(len(asked.source), CORRELATION_IMAGES))
     encoders = (one, *asked.beside[:1])
     found = [(each, position_correlation(each, source, asked.device, asked.seed)) for each in encoders]
     several = found[0][1].images > 1
@@ -161,8 +152,8 @@ def _draw_positions(asked: LookRequest) -> list[Path]:
     headings = [f"{name} {one.modality.noun}" for name in where]
     grid = grid_size(one.vit)
     size = (grid[0] ** 2, grid[1] ** 2) if _in_cells(grid) else (1, 1)
-    title, out = asked.title("every pair of positions").name, asked.folder / "correlation-positions.png"
-    caption = _caption_of_pairs(asked, found, several)
+    title, out = asked.title("every pair of positions"), asked.folder / "correlation-positions.png"
+    page = Page(rows, headings, title, _caption_of_pairs(asked, found, several), scales=scales)
     page_caption = Caption(
         "Similarity between positions",
         f"The mean similarity of the features at each pair of positions, within {one.modality.an_item} and between "
@@ -170,7 +161,7 @@ def _draw_positions(asked: LookRequest) -> list[Path]:
         f"than between {one.modality.noun} show that they encode content.",
         131,
     )
-    draw_tiles(rows, headings, size, title, caption, out, scales, side=_SIDE, page_caption=page_caption)
+    draw_tiles(page, size, out, page_caption, _SIDE)
     table = [
         (each.name, name, which, f"{mean:.6g}", matrices.images)
         for each, matrices in found
@@ -263,21 +254,22 @@ def _draw_patches(asked: LookRequest) -> list[Path]:
     maps = [[orient_rows(one, part) for part in each] for _, each in found]
     rows = []
     for i, query in enumerate(queries.tolist()):
-        row = [Tile(shown[i], mark=mark_of(one, query))]
+        marks = [(mark_of(one, query), MARK)]
+        row = [Tile(shown[i], marks=marks)]
         row += [Tile(shown[(i + 1) % len(images)])] if several else []
         for within, across in maps:
-            row.append(Tile(scale.shade(within[i]), mark=mark_of(one, query)))
+            row.append(Tile(scale.shade(within[i]), marks=marks))
             row += [Tile(scale.shade(across[i]))] if several else []
         rows.append(row)
-    title, caption = asked.title("one patch and all others").name, full_caption(one, _caption(asked, several), images)
+    title, caption = asked.title("one patch and all others"), full_caption(one, _caption(asked, several), images)
     page_caption = Caption(
         "Similarity to one patch",
         f"The similarity of the marked patch to all patches of its own {item} and of the next. Look whether similar "
         "patches show the same kind of thing, or only the same brightness.",
         130,
     )
-    out, size = asked.folder / "correlation.png", shown.shape[1:3]
-    return [draw_tiles(rows, headings, size, title, caption, out, [scale], groups, page_caption=page_caption)]
+    page = Page(rows, headings, title, caption, groups, scales=[scale])
+    return [draw_tiles(page, shown.shape[1:3], asked.folder / "correlation.png", page_caption)]
 
 
 def _same_places(one: NamedEncoder, queries: Tensor, features: Tensor) -> Tensor:

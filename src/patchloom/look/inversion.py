@@ -19,8 +19,8 @@ from patchloom.data.stats import normalize
 from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError
 from patchloom.look.charts import write_table
-from patchloom.look.context import LookRequest, NamedEncoder, check_finite, sheet_as_drawn
-from patchloom.look.image_grid import draw_sheet
+from patchloom.look.context import LookRequest, NamedEncoder, check_finite
+from patchloom.look.sheet import draw_sheet
 from patchloom.nets.encode import (
     encode,
     encode_each,
@@ -373,15 +373,10 @@ def draw_inversion(asked: LookRequest) -> list[Path]:
                 page_text=f"{noun} generated so that the encoder computes the same features from a part of their "
                 "patches. They show what the features retain.",
             )
-            files.append(_draw(asked, sheet))
+            title = asked.title("inversion of its features")
+            files.append(draw_sheet(sheet, card.mean, card.std, asked.folder, title, order=170, modality=card.modality))
     heading = ("encoder", "block", "of", "ratio", item, "steps", "distance_before", "distance_after")
     return [*files, write_table(heading, rows, asked.folder / "inversion.csv")]
-
-
-def _draw(asked: LookRequest, sheet: Sheet) -> Path:
-    card, title = asked.encoder.card, asked.title("inversion of its features")
-    drawn = sheet_as_drawn(sheet, card.modality, card.mean, card.std)
-    return draw_sheet(*drawn, asked.folder, title, order=170)
 
 
 def _caption(asked: LookRequest, found: dict[InversionFit, Inversion], block: int | None, steps: int) -> str:

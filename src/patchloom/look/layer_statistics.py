@@ -15,11 +15,19 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from patchloom.display import StatusMessage
-from patchloom.look.captions import Caption
-from patchloom.look.charts import INK, Panel, frame_panel, styled_figure, write_beside, write_figure, write_table
+from patchloom.look.charts import (
+    INK,
+    Line,
+    Panel,
+    draw_panel,
+    layer_ticks,
+    short_name,
+    styled_figure,
+    write_figure,
+    write_table,
+)
 from patchloom.look.context import LookRequest, NamedEncoder, check_finite
-from patchloom.look.image_grid import wrap_caption
-from patchloom.look.run_lines import line_colours, short_name
+from patchloom.look.sheet import DPI, Caption, font, wrap
 from patchloom.nets.encode import grid_size, layer_names, patch_count, patch_layers
 from patchloom.nets.swin import is_hierarchical
 from patchloom.questions.collapse import effective_rank
@@ -31,7 +39,6 @@ _BATCH = 8
 _LEAST = 1e-6  # added to amplitudes before the logarithm
 _MAPS = 3  # in a row
 _WIDTH = 9.6  # inches
-_NOTHING = np.array([])
 
 
 class Depth(NamedTuple):
@@ -120,7 +127,9 @@ def draw_depth(asked: LookRequest) -> list[Path]:
         found.append((one.name, measure_depth(one, images, asked.seed)))
     out = asked.folder / "depth.png"
     lines, title = -(-len(found) // _MAPS), asked.title("its features from block to block").name
-    size, caption = (_WIDTH, 4.2 + 3.3 * lines), wrap_caption(_caption(asked, found, counts), _WIDTH)
+    # matplotlib does not wrap what stands below parts of a figure
+    caption = "\n".join(wrap(_caption(asked, found, counts), font(round(8 * DPI / 72)), round((_WIDTH - 0.3) * DPI)))
+    size = _WIDTH, 4.2 + 3.3 * lines
     with styled_figure(size, {"w_pad": 0.1, "h_pad": 0.08}, title, caption) as figure:
         above, beneath = figure.subfigures(2, 1, squeeze=False, height_ratios=[3.2, 3.3 * lines])[:, 0]
         _draw_curves(above, found)
@@ -172,25 +181,19 @@ def _draw_curves(figure: SubFigure, found: Sequence[tuple[str, Depth]]) -> None:
     """Draw panels for frequencies and rank with a line per encoder."""
     depths = {len(depth.layers) for _, depth in found}
     kinds = {depth.layers[-1].split()[0] for _, depth in found}
-    alike = len(depths) == len(kinds) == 1
-    panels = (
-        Panel("relative log-amplitude", "of the highest frequency, less frequency 0", _NOTHING, _NOTHING, {}, False, 0),
-        Panel("effective rank", "of patch features (RankMe)", _NOTHING, _NOTHING, {}, False, 0),
+    ticks, axis = {0.0: "0", 0.5: "0.5", 1.0: "1"}, "fraction of the depth"
+    if alike := len(depths) == len(kinds) == 1:
+        ticks, axis = layer_ticks(0, max(depths)), f"after {min(kinds)} (0: input of the first)"
+    curves = (
+        ("relative log-amplitude", "of the highest frequency, less frequency 0", "fourier"),
+        ("effective rank", "of patch features (RankMe)", "rank"),
     )
-    for axes, panel, measure in zip(figure.subplots(1, 2), panels, ("fourier", "rank"), strict=True):
-        labels = []
-        for colour, (name, depth) in zip(line_colours(len(found)), found, strict=True):
+    for axes, (title, note, measure) in zip(figure.subplots(1, 2), curves, strict=True):
+        lines = []
+        for name, depth in found:
             values = getattr(depth, measure).numpy()
-            places = np.arange(len(values)) / (1 if alike else max(1, len(values) - 1))
-            axes.plot(places, values, color=colour, linewidth=1.7, marker="o", markersize=3)
-            if np.isfinite(values[-1]):
-                labels.append((float(values[-1]), f"{short_name(name)} {values[-1]:.3g}", colour, "bold"))
-        frame_panel(axes, panel)
-        axes.set_xlabel("fraction of the depth")
-        if alike:
-            axes.set_xlabel(f"after {min(kinds)} (0: input of the first)")
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        write_beside(axes, labels)
+            lines.append(Line(name, np.arange(len(values)) / (1 if alike else max(1, len(values) - 1)), values))
+        draw_panel(axes, Panel(title, note, lines, ticks=ticks, axis=axis))
 
 
 def _draw_maps(figure: SubFigure, found: Sequence[tuple[str, Depth]]) -> None:

@@ -7,19 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from patchloom.data.loader import plain_batches
 from patchloom.data.source import Source
+from patchloom.data.sources.in_memory import evenly_spaced
 from patchloom.data.stats import normalize
 from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError
-from patchloom.look.captions import Caption
 from patchloom.look.charts import write_table
 from patchloom.look.context import LookRequest, NamedEncoder, check_finite, full_caption, to_pictures
-from patchloom.look.image_grid import Tile, draw_tiles
+from patchloom.look.sheet import Caption, Page, Tile, draw_tiles
 from patchloom.nets.encode import input_channels, input_size
 from patchloom.nets.heads import pooled_tokens
 from patchloom.questions.agreement import nearest_by_cosine
@@ -29,7 +28,7 @@ NEAREST = 5
 GALLERY = 2000  # largest number of images, evenly spread
 _POOLING = "mean"  # the pooling of the quoted kNN accuracy, available for every encoder
 _BATCH = 32
-_SIDE = 0.9  # inches of a tile
+_SIDE = 135  # pixels of a tile
 _LONGEST = 14  # characters of a class's name
 _SAME, _OTHER = "#0072b2", "#d55e00"
 
@@ -76,8 +75,7 @@ def galleries_of(encoders: Sequence[NamedEncoder], source: Source, device: torch
 
 def draw_neighbours(asked: LookRequest) -> list[Path]:
     """Draw some images with their nearest neighbours as ``nearest.png``; ``nearest.csv`` has all names."""
-    places = np.linspace(0, len(asked.source) - 1, min(GALLERY, len(asked.source))).round().astype(int)
-    source = asked.source.subset(np.unique(places))
+    source = asked.source.subset(evenly_spaced(len(asked.source), GALLERY))
     columns: list[tuple[str, Tensor, Tensor]] = []
     encoders = (asked.encoder, *asked.beside[:1])
     queries, unreadable = torch.empty(0, dtype=torch.int64), 0
@@ -103,18 +101,15 @@ def draw_neighbours(asked: LookRequest) -> list[Path]:
     headings = [asked.encoder.modality.item, *([f"{place}." for place in range(1, count + 1)] * len(columns))]
     groups = [("", 1), *((name, count) for name, *_ in columns)]
     caption = full_caption(asked.encoder, _caption(asked, source, unreadable, queries, columns), images)
-    size = next(iter(shown.values())).shape[:2]
     item, noun = asked.encoder.modality.item, asked.encoder.modality.noun
-    title, out = asked.title(f"the nearest {noun}").name, asked.folder / "nearest.png"
+    page, out = Page(rows, headings, asked.title(f"the nearest {noun}"), caption, groups), asked.folder / "nearest.png"
     page_caption = Caption(
         f"Nearest {noun}",
         f"Each {item} with its nearest neighbours. Look whether they show the same kind of thing, or share only colour "
         "and brightness, which the untrained encoder finds as well.",
         150,
     )
-    picture = draw_tiles(
-        rows, headings, size, title, caption, out, groups=groups, side=_SIDE, page_caption=page_caption
-    )
+    picture = draw_tiles(page, rows[0][0].picture.shape[:2], out, page_caption, _SIDE)
     return [picture, _write(source, queries, columns, out.with_suffix(".csv"))]
 
 

@@ -11,8 +11,6 @@ import torch
 from torch import Tensor
 
 from patchloom.data.modality import Modality
-from patchloom.look.captions import Caption
-from patchloom.look.charts import DPI
 from patchloom.look.context import (
     LookRequest,
     check_finite,
@@ -22,14 +20,13 @@ from patchloom.look.context import (
     output_of,
     to_pictures,
 )
-from patchloom.look.image_grid import EMPTY_MARK, TILE_SIDE, Scale, Tile, draw_tiles, hatch, tile_size
+from patchloom.look.sheet import EMPTY_MARK, TILE_SIDE, Caption, Page, Scale, Tile, draw_tiles, resize, tile_size
 from patchloom.nets.encode import layer_names, patch_layers
 from patchloom.patches.pictures import principal
 
 SEVERAL = 3  # smallest number of images for subtracting the mean of each position: two would be each other's opposite
 _BLOCKS = 3  # default number of blocks
 _COLOURS = 3
-_SIDE = round(TILE_SIDE * DPI)  # pixels of a square tile
 
 
 class Components(NamedTuple):
@@ -131,7 +128,7 @@ def draw_features(asked: LookRequest) -> list[Path]:
     for i in between:
         columns[f"after {names[i]}"] = _bytes(orient_rows(one, components(layers[i]).colours))
     rows = [[Tile(column[i]) for column in columns.values()] for i in range(len(images))]
-    title = asked.title("principal components of its patch features").name
+    title = asked.title("principal components of its patch features")
     caption = full_caption(one, _caption(found, len(images), bool(between), one.modality), images)
     page_caption = Caption(
         "Three principal components of the patch features",
@@ -139,8 +136,8 @@ def draw_features(asked: LookRequest) -> list[Path]:
         f"colour in different {one.modality.noun}, and a bad one if the colours depend mainly on position.",
         100,
     )
-    size, out = shown.shape[1:3], asked.folder / "components.png"
-    return [draw_tiles(rows, list(columns), size, title, caption, out, [scale], page_caption=page_caption)]
+    page = Page(rows, list(columns), title, caption, scales=[scale])
+    return [draw_tiles(page, shown.shape[1:3], asked.folder / "components.png", page_caption)]
 
 
 def _bytes(colours: np.ndarray) -> np.ndarray:
@@ -148,15 +145,10 @@ def _bytes(colours: np.ndarray) -> np.ndarray:
 
 
 def _hatched(colours: np.ndarray, size: tuple[int, int]) -> list[np.ndarray]:
-    """Convert colours [b rows columns 3] to uint8 at the size of the tiles, with NaN hatched."""
-    shown = []
-    sides = tile_size(1000 * size[0], 1000 * size[1], _SIDE)
-    down, along = (max(1, round(side / count)) for side, count in zip(sides, colours.shape[1:3], strict=True))
-    for picture in colours:
-        large = picture.repeat(down, 0).repeat(along, 1)
-        nothing = np.isnan(large).any(-1, keepdims=True)
-        shown.append(np.where(nothing, hatch(EMPTY_MARK, *large.shape[:2]), _bytes(np.nan_to_num(large))))
-    return shown
+    """Convert colours [b rows columns 3] to tiles of images of ``size``, with NaN hatched."""
+    h, w = tile_size(1000 * size[0], 1000 * size[1], TILE_SIDE)
+    marks = EMPTY_MARK * np.isnan(colours).any(-1).astype(np.uint8)
+    return [resize(one, h, w, its) for one, its in zip(_bytes(np.nan_to_num(colours)), marks, strict=True)]
 
 
 def _caption(found: Components, images: int, between: bool, modality: Modality) -> str:

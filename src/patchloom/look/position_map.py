@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.gridspec import GridSpec
 from matplotlib.patches import Rectangle
 
-from patchloom.look.captions import Caption
 from patchloom.look.charts import INK, styled_figure, write_figure
+from patchloom.look.sheet import Caption
 
 _EMPTY_COLOUR = "#d9d9d9"
 _TRUE, _GUESSED = "#00a0e0", "#d55e00"

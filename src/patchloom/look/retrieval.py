@@ -13,12 +13,12 @@ from torch.nn import functional as F
 
 from patchloom.data.augment import CentreCrop
 from patchloom.data.decode import read_image, to_channels
+from patchloom.data.sources.in_memory import evenly_spaced
 from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError
-from patchloom.look.captions import Caption
 from patchloom.look.charts import write_table
 from patchloom.look.context import LookRequest, NamedEncoder, check_finite, full_caption, to_pictures
-from patchloom.look.image_grid import Tile, draw_tiles
+from patchloom.look.sheet import MARK, Box, Caption, Page, Tile, draw_tiles
 from patchloom.nets.encode import encode, final_norm, input_channels, input_size, patch_count, prefix_count
 from patchloom.nets.heads import pool
 from patchloom.results.claims import MIN_VERDICT_IMAGES, UNTRAINED
@@ -40,7 +40,7 @@ CROP_COUNT = len(PLACES) * len(SCALES)
 MAX_RETRIEVAL_IMAGES = 16  # images whose crops are searched; fewer may be drawn
 _LARGER = 2  # size of the images relative to the encoder's input, so that small crops are not blurred
 _RIGHT, _HALF = "#0072b2", "#e69f00"
-_SIDE = 1.0  # inches of a tile
+_SIDE = 150  # pixels of a tile
 _CALLED = {
     "instance": "the instance token",
     "class": "the class token",
@@ -177,7 +177,7 @@ def draw_retrieval(asked: LookRequest) -> list[Path]:
     shown = {name: found[0][1][name] for name in _drawn(found[0][1])}
     lots = torch.Generator().manual_seed(asked.seed)
     lines = []  # image and number of each crop of a row, the query first
-    for i in torch.linspace(0, len(images) - 1, min(asked.images, len(images))).round().long().unique().tolist():
+    for i in evenly_spaced(len(images), asked.images):
         query = int(torch.randint(CROP_COUNT, (), generator=lots))
         line = [(i, query)]
         for each in shown.values():
@@ -189,7 +189,7 @@ def draw_retrieval(asked: LookRequest) -> list[Path]:
     tiles = []
     for line in lines:
         (i, query), *nearest = line
-        row = [Tile(wholes[i], mark=mark_of_crop(query)), Tile(crops[i, query], crop_kind(query).words())]
+        row = [Tile(wholes[i], marks=[(mark_of_crop(query), MARK)]), Tile(crops[i, query], crop_kind(query).words())]
         for (picture, crop), apart in zip(nearest, (1, 0) * len(shown), strict=True):
             row.append(Tile(crops[picture, crop], crop_kind(crop).words(), frame=_frame(query, crop, apart)))
         tiles.append(row)
@@ -200,17 +200,14 @@ def draw_retrieval(asked: LookRequest) -> list[Path]:
         160,
     )
     out = asked.folder / "retrieval.png"
-    draw_tiles(
+    page = Page(
         tiles,
         ["image", "query", *["in the same image", "in other images"] * len(shown)],
-        input_size(one.vit),
-        asked.title("the nearest crops").name,
+        asked.title("the nearest crops"),
         full_caption(one, _caption(asked, len(images), found), images),
-        out,
-        groups=[("", 2), *((_CALLED[name], 2) for name in shown)],
-        side=_SIDE,
-        page_caption=page_caption,
+        [("", 2), *((_CALLED[name], 2) for name in shown)],
     )
+    draw_tiles(page, input_size(one.vit), out, page_caption, _SIDE)
     heading = ("encoder", "representation", "within", "alike", "share", "low", "high", "chance", "images", "crops")
     return [out, write_table(heading, rows, out.with_suffix(".csv"))]
 
@@ -242,7 +239,7 @@ def _draw_exemplar(asked: LookRequest, file: Path) -> list[Path]:
         row = [Tile(asking)]
         for name in called:
             best = int(cosines[name][i].argmax())
-            row.append(Tile(whole, f"{cosines[name][i, best]:.3f}", mark=mark_of_crop(best)))
+            row.append(Tile(whole, f"{cosines[name][i, best]:.3f}", [(mark_of_crop(best), MARK)]))
         rows.append(row)
     text = (
         f"The crop of each image that is most similar to the centre of {file.name}, of 25 crops at five places in five "
@@ -257,8 +254,8 @@ def _draw_exemplar(asked: LookRequest, file: Path) -> list[Path]:
     )
     out = asked.folder / "exemplar.png"
     headings = ["exemplar", *(f"by {_CALLED[name]}" for name in called)]
-    title, caption = asked.title(f"nearest crops to {file.name}").name, full_caption(one, text, images)
-    draw_tiles(rows, headings, size, title, caption, out, page_caption=page_caption)
+    title = asked.title(f"nearest crops to {file.name}")
+    draw_tiles(Page(rows, headings, title, full_caption(one, text, images)), size, out, page_caption)
     table = [
         (i + 1, name, [*PLACES][crop_kind(crop).place], SCALES[crop_kind(crop).scale], f"{cosine:.6f}")
         for name, each in cosines.items()
@@ -268,7 +265,7 @@ def _draw_exemplar(asked: LookRequest, file: Path) -> list[Path]:
     return [out, write_table(("image", "representation", "place", "scale", "cosine"), table, out.with_suffix(".csv"))]
 
 
-def mark_of_crop(crop: int) -> tuple[float, float, float, float]:
+def mark_of_crop(crop: int) -> Box:
     """Return top, left, height and width of a crop as fractions of the image."""
     place, scale = crop_kind(crop)
     side, (down, along) = SCALES[scale], [*PLACES.values()][place]

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +15,13 @@ import numpy as np
 
 from patchloom.arguments import PathLike
 from patchloom.errors import PatchloomError, listing, suggestion
-from patchloom.look.charts import curve_of, write_table
-from patchloom.look.run_lines import Line, LinePanel, draw_lines, short_name
+from patchloom.look.charts import Line, Panel, draw_lines, short_name, write_table
 from patchloom.options.declare import verb
-from patchloom.options.values import dotted
 from patchloom.options.verbs import Curves
 from patchloom.results import store
 from patchloom.results.result import Result
-from patchloom.runs.folder import RunFolder, read_metrics
-from patchloom.runs.settings import LAUNCH
-from patchloom.sizes import in_pixels
+from patchloom.runs.past import RunData, load_runs
+from patchloom.runs.settings import LAUNCH, by_name
 
 POSITION_ACCURACY = "position-accuracy"
 # display names of protocols in plots and in `report`
@@ -59,53 +55,9 @@ Way = tuple[tuple[str, Any], ...]  # how results were measured: names and values
 Pair = tuple[Result, Result | None]  # of an encoder and of its control; low and high of a mean are its range
 
 
-@dataclass(frozen=True)
-class PastRun:
-    """Run to compare.
-
-    Attributes:
-        path: its folder, as given.
-        asked, became: its settings by dotted name, as requested, and with every ``auto`` resolved.
-    """
-
-    path: Path
-    asked: dict[str, Any]
-    became: dict[str, Any]
-
-    @cached_property
-    def metrics(self) -> dict[str, np.ndarray]:
-        """Columns of ``metrics.csv``."""
-        return read_metrics(self.path / "metrics.csv")
-
-    @cached_property
-    def evaluations(self) -> dict[str, list[list[Result]]]:
-        """Evaluations of its encoder by protocol, the oldest first; position accuracy is that of held-out images."""
-        found: dict[str, list[list[Result]]] = {}
-        values, chance = (self.metrics.get(name, np.array([])) for name in ("held_out", "baseline:chance"))
-        if len(values) == len(chance):  # only tasks of positions have chance
-            for i in np.flatnonzero(np.isfinite(values) & np.isfinite(chance))[-1:]:
-                exact = {self.path.name: float(values[i]), "chance": float(chance[i])}
-                results = [
-                    Result.exact(POSITION_ACCURACY, name, POSITION_ACCURACY, {}, one) for name, one in exact.items()
-                ]
-                found[POSITION_ACCURACY] = [[replace(one, data="held-out images", quoted=True) for one in results]]
-        for results in store.evaluations(one for one in store.load(self.path) if math.isfinite(one.value)):
-            if next((one.encoder for one in results if one.quoted), _ALONE) != _ALONE:
-                found.setdefault(results[0].protocol, []).append(results)
-        return found
-
-
-def read_runs(places: Sequence[PathLike], least: int = 2) -> list[PastRun]:
+def read_runs(places: Sequence[PathLike], least: int = 2) -> list[RunData]:
     """Read several different runs."""
-    runs = []
-    for place in places:
-        folder = RunFolder(Path(place))
-        became = folder.read_config().plain()
-        runs.append(PastRun(folder.path, _by_name(folder.read_requested()), _by_name(became)))
-    real = [run.path.resolve() for run in runs]
-    for run, place in zip(runs, real, strict=True):
-        if real.count(place) > 1:
-            raise PatchloomError(f"{run.path} is given twice: give each run once")
+    runs = load_runs([Path(place) for place in places], needed=("asked", "metrics", "results"))
     if len(runs) < least:
         raise PatchloomError(
             "look curves compares two runs or more: give another; the curves of one run are in its pictures/curves.png"
@@ -113,10 +65,26 @@ def read_runs(places: Sequence[PathLike], least: int = 2) -> list[PastRun]:
     return runs
 
 
+def evaluations_of(run: RunData) -> dict[str, list[list[Result]]]:
+    """Return evaluations of a run's encoder by protocol, the oldest first; position accuracy: of held-out images."""
+    found: dict[str, list[list[Result]]] = {}
+    curves = run.curves("held_out")
+    if {"", "chance"} <= curves.keys():  # only tasks of positions have chance
+        ends = {run.name: curves[""][1][-1], "chance": curves["chance"][1][-1]}
+        results = [
+            Result.exact(POSITION_ACCURACY, name, POSITION_ACCURACY, {}, float(end)) for name, end in ends.items()
+        ]
+        found[POSITION_ACCURACY] = [[replace(one, data="held-out images", quoted=True) for one in results]]
+    for results in store.evaluations(one for one in run.results if math.isfinite(one.value)):
+        if next((one.encoder for one in results if one.quoted), _ALONE) != _ALONE:
+            found.setdefault(results[0].protocol, []).append(results)
+    return found
+
+
 # The axis, and the lines.
 
 
-def setting_of(runs: Sequence[PastRun], name: str) -> tuple[str, list[Any]]:
+def setting_of(runs: Sequence[RunData], name: str) -> tuple[str, list[Any]]:
     """Return the full name of a setting and its value in each run."""
     known = list(dict.fromkeys(one for run in runs for one in run.became))
     full = next((one for one in (name, f"{name}.name", f"task.{name}", f"model.{name}") if one in known), None)
@@ -128,7 +96,9 @@ def setting_of(runs: Sequence[PastRun], name: str) -> tuple[str, list[Any]]:
         )
     for run in runs:
         if full not in run.became:
-            raise PatchloomError(f"{run.path} has no setting {full}: leave that run out, or choose another --against")
+            raise PatchloomError(
+                f"{run.folder.path} has no setting {full}: leave that run out, or choose another --against"
+            )
     values = [run.became[full] for run in runs]
     if all(value == values[0] for value in values):
         raise PatchloomError(
@@ -137,7 +107,7 @@ def setting_of(runs: Sequence[PastRun], name: str) -> tuple[str, list[Any]]:
     return full, values
 
 
-def lines_of(runs: Sequence[PastRun], against: str) -> list[str]:
+def lines_of(runs: Sequence[RunData], against: str) -> list[str]:
     """Return the line of each run, named by the other settings that differ; seeds share a line.
 
     A setting that is ``auto`` in all runs follows from the others and is ignored.
@@ -150,27 +120,19 @@ def lines_of(runs: Sequence[PastRun], against: str) -> list[str]:
     return [", ".join(f"{_short(name)} {run.became[name]}" for name in names if name in run.became) for run in runs]
 
 
-def _differs(runs: Sequence[PastRun], name: str) -> bool:
+def _differs(runs: Sequence[RunData], name: str) -> bool:
     """Return whether a setting differs between runs, as requested and as resolved; for a task's option, of one task."""
     of_task = name.startswith("task.") and name != "task.name"
     values: dict[Any, list[tuple[str, str]]] = {}
     for run in runs:
         if name in run.became:
             task = run.became.get("task.name") if of_task else None
-            values.setdefault(task, []).append((str(run.asked.get(name)), str(run.became[name])))
+            values.setdefault(task, []).append((str(by_name(run.asked).get(name)), str(run.became[name])))
     return any(all(len(set(part)) > 1 for part in zip(*each, strict=True)) for each in values.values())
 
 
 def _short(name: str) -> str:
     return name.removeprefix("task.").removeprefix("model.") if not name.endswith(".name") else name.partition(".")[0]
-
-
-def _by_name(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings by dotted name; compound values become text."""
-    return {
-        name: in_pixels(value) if name.endswith("_size") and isinstance(value, list) else _word(value)
-        for name, value in dotted(values).items()
-    }
 
 
 def _word(value: Any) -> Any:
@@ -232,32 +194,33 @@ def mean_pair(pairs: Sequence[Pair]) -> Pair:
     return _mean([mine for mine, _ in pairs]), _mean(controls) if controls else None
 
 
-def comparable_pairs(runs: Sequence[PastRun], of: str, setting: str = "") -> tuple[str, list[dict[Any, Pair]]]:
+def comparable_pairs(runs: Sequence[RunData], of: str, setting: str = "") -> tuple[str, list[dict[Any, Pair]]]:
     """Return each run's results of a protocol by a setting of the evaluation, and how all of them were measured.
 
     Seeds are averaged; the newest evaluation of each seed counts.
     """
-    known = sorted({name for run in runs for name in run.evaluations})
+    evaluations = [evaluations_of(run) for run in runs]
+    known = sorted({name for its in evaluations for name in its})
     if of not in known:
         there = f"They have {listing(known, 'and')}." if known else "They have none yet."
         raise PatchloomError(f"these runs have no {of} results{suggestion(of, known)} {there}")
     # pairs by the way of measuring, the value of the setting, and the seed
     found: list[dict[Way, dict[Any, dict[int, Pair]]]] = []
-    for run in runs:
-        if of not in run.evaluations:
-            why = f"no {of} result: patchloom evaluate {of} {run.path} DATA makes one, or leave that run out"
+    for run, its in zip(runs, evaluations, strict=True):
+        if of not in its:
+            why = f"no {of} result: patchloom evaluate {of} {run.folder.path} DATA makes one, or leave that run out"
             if of == POSITION_ACCURACY:
                 why = "no position accuracy, because its task does not predict positions: leave that run out"
-            raise PatchloomError(f"{run.path} has {why}")
+            raise PatchloomError(f"{run.folder.path} has {why}")
         found.append({})
-        for results in run.evaluations[of]:
+        for results in its[of]:
             for value, pair in pairs_at(results, setting).items():
                 ways = found[-1].setdefault(way_of(pair[0], setting), {})
                 ways.setdefault(value, {})[pair[0].seed] = pair
         if not found[-1]:
-            names = sorted({name for results in run.evaluations[of] for one in results for name in one.settings})
+            names = sorted({name for results in its[of] for one in results for name in one.settings})
             there = f"{suggestion(setting, names)} They have {', '.join(names)}." if names else "."
-            raise PatchloomError(f"--against {of}.{setting}: {of} results of {run.path} have none{there}")
+            raise PatchloomError(f"--against {of}.{setting}: {of} results of {run.folder.path} have none{there}")
 
     def values_and_date(way: Way) -> tuple[int, str]:
         of_way = [ways[way] for ways in found if way in ways]
@@ -277,15 +240,15 @@ def comparable_pairs(runs: Sequence[PastRun], of: str, setting: str = "") -> tup
         (value,) = found[0][best]
         raise PatchloomError(
             f"all {of} results of these runs have {setting} {value}: evaluate with another value, as in "
-            f"patchloom evaluate {of} {runs[0].path} DATA --{setting} ..."
+            f"patchloom evaluate {of} {runs[0].folder.path} DATA --{setting} ..."
         )
     means = [{value: mean_pair([*seeds.values()]) for value, seeds in ways[best].items()} for ways in found]
     return _words(best), means
 
 
 def panel_of(
-    runs: Sequence[PastRun], of: str, names: Sequence[str], places: Sequence[Any] = (), setting: str = ""
-) -> tuple[LinePanel, list[tuple[Any, ...]]]:
+    runs: Sequence[RunData], of: str, names: Sequence[str], places: Sequence[Any] = (), setting: str = ""
+) -> tuple[Panel, list[tuple[Any, ...]]]:
     """Return the panel of a protocol's results, with a point for each line and place, and the rows of its table.
 
     Args:
@@ -313,7 +276,7 @@ def panel_of(
             counts.add(len(members))
             shown = drawn[x]
             beside_it = ("", "") if control is None else (control.encoder, control.value)
-            of_runs = " ".join(runs[i].path.name for i in members)
+            of_runs = " ".join(runs[i].name for i in members)
             rows.append((of, measured, name, place, shown.value, shown.low, shown.high, *beside_it, of_runs))
         ends = np.array([(one.value, one.low, one.high) for one in drawn.values()])
         lines.append(Line(name, np.array([*drawn]), *ends.T))
@@ -325,9 +288,7 @@ def panel_of(
     note = measured
     if counts != {1}:
         note = f"{measured}; mean and range of {'up to ' * (len(counts) > 1)}{max(counts)} runs"
-    return LinePanel(
-        _TITLES.get(of, of), note, lines, shown.compact, shown.unit == "%", ticks=ticks, joined=numbers
-    ), rows
+    return Panel(_TITLES.get(of, of), note, lines, shown.unit == "%", shown.compact, ticks=ticks, joined=numbers), rows
 
 
 @verb(Curves)
@@ -363,24 +324,25 @@ def draw_run_curves(options: Curves) -> list[Path]:
             raise PatchloomError(f"--against {against} determines which result is drawn: leave out --of {of}")
         lines = lines_of(found, "")
         if len(set(lines)) < len(lines) and len({run.became.get("seed") for run in found}) == 1:
-            lines = _names(found)
+            lines = [run.name for run in found]
         name, panels = against, [panel_of(found, protocol, lines, setting=inner)]
     else:
         name, values = setting_of(found, against)
         lines, panels = lines_of(found, name), []
-        known = [kind for first in _DRAWN for kind in found[0].evaluations if kind.partition(":")[0] == first]
-        for kind in [of] if of else [kind for kind in known if all(kind in run.evaluations for run in found)]:
+        evaluations = [evaluations_of(run) for run in found]
+        known = [kind for first in _DRAWN for kind in evaluations[0] if kind.partition(":")[0] == first]
+        for kind in [of] if of else [kind for kind in known if all(kind in its for its in evaluations)]:
             with nullcontext() if of else suppress(PatchloomError):
                 panels.append(panel_of(found, kind, lines, values))
         if not panels:
             raise PatchloomError(
                 "these runs have no result in common to draw: evaluate all of them in the same way, as in patchloom "
-                f"evaluate finetune {found[0].path} DATA"
+                f"evaluate finetune {found[0].folder.path} DATA"
             )
     place = f"{f'{of}-' if of else ''}against-{name}"
     heading = ("result", "measured", "line", name, "value", "low", "high", "control", "control_value", "runs")
     return [
-        draw_lines([panel for panel, _ in panels], name, folder / f"{place}.png"),
+        draw_lines([panel._replace(axis=name) for panel, _ in panels], folder / f"{place}.png"),
         write_table(heading, [row for _, rows in panels for row in rows], folder / f"{place}.csv"),
     ]
 
@@ -388,8 +350,8 @@ def draw_run_curves(options: Curves) -> list[Path]:
 # Curves over epochs.
 
 
-def _draw_losses(runs: Sequence[PastRun], folder: Path) -> list[Path]:
-    names, tasks = _names(runs), [run.became.get("task.name", "") for run in runs]
+def _draw_losses(runs: Sequence[RunData], folder: Path) -> list[Path]:
+    names, tasks = [run.name for run in runs], [run.became.get("task.name", "") for run in runs]
     losses = _curves(runs, "loss", "has logged no loss yet: let it train first, or leave it out")
     first = [float(loss[0]) for _, loss in losses]
     note = "as logged" if len(set(tasks)) == 1 else "as logged, in each task's own unit"
@@ -399,17 +361,17 @@ def _draw_losses(runs: Sequence[PastRun], folder: Path) -> list[Path]:
     panels = []
     for title, note, units in scales:
         lines = [Line(name, x, y / unit) for name, (x, y), unit in zip(names, losses, units, strict=True)]
-        panels.append(LinePanel(title, note, lines, "{:#.3g}".format, False, _SMOOTH))
+        panels.append(Panel(title, note, lines, smooth=_SMOOTH))
     table = [
         (name, task, epoch, value, value / start if start > 0 else "")
         for name, task, (epochs, loss), start in zip(names, tasks, losses, first, strict=True)
         for epoch, value in zip(epochs.tolist(), loss.tolist(), strict=True)
     ]
-    picture = draw_lines(panels, "epochs", folder / "losses.png")
+    picture = draw_lines(panels, folder / "losses.png")
     return [picture, write_table(("run", "task", "epoch", "loss", "relative"), table, folder / "losses.csv")]
 
 
-def _draw_knn(runs: Sequence[PastRun], of: str, folder: Path) -> list[Path]:
+def _draw_knn(runs: Sequence[RunData], of: str, folder: Path) -> list[Path]:
     """Draw the kNN accuracy measured during training, with a line per run."""
     own = " and a task with its own representation" if of != "knn" else ""
     missing = f"did not measure {of} during training, which needs labels{own}: leave it out"
@@ -418,27 +380,23 @@ def _draw_knn(runs: Sequence[PastRun], of: str, folder: Path) -> list[Path]:
         raise PatchloomError(
             f"these runs measured {of} with different --knn_k or --knn_gallery: give runs with equal ones"
         )
-    lines = [Line(name, *curve) for name, curve in zip(_names(runs), curves, strict=True)]
-    panel = LinePanel("kNN accuracy", f"on held-out images, {_OVER_EPOCHS[of]}", lines, "{:.1%}".format)
+    lines = [Line(name, *curve) for name, curve in zip([run.name for run in runs], curves, strict=True)]
+    panel = Panel("kNN accuracy", f"on held-out images, {_OVER_EPOCHS[of]}", lines, True)
     table = [
         (line.name, run.became.get("task.name", ""), epoch, value)
         for line, run in zip(lines, runs, strict=True)
         for epoch, value in zip(line.x, line.y, strict=True)
     ]
-    picture = draw_lines([panel], "epochs", folder / f"{of}.png")
+    picture = draw_lines([panel], folder / f"{of}.png")
     return [picture, write_table(("run", "task", "epoch", of), table, folder / f"{of}.csv")]
 
 
-def _curves(runs: Sequence[PastRun], column: str, missing: str) -> list[tuple[np.ndarray, np.ndarray]]:
+def _curves(runs: Sequence[RunData], column: str, missing: str) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return epochs [n] and values [n] of a column of each run; ``missing`` ends a sentence on a run without it."""
-    found = [curve_of(run.metrics, column) for run in runs]
-    for run, (epochs, _) in zip(runs, found, strict=True):
-        if not len(epochs):
-            raise PatchloomError(f"{run.path} {missing}")
+    found = []
+    for run in runs:
+        curves = run.curves(column)
+        if "" not in curves:
+            raise PatchloomError(f"{run.folder.path} {missing}")
+        found.append(curves[""])
     return found
-
-
-def _names(runs: Sequence[PastRun]) -> list[str]:
-    """Return names of runs, or their paths if names coincide."""
-    names = [run.path.name for run in runs]
-    return names if len(set(names)) == len(names) else [str(run.path) for run in runs]

@@ -7,15 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from patchloom.data.augment import cuts_natively
 from patchloom.data.loader import plain_batches
 from patchloom.data.source import Source
+from patchloom.data.sources.in_memory import evenly_spaced
 from patchloom.data.stats import normalize
-from patchloom.look.context import sheet_as_drawn
-from patchloom.look.image_grid import Title, draw_sheet
+from patchloom.look.sheet import Title, draw_sheet
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.options.verbs import SHEET_ROWS
 from patchloom.questions.question import Measure
@@ -35,9 +34,9 @@ def draw_task(
     title: Callable[[Measure], Title] | None = None,
 ) -> list[Path]:
     """Draw the task's sheets for images spread evenly over ``source``, because files may be sorted by class."""
-    shown, rest = _spread(len(source), images), _spread(len(source), task.pictured)
-    rest = np.setdiff1d(rest, shown)[: max(0, task.pictured - len(shown))]
-    some = source.subset(np.concatenate([shown, rest]))
+    shown, rest = evenly_spaced(len(source), images), evenly_spaced(len(source), task.pictured)
+    rest = [i for i in rest if i not in shown][: max(0, task.pictured - len(shown))]
+    some = source.subset([*shown, *rest])
     reading: dict[str, Any] = {
         "channels": card.own_spec.channels,
         "device": device,
@@ -52,8 +51,10 @@ def draw_task(
         sheets = task.draw(given, torch.Generator().manual_seed(seed))
         above = None if title is None else title(task.measure(given, torch.Generator().manual_seed(seed)))
     task.train(was_training)
-    drawn = (sheet_as_drawn(sheet, card.modality, card.mean, card.std) for sheet in sheets)
-    return [draw_sheet(*sheet, folder, above, images, order) for order, sheet in enumerate(drawn)]
+    return [
+        draw_sheet(sheet, card.mean, card.std, folder, above, images, order, card.modality)
+        for order, sheet in enumerate(sheets)
+    ]
 
 
 def title_of(
@@ -81,7 +82,3 @@ def title_of(
             beat = beaten.baseline_to_beat()
             said += f", {beat} {measure.result.compact(beaten.means()[beat])}"
     return Title(f"{name}: {label(settings.task['name'])}", f"{said[0].upper()}{said[1:]}")
-
-
-def _spread(n: int, count: int) -> np.ndarray:
-    return np.unique(np.linspace(0, n - 1, count).round().astype(int))

@@ -22,25 +22,21 @@ def fill_holes(images: Tensor, p: Sides, visible: Tensor) -> Tensor:
     Along an axis with a single patch, such as the height of a recording's frame, nothing is blurred: holes are filled
     along the other axis only.
     """
-    with torch.autocast(images.device.type, enabled=False):
-        return _fill_holes(images, p, visible)
-
-
-def _fill_holes(images: Tensor, p: Sides, visible: Tensor) -> Tensor:
-    b, c, h, w = images.shape
+    b, _, h, w = images.shape
     grid = grid_of(images, p)
-    ones = torch.ones(*visible.shape, p[0] * p[1], device=images.device)
-    nowhere = torch.zeros(b, grid[0] * grid[1], p[0] * p[1], device=images.device)
-    known = unpatchify(scatter_tokens(ones, visible, nowhere), p, grid)
-    seen, weight = images * known, known
-    for side, sigma, axis in ((h, p[0], 2), (w, p[1], 3)):
-        if side == sigma:
-            continue
-        at = torch.arange(side, device=images.device, dtype=images.dtype)
-        # as a matrix product the kernel spans the whole image, so no hole stays empty, and borders need no padding
-        kernel = torch.exp(-((at[:, None] - at) / sigma).square() / 2).clamp_min(1e-12)
-        seen, weight = (torch.tensordot(kernel, x, dims=([1], [axis])).movedim(0, axis) for x in (seen, weight))
-    return seen / weight
+    with torch.autocast(images.device.type, enabled=False):
+        ones = torch.ones(*visible.shape, p[0] * p[1], device=images.device)
+        nowhere = torch.zeros(b, grid[0] * grid[1], p[0] * p[1], device=images.device)
+        known = unpatchify(scatter_tokens(ones, visible, nowhere), p, grid)
+        seen, weight = images * known, known
+        for side, sigma, axis in ((h, p[0], 2), (w, p[1], 3)):
+            if side == sigma:
+                continue
+            at = torch.arange(side, device=images.device, dtype=images.dtype)
+            # as a matrix product the kernel spans the whole image: no hole stays empty, and borders need no padding
+            kernel = torch.exp(-((at[:, None] - at) / sigma).square() / 2).clamp_min(1e-12)
+            seen, weight = (torch.tensordot(kernel, x, dims=([1], [axis])).movedim(0, axis) for x in (seen, weight))
+        return seen / weight
 
 
 def paint_patches(images: Tensor, p: Sides, which: Tensor, value: float) -> Tensor:

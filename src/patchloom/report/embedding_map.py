@@ -18,13 +18,11 @@ from sklearn.manifold import TSNE
 from torch import Tensor
 from torch.nn import functional as F
 
-from patchloom.data.loader import plain_batches
 from patchloom.data.source import Source
-from patchloom.data.stats import normalize
+from patchloom.data.sources.in_memory import evenly_spaced
 from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError
 from patchloom.look.context import NamedEncoder, check_finite, to_pictures
-from patchloom.nets.encode import input_channels, input_size
 from patchloom.nets.heads import pooled_tokens
 from patchloom.questions.agreement import nearest_by_cosine
 from patchloom.report.page import Cloud
@@ -37,7 +35,6 @@ _NEAREST = 8
 _SIDE = 40  # pixels of a thumbnail
 _QUALITY = 60
 _SECONDS = 30.0  # after which no further batch is encoded
-_BATCH = 32
 _PERPLEXITY = 30.0  # the usual value; reduced for few images, because it has to be below their number
 _COMPONENTS = 50  # to which features are reduced before t-SNE, as in its paper (van der Maaten and Hinton 2008)
 _DIGITS = 4
@@ -63,8 +60,7 @@ def make_embedding_map(run: str | Path, source: Source, what: str, most: int = M
     Features are the means of the patch tokens after the last norm, as in the quoted kNN accuracy. PCA is applied to the
     features, t-SNE to the normalised features, because neighbours are ranked by cosine.
     """
-    places = np.unique(np.linspace(0, len(source) - 1, min(most, len(source))).round().astype(int))
-    some = source.subset(np.random.default_rng(seed).permutation(places))
+    some = source.subset(np.random.default_rng(seed).permutation(evenly_spaced(len(source), most)))
     if len(some) < MIN_MAP_IMAGES:
         raise PatchloomError(
             f"a map of embeddings needs {MIN_MAP_IMAGES} {source.noun} or more, and there are {len(some)}"
@@ -104,14 +100,12 @@ def collect_thumbnails(one: NamedEncoder, source: Source, device: torch.device) 
     """Encode the images of a source and draw their thumbnails, until `_SECONDS` are over."""
     features, thumbnails, indices = list[Tensor](), list[np.ndarray](), list[int]()
     begun = time.monotonic()
-    batches = plain_batches(source, input_size(one.vit), _BATCH, channels=input_channels(one.vit), device=device)
     with torch.inference_mode(), StatusMessage(f"encoding {source.noun} with {one.name}", len(source)) as waiting:
-        for batch in batches:
-            images = normalize(batch.views[0], one.card.mean, one.card.std)
+        for some, images in one.batches(source, device):
             features.append(check_finite(one, pooled_tokens(one.vit, images, None)["mean"].float().cpu()))
             thumbnails.append(_thumbnails(to_pictures(one, images.cpu())))
-            indices += batch.indices.tolist()
-            waiting.advance(len(batch.indices))
+            indices += some.tolist()
+            waiting.advance(len(some))
             if len(indices) >= MIN_MAP_IMAGES and time.monotonic() - begun > _SECONDS:
                 break
     return Thumbnails(torch.cat(features), np.concatenate(thumbnails), indices)

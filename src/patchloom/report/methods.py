@@ -11,8 +11,6 @@ from dataclasses import dataclass, replace
 
 from patchloom.data.sources.in_memory import is_object, is_object_name
 from patchloom.errors import PatchloomError, listing
-from patchloom.report.load_run import RunData
-from patchloom.report.metadata import versions
 from patchloom.report.papers import (
     PAPERS,
     Paper,
@@ -22,9 +20,11 @@ from patchloom.report.papers import (
     papers_of_task,
 )
 from patchloom.report.results import Row
+from patchloom.report.settings import versions
 from patchloom.results.result import ACCURACY
 from patchloom.results.table import describe_settings
 from patchloom.runs.folder import data_slug
+from patchloom.runs.past import RunData
 from patchloom.runs.settings import ResolvedSettings
 from patchloom.runs.training_set import read_record
 from patchloom.sizes import in_pixels

@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple
 import jinja2
 from markupsafe import Markup
 
+from patchloom.look.charts import Panel
 from patchloom.results.result import Result
 
 # Contents of a page: text is plain and escaped when rendered; pictures and sounds are data URIs.
@@ -67,37 +68,6 @@ class Setting(NamedTuple):
     name: str
     value: str
     reason: str = ""
-
-
-class Curve(NamedTuple):
-    """Line of a chart: its name, its points [n], and whether it is a baseline.
-
-    ``kind`` is the name of a baseline without that of its run, if the line's name has both.
-    """
-
-    name: str
-    x: Sequence[float]
-    y: Sequence[float]
-    baseline: bool = False
-    kind: str = ""
-
-
-@dataclass(frozen=True)
-class Chart:
-    """Curves on common axes.
-
-    Attributes:
-        title, note: a heading, and a sentence in small print.
-        lines: curves of one or several runs.
-        unit: "%" for fractions, which are written as percentages; else "".
-        along: unit of the horizontal axis.
-    """
-
-    title: str
-    note: str
-    lines: Sequence[Curve]
-    unit: str = ""
-    along: str = "epochs"
 
 
 @dataclass(frozen=True)
@@ -220,7 +190,7 @@ class Page:
     lead: Sequence[str] = ()
     tone: Tone = "plain"
     tables: Sequence[Table] = ()
-    charts: Sequence[Chart] = ()
+    charts: Sequence[Panel] = ()
     runs: Sequence[RunPart] = ()
     methods: Sequence[str] = ()
     bibtex: str = ""
@@ -273,31 +243,31 @@ def script_json(value: Any) -> Markup:
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
-def line_numbers(charts: Sequence[Chart]) -> dict[tuple[str, bool], int]:
+def line_numbers(charts: Sequence[Panel]) -> dict[tuple[str, bool], int]:
     """Number the lines by name and whether they are baselines, so that a run has the same colour in all charts.
 
     Baselines of the same kind, such as chance, share a number and are drawn alike for all runs.
     """
     lines = [line for chart in charts for line in chart.lines]
-    runs = list(dict.fromkeys(line.name for line in lines if not line.baseline))
-    kinds = list(dict.fromkeys(line.kind or line.name for line in lines if line.baseline))
+    runs = list(dict.fromkeys(line.name for line in lines if not line.dashed))
+    kinds = list(dict.fromkeys(line.kind or line.name for line in lines if line.dashed))
     return {
-        (line.name, line.baseline): kinds.index(line.kind or line.name) if line.baseline else runs.index(line.name)
+        (line.name, line.dashed): kinds.index(line.kind or line.name) if line.dashed else runs.index(line.name)
         for line in lines
     }
 
 
-def chart_data(chart: Chart, numbers: dict[tuple[str, bool], int]) -> dict[str, Any]:
+def chart_data(chart: Panel, numbers: dict[tuple[str, bool], int]) -> dict[str, Any]:
     """Return the data of a chart for its script. Values that are not finite become gaps in the line."""
     return {
         "title": chart.title,
-        "percent": chart.unit == "%",
-        "along": chart.along,
+        "percent": chart.percent,
+        "along": chart.axis,
         "lines": [
             {
                 "name": line.name,
-                "baseline": line.baseline,
-                "number": numbers[line.name, line.baseline],
+                "baseline": line.dashed,
+                "number": numbers[line.name, line.dashed],
                 "points": [
                     [float(x), float(y) if math.isfinite(y) else None]
                     for x, y in zip(line.x, line.y, strict=True)
@@ -325,7 +295,7 @@ def map_data(cloud: Cloud) -> dict[str, Any]:
     }
 
 
-def chart_rows(chart: Chart) -> list[list[str]]:
+def chart_rows(chart: Panel) -> list[list[str]]:
     """Return the numbers of a chart as a table with a row for each position on the horizontal axis.
 
     At most 200 evenly spaced positions are listed, including both ends. A line without a point there has an empty cell.
@@ -334,13 +304,13 @@ def chart_rows(chart: Chart) -> list[list[str]]:
     if len(places) > _MOST_ROWS:
         places = [places[round(i * (len(places) - 1) / (_MOST_ROWS - 1))] for i in range(_MOST_ROWS)]
     lines = [dict(zip(map(float, line.x), line.y, strict=True)) for line in chart.lines]
-    return [[f"{x:g}", *(_cell(line.get(x), chart.unit) for line in lines)] for x in places]
+    return [[f"{x:g}", *(_cell(line.get(x), chart.percent) for line in lines)] for x in places]
 
 
-def _cell(value: float | None, unit: str) -> str:
+def _cell(value: float | None, percent: bool) -> str:
     if value is None or not math.isfinite(value):
         return ""
-    return f"{100 * value:.1f} %" if unit == "%" else f"{value:.4g}"
+    return f"{100 * value:.1f} %" if percent else f"{value:.4g}"
 
 
 def bars(numbers: Sequence[Number]) -> list[list[dict[str, Any]]]:

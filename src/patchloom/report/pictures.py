@@ -17,15 +17,15 @@ from patchloom.audio.compatibility import with_encoder_sound
 from patchloom.data.decode import Unreadable, open_pillow
 from patchloom.data.loader import plain_batches
 from patchloom.data.source import Data, Source
-from patchloom.data.sources.in_memory import DataLike, is_object_name
+from patchloom.data.sources.in_memory import DataLike, evenly_spaced, is_object_name
 from patchloom.data.sources.open import absolute_name, open_data, open_stored
 from patchloom.dense.pictures import pair_files
 from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError
-from patchloom.look.captions import Caption, read_caption
-from patchloom.report.load_run import RunData
+from patchloom.look.sheet import Caption, read_caption
 from patchloom.report.page import Picture, Recording, Slider
 from patchloom.runs.held_out import own_held_out
+from patchloom.runs.past import RunData
 from patchloom.system.files import read_bytes
 
 # Images for the parts of a page that need some: those that the run held out, or others that the user gives.
@@ -70,7 +70,7 @@ def _own(run: RunData, data: DataLike | None) -> Data:
 
 
 PICTURE_BUDGET = 2_400_000  # bytes of all pictures of a page as data URIs
-# width in pixels and quality of WebP, tried in turn until all pictures fit
+# width in pixels and quality of WebP, tried in turn
 _STEPS = ((1600, 85), (1400, 78), (1200, 72), (1000, 68), (800, 62), (640, 55), (480, 50))
 _MOST_PIXELS = 10**8  # of a file
 
@@ -78,7 +78,7 @@ _MOST_PIXELS = 10**8  # of a file
 def collect_pictures(runs: Sequence[RunData], budget: int = PICTURE_BUDGET) -> tuple[list[list[Picture]], list[str]]:
     """Return the pictures of each run, compressed to a budget of bytes, and sentences on those that are left out."""
     captions = [captions_of(run) for run in runs]
-    encoded, notes = _compress([path for its in captions for path in its], budget)
+    encoded, notes = _compress([path for its in captions for path in its], budget, _STEPS)
     pictures = [
         [
             Picture(title, text, f"{title}: {run.name}, {path.name}", *encoded[path])
@@ -107,8 +107,13 @@ def captions_of(run: RunData) -> dict[Path, Caption]:
     return found
 
 
-def _compress(files: Sequence[Path], budget: int) -> tuple[dict[Path, tuple[str, int, int]], list[str]]:
-    """Compress pictures to the budget; return data URIs and sizes by file, and sentences on those left out."""
+def _compress(
+    files: Sequence[Path], budget: int, steps: Sequence[tuple[int, int]]
+) -> tuple[dict[Path, tuple[str, int, int]], list[str]]:
+    """Compress pictures to the budget; return data URIs and sizes by file, and sentences on those left out.
+
+    ``steps``: width in pixels and quality, tried in turn.
+    """
     opened: dict[Path, Image.Image] = {}
     notes = []
     for path in files:
@@ -116,11 +121,11 @@ def _compress(files: Sequence[Path], budget: int) -> tuple[dict[Path, tuple[str,
             with open_pillow(io.BytesIO(read_bytes(path))) as image:
                 if image.width * image.height > _MOST_PIXELS:
                     raise ValueError(f"it has {image.width}x{image.height} pixels")
-                opened[path] = _reduced(image.convert("RGB"), _STEPS[0][0])
+                opened[path] = _reduced(image.convert("RGB"), steps[0][0])
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as problem:
             notes.append(f"{path.name} could not be shown ({problem}).")
     made: dict[Path, tuple[str, int, int]] = {}
-    for width, quality in _STEPS:
+    for width, quality in steps:
         made = {path: webp(image, width, quality) for path, image in opened.items()}
         if sum(len(uri) for uri, *_ in made.values()) <= budget:
             return made, notes
@@ -166,37 +171,18 @@ def sliders_of(run: RunData, budget: int = SLIDER_BUDGET) -> list[Slider]:
     """
     captions = {path: caption for path, caption in captions_of(run).items() if caption.pairs}
     times = Counter(caption.text for caption in captions.values())
-    found = list[Slider]()
-    for width, quality in _SLIDER_STEPS:
-        found = []
-        for path, caption in captions.items():
-            of = f"{path.stem}: " if times[caption.text] > 1 else ""
-            for number, title in enumerate(caption.pairs, start=1):
-                found += _slider(f"{of}{title}", caption.text, pair_files(path, number), width, quality)
-        if _bytes(found) <= budget:
-            return found
-    while _bytes(found) > budget:
-        found.pop()
+    pairs = []
+    for path, caption in captions.items():
+        of = f"{path.stem}: " if times[caption.text] > 1 else ""
+        for number, title in enumerate(caption.pairs, start=1):
+            pairs.append((f"{of}{title}", caption.text, pair_files(path, number)))
+    encoded, _ = _compress([file for *_, files in pairs for file in files], budget, _SLIDER_STEPS)
+    found = []
+    for name, text, (truth, answer) in pairs:
+        if truth in encoded and answer in encoded and encoded[truth][1:] == encoded[answer][1:]:
+            drawn = (("ground truth", truth), ("prediction", answer))
+            found.append(Slider(name, text, *(Picture(of, "", f"{name}: {of}", *encoded[file]) for of, file in drawn)))
     return found
-
-
-def _bytes(sliders: Sequence[Slider]) -> int:
-    return sum(len(one.truth.uri) + len(one.answer.uri) for one in sliders)
-
-
-def _slider(name: str, caption: str, files: tuple[Path, Path], width: int, quality: int) -> list[Slider]:
-    """Return a slider between two files; none if one is unreadable or their sizes differ."""
-    made = []
-    for title, path in zip(("ground truth", "prediction"), files, strict=True):
-        try:
-            with open_pillow(io.BytesIO(read_bytes(path))) as image:
-                encoded = webp(image.convert("RGB"), width, quality)
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
-            return []
-        made.append(Picture(title, "", f"{name}: {title}", *encoded))
-    truth, answer = made
-    equal = (truth.width, truth.height) == (answer.width, answer.height)
-    return [Slider(name, caption, truth, answer)] if equal else []
 
 
 # Recordings of a run on sound: spectrograms and the sound to play.
@@ -214,9 +200,8 @@ def recordings_of(source: Source, count: int = COUNT, budget: int = RECORDING_BU
     sound = source.sound
     if sound is None:
         raise PatchloomError(f"{source.name} holds images, not recordings")
-    places = np.unique(np.linspace(0, len(source) - 1, min(count, len(source))).round().astype(int))
-    some = source.subset(places)
-    most = int(budget / len(places) / _AS_TEXT / _WORD)
+    some = source.subset(evenly_spaced(len(source), count))
+    most = int(budget / len(some) / _AS_TEXT / _WORD)
     found = []
     with StatusMessage(f"reading {len(some)} recordings"):
         for batch in plain_batches(some, sound.size, len(some), channels=1):

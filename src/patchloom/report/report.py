@@ -15,83 +15,21 @@ from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError, listing
 from patchloom.options.declare import verb
 from patchloom.options.verbs import Report
-from patchloom.report.curves import charts_of
 from patchloom.report.embedding_map import MAX_MAP_IMAGES, make_embedding_map
-from patchloom.report.load_run import (
-    RunData,
-    command_of,
-    disambiguate_runs,
-    expand_runs,
-    is_comparison,
-    load_run,
-    settings_of,
-)
-from patchloom.report.metadata import run_metadata
-from patchloom.report.methods import merge, methods_of, paragraphs, references
-from patchloom.report.metrics import gains_of, key_numbers, results_of
-from patchloom.report.page import Cloud, Page, Picture, Recording, RunPart, Tone, render
+from patchloom.report.methods import Methods, merge, methods_of, paragraphs, references
+from patchloom.report.numbers import charts_of, gains_of, key_numbers, results_of
+from patchloom.report.page import Page, Picture, Recording, RunPart, Tone, render
 from patchloom.report.pictures import COUNT, collect_pictures, images_of, recordings_of, sliders_of
 from patchloom.report.pictures import RECORDING_BUDGET as SOUNDS
 from patchloom.report.pictures import SLIDER_BUDGET as SLIDERS
-from patchloom.report.results import rows_of
+from patchloom.report.results import Row, rows_of
+from patchloom.report.settings import command_of, run_metadata, settings_of
 from patchloom.results import store
 from patchloom.results.verdict import Verdict, no_labels
 from patchloom.runs.folder import line_of
+from patchloom.runs.past import RunData, expand_runs, is_comparison, load_runs
 from patchloom.system.files import write_whole
 from patchloom.version import __version__
-
-# Sentences on a run's files: unreadable ones, and copies.
-
-
-_NAMED = 10  # unreadable files listed by name
-
-
-def describe_data_issues(run: RunData, own: Source | None = None) -> list[str]:
-    """Return sentences on unreadable files, exact copies and near copies."""
-    return [*_broken(run), *_copies(run), *_near(own)]
-
-
-def _broken(run: RunData) -> list[str]:
-    try:
-        names = run.folder.unreadable_names()
-    except OSError as problem:
-        return [f"{run.folder.unreadable.name} cannot be read ({problem.strerror})."]
-    if not names:
-        return ["All files that the run opened could be read."]
-    more = f", and {len(names) - _NAMED:,} more: {run.folder.unreadable}" if len(names) > _NAMED else ""
-    files = "file" if len(names) == 1 else "files"
-    # names need not be UTF-8: bytes that cannot be decoded are escaped
-    some = ", ".join(name.encode("utf-8", "backslashreplace").decode() for name in map(line_of, names[:_NAMED]))
-    return [f"{len(names):,} {files} could not be read and were skipped: {some}{more}."]
-
-
-def _copies(run: RunData) -> list[str]:
-    if not run.data:
-        return []
-    if run.settings.held_out == 0:
-        return [f"No {run.modality.noun} were held out (--held_out 0): nothing was measured on unseen ones."]
-    if not run.data["held_out_looked"]:
-        return [f"The data were not searched for exact copies of the held-out {run.modality.noun}."]
-    count = len(run.data["held_out_copies"])
-    if not count:
-        return [f"No training {run.modality.item} is an exact copy of a held-out one."]
-    copies, were = ("copy", "was") if count == 1 else ("copies", "were")
-    return [f"{count:,} exact {copies} of held-out {run.modality.noun} {were} excluded from training."]
-
-
-def _near(own: Source | None) -> list[str]:
-    if own is None or not len(own) or not own.modality.resizable or own.groups is not None or own.place(0) is None:
-        return []
-    try:
-        with StatusMessage(f"searching {own.name} for near copies"):
-            found = near_copies(own)
-    except PatchloomError as problem:
-        return [f"The search for near copies failed: {problem}."]
-    if found is None:
-        return [f"No near copies were found among {own.noun} with consecutive names."]
-    sentence = found.sentence()
-    return [f"{sentence[0].upper()}{sentence[1:]}"]
-
 
 _FILE = "report.html"
 _OF_COMPARISON = "runs.html"  # a comparison's own report.html has its verdict and tables
@@ -102,6 +40,7 @@ _TONES: dict[Verdict, Tone] = {
     Verdict.NOT_LEARNING: "bad",
 }
 _POINTS = 2000  # in all maps of a page together
+_NAMED = 10  # unreadable files listed by name
 _WITHOUT_LABELS = ("positions", "position-sensitivity", "label-free")  # protocols that need no labels
 
 
@@ -122,7 +61,11 @@ def report(options: Report) -> Path:
     """
     runs = options.runs
     places = [Path(runs)] if isinstance(runs, str | os.PathLike) else [Path(run) for run in runs]
-    target = Path(options.out) if options.out is not None else _target(places)
+    target = Path(_FILE)
+    if options.out is not None:
+        target = Path(options.out)
+    elif len(places) == 1:
+        target = places[0] / (_OF_COMPARISON if is_comparison(places[0]) else _FILE)
     if target.is_dir():
         raise PatchloomError(f"--out {target} is a folder: give a file, such as {target / _FILE}")
     folders, said = expand_runs(places)
@@ -139,60 +82,65 @@ def report(options: Report) -> Path:
     return target
 
 
-def _target(places: Sequence[Path]) -> Path:
-    """Return the default path of the page about these folders."""
-    if len(places) != 1:
-        return Path(_FILE)
-    return places[0] / (_OF_COMPARISON if is_comparison(places[0]) else _FILE)
-
-
 def page_of(runs: Sequence[Path], data: DataLike | None = None) -> Page:
     """Collect the contents of a page about these runs."""
     if not runs:
         raise PatchloomError("report needs the folder of a run, as in patchloom report runs/photos-mae")
-    found = [load_run(run) for run in runs]
-    real = [run.folder.path.resolve() for run in found]
-    for run, place in zip(found, real, strict=True):
-        if real.count(place) > 1:
-            raise PatchloomError(f"{run.folder.path} is given twice: give each run once")
-    found = disambiguate_runs(found)
+    found = load_runs(runs)
     with StatusMessage("compressing the pictures"):
         pictures, notes = collect_pictures(found)
-    parts = []
+    parts, methods = list[RunPart](), list[Methods]()
     for run, its in zip(found, pictures, strict=True):
-        part, its_notes = _part(run, its, data, len(found))
+        groups = rows_of(run.results, run.name, run.name)
+        part, its_notes = _part(run, groups, its, data, len(found))
         parts.append(part)
+        methods.append(methods_of(run, groups))
         its_notes = [one if one.endswith(".") else f"{one}." for one in its_notes]  # errors have no full stop
         notes += [f"{run.name}: {one}" for one in its_notes] if len(found) > 1 else its_notes
-    alone = parts[0] if len(parts) == 1 else None
-    methods = merge([methods_of(run, rows_of(run.results, run.name, run.name)) for run in found])
+    lead = list[str]()
+    for part in parts:
+        said = f"{part.verdict}. {part.why}".strip() if part.verdict else part.summary or part.state
+        lead.append(f"{part.name}: {said}")
+    if len(parts) == 1:
+        lead = [parts[0].why or parts[0].summary or parts[0].state]
+    merged = merge(methods)
     return Page(
         title=listing([run.name for run in found], "and"),
         made=datetime.now(UTC).isoformat(timespec="seconds"),
         version=__version__,
-        lead=[_lead(part) for part in parts] if alone is None else [alone.why or alone.summary or alone.state],
-        tone="plain" if alone is None else alone.tone,
+        lead=lead,
+        tone=parts[0].tone if len(parts) == 1 else "plain",
         charts=charts_of(found),
         runs=parts,
-        methods=paragraphs(methods),
-        bibtex=references(methods),
+        methods=paragraphs(merged),
+        bibtex=references(merged),
         notes=notes,
     )
 
 
-def _part(run: RunData, pictures: Sequence[Picture], data: DataLike | None, count: int) -> tuple[RunPart, list[str]]:
+def _part(
+    run: RunData, groups: Sequence[Sequence[Row]], pictures: Sequence[Picture], data: DataLike | None, count: int
+) -> tuple[RunPart, list[str]]:
     """Collect the contents about one of ``count`` runs, and notes on missing parts."""
-    images, health = images_of(run, data), run.health
-    cloud, recordings, notes = _of_images(run, images.shown, images.what, count)
-    groups = rows_of(run.results, run.name, run.name)
+    images, health, notes = images_of(run, data), run.health, [*run.problems.values()]
+    cloud, recordings = None, list[Recording]()
+    if images.shown is None:
+        notes.append(f"There is no map of embeddings: {images.what}")
+    else:
+        try:
+            most = min(MAX_MAP_IMAGES, _POINTS // count)
+            cloud = make_embedding_map(run.folder.path, images.shown, images.what, most)
+        except PatchloomError as problem:
+            notes.append(f"There is no map of embeddings: {problem}")
+        try:
+            if images.shown.sound is not None:
+                recordings = recordings_of(images.shown, max(1, COUNT // count), SOUNDS // count)
+        except PatchloomError as problem:
+            notes.append(f"There are no recordings to play: {problem}")
     part = RunPart(
         name=run.name,
         state=run.state(),
-        verdict=_verdict(run),
-        tone="plain" if health is None else _TONES.get(health.verdict, "plain"),
-        why="" if health is None else health.why,
-        then="" if health is None else health.then,
-        summary=_summary(run),
+        summary=run.summary or "",
         gains=gains_of(groups),
         numbers=key_numbers(run, groups),
         settings=settings_of(run),
@@ -205,45 +153,50 @@ def _part(run: RunData, pictures: Sequence[Picture], data: DataLike | None, coun
         about=run_metadata(run),
         command=command_of(run),
     )
-    return part, [*run.problems, *notes]
+    if health is None:
+        return part, notes
+    verdict = f"{health.verdict}"
+    if not run.finished and health.verdict is not Verdict.EARLY:
+        verdict += " so far"
+    tone = _TONES.get(health.verdict, "plain")
+    if part.summary and not any(one.quoted and one.protocol not in _WITHOUT_LABELS for one in run.results):
+        part = replace(part, summary=f"{part.summary} {no_labels(run.modality.noun)}")
+    return replace(part, verdict=verdict, tone=tone, why=health.why, then=health.then), notes
 
 
-def _verdict(run: RunData) -> str:
-    """Return the verdict in a few words, marked "so far" if the run is not finished."""
-    if run.health is None:
-        return ""
-    verdict = run.health.verdict
-    return verdict.value if run.finished or verdict is Verdict.EARLY else f"{verdict} so far"
+# Sentences on a run's files.
 
 
-def _summary(run: RunData) -> str:
-    """Return the closing sentence, with a remark if no evaluation had labels."""
-    labelled = any(one.quoted and one.protocol not in _WITHOUT_LABELS for one in run.results)
-    remark = "" if labelled or run.health is None else no_labels(run.modality.noun)
-    return " ".join(filter(None, (run.summary, remark))) if run.summary else ""
-
-
-def _of_images(
-    run: RunData, shown: Source | None, what: str, count: int
-) -> tuple[Cloud | None, list[Recording], list[str]]:
-    """Return the map of embeddings and recordings of one of ``count`` runs, and notes on missing ones."""
-    if shown is None:
-        return None, [], [f"There is no map of embeddings: {what}"]
-    cloud, recordings, notes = None, list[Recording](), list[str]()
+def describe_data_issues(run: RunData, own: Source | None = None) -> list[str]:
+    """Return sentences on unreadable files, exact copies and near copies of a run's ``own`` data."""
+    noun, folder, found = run.modality.noun, run.folder, ["All files that the run opened could be read."]
     try:
-        cloud = make_embedding_map(run.folder.path, shown, what, min(MAX_MAP_IMAGES, _POINTS // count))
+        names = folder.unreadable_names()
+    except OSError as problem:
+        names, found = [], [f"{folder.unreadable.name} cannot be read ({problem.strerror})."]
+    if names:
+        more = f", and {len(names) - _NAMED:,} more: {folder.unreadable}" if len(names) > _NAMED else ""
+        # names need not be UTF-8: bytes that cannot be decoded are escaped
+        some = ", ".join(name.encode("utf-8", "backslashreplace").decode() for name in map(line_of, names[:_NAMED]))
+        files = "file" if len(names) == 1 else "files"
+        found = [f"{len(names):,} {files} could not be read and were skipped: {some}{more}."]
+    if run.data and run.settings.held_out == 0:
+        found.append(f"No {noun} were held out (--held_out 0): nothing was measured on unseen ones.")
+    elif run.data and not run.data["held_out_looked"]:
+        found.append(f"The data were not searched for exact copies of the held-out {noun}.")
+    elif run.data:
+        count = len(run.data["held_out_copies"])
+        copies, were = ("copy", "was") if count == 1 else ("copies", "were")
+        none = f"No training {run.modality.item} is an exact copy of a held-out one."
+        found.append(f"{count:,} exact {copies} of held-out {noun} {were} excluded from training." if count else none)
+    if own is None or not len(own) or not own.modality.resizable or own.groups is not None or own.place(0) is None:
+        return found
+    try:
+        with StatusMessage(f"searching {own.name} for near copies"):
+            near = near_copies(own)
     except PatchloomError as problem:
-        notes.append(f"There is no map of embeddings: {problem}")
-    if shown.sound is not None:
-        try:
-            recordings = recordings_of(shown, max(1, COUNT // count), SOUNDS // count)
-        except PatchloomError as problem:
-            notes.append(f"There are no recordings to play: {problem}")
-    return cloud, recordings, notes
-
-
-def _lead(part: RunPart) -> str:
-    """Return the sentence about one of several runs: its verdict, else its summary, else its progress."""
-    if part.verdict:
-        return f"{part.name}: {part.verdict}. {part.why}".strip()
-    return f"{part.name}: {part.summary or part.state}"
+        return [*found, f"The search for near copies failed: {problem}."]
+    sentence = (
+        f"no near copies were found among {own.noun} with consecutive names." if near is None else near.sentence()
+    )
+    return [*found, f"{sentence[0].upper()}{sentence[1:]}"]

@@ -339,7 +339,7 @@ class RunFolder:
         """Return the command that resumes the run, without ``--epochs``; "" if there is none."""
         asked, data = self.read_requested(), self.read_config().data
         usual = usual_folder(data, asked["task"]["name"], asked.get("recipe"))
-        return command(asked, data, None if self.path == usual else self.path)
+        return command(asked, data, None if self.path == usual else self.path, ("epochs", "minutes"))
 
     def read_data(self) -> dict[str, Any]:
         """Return the statistics, the fingerprint and the held-out split of the data, as plain values."""
@@ -454,6 +454,22 @@ def read_metrics(path: Path) -> dict[str, np.ndarray]:
         return {name: np.array([float(row[name] or "nan") for row in rows]) for name in names}
     except ValueError as problem:
         raise PatchloomError(f"{path} has a cell that is not a number ({problem}): remove that line") from problem
+
+
+def curves_of(columns: dict[str, np.ndarray], name: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Return epochs [n] and finite values [n] of a column of ``metrics.csv``, named "", and of its baselines by name.
+
+    Those without a value are left out.
+    """
+    prefix = "baseline:" if name == "held_out" else f"{name}:"
+    names = {"": name} if name in columns else {}
+    names |= {one.removeprefix(prefix): one for one in columns if one.startswith(prefix)}
+    found = {}
+    for called, column in names.items():
+        known = np.isfinite(columns["epoch"]) & np.isfinite(columns[column])
+        if known.any():
+            found[called] = columns["epoch"][known], columns[column][known]
+    return found
 
 
 def usual_folder(data: DataLike, task: str, recipe: str | None = None) -> Path:

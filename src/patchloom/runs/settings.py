@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -20,7 +20,8 @@ from patchloom.nets.build import EncoderSpec, check_model_options
 from patchloom.options.declare import to_plain_value
 from patchloom.options.pretrain import Adapt, Compile, PositionKind, PretrainOptions
 from patchloom.options.recipes import Border
-from patchloom.recipes import recipe_named, recipe_names
+from patchloom.options.values import dotted
+from patchloom.recipes import recipe_named
 from patchloom.sizes import PatchSize, compact, in_pixels
 from patchloom.tasks import AUTO, task_class, task_name, usual_task, with_defaults
 from patchloom.tasks.custom import Code, is_code, is_loaded, label, only_here, refuse_changed
@@ -192,39 +193,54 @@ def request(data: DataLike, task: TaskLike, settings: dict[str, Any]) -> Setting
     return asked
 
 
-# Comparison with the settings of an existing run.
+# Settings by name, and the command of a run.
 
 
-def command(asked: dict[str, Any], data: str | list[str], out: Path | None) -> str:
-    """Return the shell command of a run without its epochs; "" if there is none, as for data in memory."""
-    task, model = asked["task"], asked["model"]
-    if is_object_name(data) or only_here(task["name"]):
+def by_name(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings by dotted name; compound values become text."""
+    found = {}
+    for name, value in dotted(values).items():
+        if name.endswith("_size") and isinstance(value, list):
+            value = in_pixels(value)
+        found[name] = value if isinstance(value, str | int | float | None) else json.dumps(value)
+    return found
+
+
+def typed_value(value: Any) -> str:
+    """Format a value of `by_name` for the command line."""
+    return value if isinstance(value, str) else repr(value) if isinstance(value, float) else json.dumps(value)
+
+
+def usual_settings(asked: Mapping[str, Any], recipe: str | None = None) -> dict[str, Any]:
+    """Return the settings of a command with only data, task and recipe, as `by_name`; general ones if these fail."""
+    task, found = str(asked.get("task", {}).get("name", "")), Settings("")
+    if not is_code(task) or is_loaded(task):  # a report must not execute the code that a run names
+        with suppress(PatchloomError, KeyError):  # such as of a user's task whose file no longer exists
+            found = request(asked["data"], {} if recipe else {"name": task}, {"recipe": recipe} if recipe else {})
+    return by_name(found.plain())
+
+
+def command(asked: Mapping[str, Any], data: Any, out: Path | None, leave: Collection[str] = ()) -> str:
+    """Return the shell command of a run with these requested settings; "" if there is none, as for data in memory.
+
+    Options at their defaults are left out, and those that ``leave`` names.
+    """
+    names, recipe = data if isinstance(data, list) else [data], asked.get("recipe")
+    task = str(asked.get("task", {}).get("name", ""))
+    if only_here(task) or not all(isinstance(name, str) and name and not is_object_name(name) for name in names):
         return ""
-    recipe = recipe_named(asked["recipe"]).settings if asked.get("recipe") in recipe_names() else {}
-    usual = Settings("").plain() | {name: one for name, one in recipe.items() if not isinstance(one, Mapping)}
-    words = (
-        []
-        if recipe or task["name"] == usual_task(data)[0]
-        else [f"--task={Code.of(task['name']).typed if is_code(task['name']) else task['name']}"]
-    )
-    for owner, given, defaults in (("task", task, with_defaults({"name": task["name"]})), ("model", model, {})):
-        its = {**defaults, "name": "auto" if owner == "model" else task["name"], **recipe.get(owner, {})}
-        for name, value in given.items():
-            if value != its.get(name):
-                words.append(f"--{owner}={value}" if name == "name" else f"--{owner}.{name}={_word(value)}")
-    for name, value in asked.items():
-        if name not in ("data", "task", "model", "epochs", "minutes") and value != usual.get(name):
-            sizes = name in ("img_size", "patch_size") and value != "auto"
-            said = in_pixels(compact(value)) if sizes else _word(value)
-            words.append(f"--{'from' if name == 'from_run' else name}={said}")
+    words = ["--recipe", recipe] if recipe else ["--task", Code.of(task).typed if is_code(task) else task]
+    usual = usual_settings(asked, recipe)
+    for name, value in by_name(asked).items():
+        if name not in ("data", "task.name", "recipe", *leave) and usual.get(name, "auto") != value:
+            option, word = {"from_run": "from", "model.name": "model"}.get(name, name), typed_value(value)
+            words += [f"--{option}={word}"] if word.startswith("--") else [f"--{option}", word]
     if out is not None:
-        words.append(f"--out={out}")
-    words = [part for word in words for part in word.split("=", 1)]
-    return shlex.join(["patchloom", "pretrain", *(data if isinstance(data, list) else [data]), *words])
+        words += ["--out", str(out)]
+    return shlex.join(["patchloom", "pretrain", *names, *words])
 
 
-def _word(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+# Comparison with the settings of an existing run.
 
 
 def setting_differences(requested: dict[str, Any], settings: Settings, became: dict[str, Any], run: Path) -> list[str]:

@@ -16,6 +16,7 @@ from torch import Tensor
 from patchloom.data.augment import cuts_natively
 from patchloom.data.loader import plain_batches
 from patchloom.data.source import Source
+from patchloom.data.sources.in_memory import evenly_spaced
 from patchloom.data.stats import normalize
 from patchloom.display import StatusMessage
 from patchloom.evaluate.features import (
@@ -129,7 +130,7 @@ class Validation:
     @cached_property
     def featured(self) -> Source:
         """At most 500 held-out images, evenly spread; the same object in every pass, so that its workers live on."""
-        return self.held_out.subset(np.unique(np.linspace(0, len(self.held_out) - 1, _FEATURED).round().astype(int)))
+        return self.held_out.subset(evenly_spaced(len(self.held_out), _FEATURED))
 
     def _without_training(self, now: Mapping[str, float], device: torch.device) -> dict[str, float]:
         """Return the columns of the baselines; ``now`` has those of the encoder, which may be untrained."""

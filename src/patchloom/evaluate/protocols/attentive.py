@@ -29,8 +29,8 @@ from patchloom.evaluate.recipes import ATTENTIVE, AttentiveRecipe, ResolvedRecip
 from patchloom.evaluate.select import Candidate, Fitted, Plan, recipe_sentences, train_candidates
 from patchloom.evaluate.settings import EvalSettings, Parts, parts_of, place_in_run, share_steps
 from patchloom.evaluate.subjects import Subject, open_subjects
-from patchloom.look.image_grid import to_pixels
-from patchloom.look.query_attention import draw_queries
+from patchloom.look.attention import draw_queries
+from patchloom.look.sheet import to_pixels
 from patchloom.nets.encode import attention_heads, grid_size, patch_count, width
 from patchloom.nets.finetune import with_variant
 from patchloom.nets.swin import PlainViT, refuse_hierarchical

@@ -22,8 +22,8 @@ from patchloom.data.stats import normalize
 from patchloom.display import track_progress
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.settings import EvalSettings, open_with_notes
-from patchloom.look.image_grid import brightness, to_pixels
 from patchloom.look.position_map import Example, draw_position_map
+from patchloom.look.sheet import brightness, to_pixels
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.options import protocols
 from patchloom.patches.positions import distances

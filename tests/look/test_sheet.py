@@ -1,25 +1,26 @@
 """Tests of picture sheets and of pages of tiles, pixel by pixel."""
 
+import json
 from collections import Counter
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 import pytest
 import torch
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from PIL import Image
+from PIL import Image, ImageDraw
 from tiling import tiles
 from torch import Tensor
 
 from patchloom.errors import PatchloomError
-from patchloom.look import image_grid
-from patchloom.look.charts import DPI, STYLE
-from patchloom.look.image_grid import (
+from patchloom.look import sheet
+from patchloom.look.sheet import (
     EMPTY_MARK,
     HATCHES,
+    MARK,
     MOST_BYTES,
     WRONG_MARK,
+    Caption,
+    Page,
     Scale,
     Tile,
     Title,
@@ -28,11 +29,13 @@ from patchloom.look.image_grid import (
     draw_tiles,
     font,
     hatch,
+    read_caption,
+    resize,
     tile_size,
-    to_tiles,
     widest_word,
     wrap,
     wrap_keys,
+    write_picture,
 )
 from patchloom.questions.question import Sheet
 
@@ -73,8 +76,8 @@ def test_colours_come_back_and_what_is_empty_or_wrong_is_hatched(tmp_path):
 @pytest.fixture
 def laid(monkeypatch):
     """Record the caption and the legend of each drawn sheet."""
-    found, real = [], image_grid.lay_out
-    monkeypatch.setattr(image_grid, "lay_out", lambda *given: found.append(given[1::2]) or real(*given))
+    found, real = [], sheet.lay_out
+    monkeypatch.setattr(sheet, "lay_out", lambda page: found.append((page.caption, page.legend)) or real(page))
     return found
 
 
@@ -113,8 +116,8 @@ def test_text_is_never_cut(tmp_path):
 @pytest.mark.parametrize("channels", [1, 5])
 def test_dark_images_are_drawn_brighter_and_the_caption_says_so(tmp_path, laid, monkeypatch, channels):
     """300 of the levels of 16 bits stay distinguishable as far as 256 colours allow."""
-    drawn, real = [], image_grid.to_pixels
-    monkeypatch.setattr(image_grid, "to_pixels", lambda *given: drawn.append(real(*given)) or drawn[-1])
+    drawn, real = [], sheet.to_pixels
+    monkeypatch.setattr(sheet, "to_pixels", lambda *given: drawn.append(real(*given)) or drawn[-1])
     levels = torch.linspace(0, 300, 32 * 32).round().view(1, 1, 32, 32).expand(2, channels, -1, -1) / 65535
     original = (levels - 0.002) / 0.001
     marked = original.clone()
@@ -163,7 +166,7 @@ def test_every_pixel_of_a_small_image_is_a_sharp_square_of_a_clamped_colour(tmp_
 def test_large_images_are_averaged_whichever_side_is_longer(size):
     h, w = size
     board = (np.indices(size).sum(0) % 2 * 255).astype(np.uint8)  # squares of one pixel
-    (tile,) = to_tiles(np.stack([board] * 3, -1)[None], np.zeros((1, *size), np.uint8), 224)
+    tile = resize(np.stack([board] * 3, -1), *tile_size(*size, 224))
     inside = tile[1:-1, 1:-1]
     assert inside.shape[0] < h and inside.shape[1] < w and 100 < inside.min() <= inside.max() < 155
 
@@ -209,37 +212,56 @@ def test_what_cannot_be_drawn_is_refused(tmp_path):
 # Pages of tiles.
 
 
-@pytest.fixture
-def figures(monkeypatch):
-    """Record the drawn figures."""
-    seen = []
-    monkeypatch.setattr(image_grid, "write_figure", lambda figure, out, page_caption: seen.append(figure) or out)
-    return seen
-
-
 RED = np.full((8, 8, 3), (200, 30, 60), np.uint8)
 
 
+@pytest.fixture
+def boxes(monkeypatch):
+    """Record left, top, right and bottom of all words, tiles and scales on a page."""
+    found, write, paste = [], ImageDraw.ImageDraw.text, Image.Image.paste
+
+    def text(pen, place, words, ink, face, anchor):
+        found.append(pen.textbbox(place, words, face, anchor))
+        write(pen, place, words, ink, face, anchor=anchor)
+
+    def pasted(page, one, place):
+        if place != (1, 1):  # inside its frame
+            found.append((*place, place[0] + one.width, place[1] + one.height))
+        paste(page, one, place)
+
+    monkeypatch.setattr(ImageDraw.ImageDraw, "text", text)
+    monkeypatch.setattr(Image.Image, "paste", pasted)
+    return found
+
+
 @pytest.mark.parametrize(("size", "columns"), [((32, 32), 1), ((64, 16), 9)])
-def test_no_word_or_tile_touches_another(size, columns, figures, tmp_path):
+def test_no_word_or_tile_touches_another(size, columns, boxes, tmp_path):
     rows = [[Tile(RED, "0.998", frame="#0072b2") for _ in range(columns)] for _ in range(3)]
     headings = ["image", "first three, foreground", *[f"{i}." for i in range(columns)]][:columns]
     groups = [("", 1), ("an encoder with a name of some length", columns - 1)] if columns > 1 else ()
     scales = [Scale("how much", -1, 1), Scale("how little", 0, 3, ends=("none", "all"))]
-    draw_tiles(rows, headings, size, "A title", "A caption of some words. " * 12, tmp_path / "t.png", scales, groups)
-    (figure,) = figures
-    figure.set_dpi(DPI)
-    renderer = FigureCanvasAgg(figure).get_renderer()
-    with matplotlib.rc_context(STYLE):
-        boxes = [text.get_window_extent(renderer) for text in figure.texts if text.get_text()]
-        boxes += [axes.get_tightbbox(renderer) for axes in figure.axes]
+    above, legend = ["a row of some name"] * 3, [(RED, "red"), (RED, "the same")]
+    caption = "A caption of some words. " * 12
+    page = Page(rows, headings, Title("A title", "A result"), caption, groups, above, legend, scales)
+    path = draw_tiles(page, size, tmp_path / "t.png")
+    width, height = Image.open(path).size
+    boxes = [one for one in boxes if one[2] > one[0]]
+    assert len(boxes) > 6 * columns + 12
     for i, one in enumerate(boxes):
-        assert one.x0 >= 0 and one.y0 >= 0 and one.x1 <= figure.bbox.x1 and one.y1 <= figure.bbox.y1
+        assert one[0] >= 0 and one[1] >= 0 and one[2] <= width and one[3] <= height
         for other in boxes[:i]:
-            across = min(one.x1, other.x1) - max(one.x0, other.x0)
-            down = min(one.y1, other.y1) - max(one.y0, other.y0)
-            assert across <= 2 or down <= 2, f"{one} and {other} overlap"
-    assert all(text.get_fontsize() >= 8 for text in figure.texts)
+            across = min(one[2], other[2]) - max(one[0], other[0])
+            down = min(one[3], other[3]) - max(one[1], other[1])
+            assert across <= 0 or down <= 0, f"{one} and {other} overlap"
+
+
+def test_what_has_no_tile_has_no_column(tmp_path):
+    pages = [
+        np.asarray(Image.open(draw_tiles(Page(rows, ["a", "b" * 99]), (8, 8), tmp_path / "t.png")))
+        for rows in ([[Tile(RED), None]], [[Tile(RED), None], [None, Tile(RED)]])
+    ]
+    assert [[len(row) for row in tiles(page)] for page in pages] == [[1], [1, 1]]
+    assert pages[0].shape[1] < 99 * 5 + 200 < pages[1].shape[1]
 
 
 def test_a_scale_shades_numbers_and_what_is_none():
@@ -250,11 +272,44 @@ def test_a_scale_shades_numbers_and_what_is_none():
 
 def test_marks_and_frames_are_drawn(tmp_path):
     def colours(tile):
-        page = Image.open(draw_tiles([[tile]], ["image"], (8, 8), "title", "words", tmp_path / "t.png")).convert("RGB")
-        return Counter(map(tuple, np.asarray(page).reshape(-1, 3).tolist()))
+        page = Page([[tile]], ["image"], Title("title"), "words")
+        drawn = Image.open(draw_tiles(page, (8, 8), tmp_path / "t.png")).convert("RGB")
+        return Counter(map(tuple, np.asarray(drawn).reshape(-1, 3).tolist()))
 
     plain, tile = colours(Tile(RED)), tuple(RED[0, 0].tolist())
-    assert plain[tile] == pytest.approx((1.2 * DPI) ** 2, rel=0.1)
-    marked = colours(Tile(RED, mark=(0, 0.5, 0.5, 0.5)))
+    assert plain[tile] == 180**2
+    marked = colours(Tile(RED, marks=[((0, 0.5, 0.5, 0.5), MARK)]))
     assert 0 < marked[255, 212, 0] < plain[tile] - marked[tile] < 0.1 * plain[tile]
     assert colours(Tile(RED, frame="#0072b2"))[0, 0x72, 0xB2] > 100 and not plain[0, 0x72, 0xB2] + plain[255, 212, 0]
+
+
+# Captions beside pictures, which strangers may have written.
+
+
+def test_a_caption_comes_back_and_is_replaced_with_its_picture(tmp_path):
+    picture = tmp_path / "new" / "position_map-birds.v2.png"
+    for caption in (Caption("First", "Look here.", 3), Caption("Second é", "", 0, ("a", "b"))):
+        assert write_picture(picture, b"png", caption) == picture
+        assert read_caption(picture) == caption
+    assert sorted(file.suffix for file in picture.parent.iterdir()) == [".json", ".png"]
+
+
+@pytest.mark.parametrize("text", [None, "", "{", "[" * 10_000, "null", '["a", "b", 3]', '{"title": "a"}', " " * 40_000])
+def test_without_a_valid_caption_the_title_is_the_files_name(text, tmp_path):
+    if text is not None:
+        (tmp_path / "a.b.caption.json").write_text(text)
+    assert read_caption(tmp_path / "a.b.png").title == "a.b"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("title", ""), ("title", 3), ("title", "\ud800"), ("text", None), ("text", "b" * 2001), ("order", True)),
+        *(("order", 0.5), ("pairs", 3), ("pairs", ["\ud800"]), ("more", 1)),
+    ],
+)
+def test_values_of_a_strangers_caption_are_checked(name, value, tmp_path):
+    caption = Caption("theirs", "Look.", 3)._asdict()
+    for given, title in ((caption, "theirs"), (caption | {name: value}, "a")):
+        (tmp_path / "a.caption.json").write_text(json.dumps(given))
+        assert read_caption(tmp_path / "a.png").title == title

@@ -1,4 +1,4 @@
-"""Key numbers of a run and their tables, from its results."""
+"""Key numbers, tables and charts of runs, from their results and the columns of ``metrics.csv``."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
 
+import numpy as np
+
+from patchloom.data.sources.in_memory import evenly_spaced
+from patchloom.look.charts import Line, Panel
 from patchloom.look.run_curves import PROTOCOL_TITLES
-from patchloom.report.load_run import RunData
 from patchloom.report.page import Number, Table
 from patchloom.report.results import ResultsTable, Row
 from patchloom.results import store
@@ -15,6 +18,7 @@ from patchloom.results.claims import Claim, Difference
 from patchloom.results.newest import settings_of
 from patchloom.results.result import ACCURACY, Result
 from patchloom.results.table import describe_settings, varying
+from patchloom.runs.past import RunData
 
 
 def key_numbers(run: RunData, groups: Sequence[Sequence[Row]]) -> list[Number]:
@@ -143,3 +147,87 @@ def _count_claims(claims: Sequence[Claim]) -> str:
         return f"{count} and no claim: the encoder is shown to be neither better nor worse than a control."
     said = f"Of {count}, the encoder is better in {better or 'none'} and worse in {worse or 'none'}"
     return f"{said}; no claim is made in {rest}." if rest else f"{said}."
+
+
+# Charts of one or several runs on common axes.
+
+
+_POINTS = 400  # per line
+_KNN = {
+    "knn": ("kNN accuracy", "Nearest-neighbour classification of the encoder's features."),
+    "instance_knn": (
+        "kNN accuracy, instance",
+        "Nearest-neighbour classification of the representation that the task trains.",
+    ),
+}
+_SAME = 5e-4  # baselines of several runs that differ by less are drawn once
+# columns without a chart, or with one already
+_OTHER = ("step", "epoch", "images", "seconds", "lr", "loss", "held_out", "share", "loss_scale", *_KNN)
+
+
+def charts_of(runs: Sequence[RunData]) -> list[Panel]:
+    """Return charts of the losses, held-out measures and accuracies over epochs that at least one run has logged.
+
+    Held-out measures of different names have a chart each. Losses of different tasks have different units and are
+    divided by the first value that each run logged, as in `patchloom.look.run_curves.draw_run_curves`.
+    """
+    modalities = {(run.modality.noun, run.modality.values) for run in runs}
+    noun, pixels = modalities.pop() if len(modalities) == 1 else ("images", "pixels")
+    charts = [_losses(runs)]
+    for measure, unit in dict.fromkeys((run.measured.measure, run.measured.unit) for run in runs):
+        some = [run for run in runs if (run.measured.measure, run.measured.unit) == (measure, unit)]
+        note = f"On {noun} that are not used for training. Dashed: baselines that need no learning."
+        charts.append(Panel(measure, note, _lines(some, len(runs) == 1, "held_out", measure), unit == "%"))
+    galleries = " or ".join(f"{n:,}" for n in sorted({run.settings.knn_gallery for run in runs}))
+    searched = f"Gallery: up to {galleries} training {noun}; test: the held-out {noun}."
+    for name, (title, note) in _KNN.items():
+        charts.append(Panel(title, f"{note} {searched}", _lines(runs, len(runs) == 1, name, title), True))
+    for column in dict.fromkeys(name for run in runs for name in run.metrics):
+        if column not in _OTHER and ":" not in column:
+            # columns are named after pixels for recordings, too
+            name = " ".join(pixels if word == "pixels" else word for word in column.split("_"))
+            lines = _lines(runs, len(runs) == 1, column, name)
+            charts.append(Panel(f"{name}, in training", f"On training {noun}.", lines, "accuracy" in column))
+    return [chart for chart in charts if chart.lines]
+
+
+def _losses(runs: Sequence[RunData]) -> Panel:
+    lines = _lines(runs, len(runs) == 1, "loss", "loss")
+    if len({run.settings.task["name"] for run in runs}) > 1:
+        note = "Each loss is divided by its first logged value, because tasks have losses in different units."
+        shares = [line._replace(y=line.y / line.y[0]) for line in lines]
+        return Panel("training loss, relative to its start", note, shares)
+    note = "A loss that falls further does not mean that a run is better."
+    return Panel("training loss", note if len(runs) > 1 else "The loss on training batches.", lines)
+
+
+def _lines(runs: Sequence[RunData], single: bool, column: str, name: str) -> list[Line]:
+    """Return the lines of a column: those of the runs, or ``name`` for a ``single`` one, then those of baselines."""
+    lines, beside = list[Line](), dict[tuple[str, int], Line]()
+    for run in runs:
+        curves = run.curves(column)
+        if "" not in curves:
+            continue
+        epochs, values = curves.pop("")
+        lines.append(_line(name if single else run.name, epochs, values))
+        for kind, (x, y) in curves.items():
+            flat = np.ptp(y) == 0
+            if flat:  # it was measured once or never changed
+                x, y = np.array([0.0, max(epochs.max(), x.max())]), y[[0, 0]]
+            called = kind if len(runs) == 1 else f"{kind}, {run.name}"
+            line = _line(called, x, y)._replace(dashed=True, kind=kind)
+            # baselines of several runs that have the same name and nearly the same value, such as chance, are one
+            key = (kind, round(line.y[0] / _SAME)) if flat else (called, 0)
+            same = beside.get(key)
+            if same is not None:
+                line = same._replace(name=kind, x=max(same.x, line.x, key=lambda x: x[-1]))
+            beside[key] = line
+    return [*lines, *beside.values()]
+
+
+def _line(name: str, x: np.ndarray, y: np.ndarray) -> Line:
+    """Return a line of at most `_POINTS` evenly spaced points that include the last one."""
+    some = evenly_spaced(len(x), _POINTS)
+    # six digits are more than a reader can see, and halve the size of the page
+    x, y = (np.array([float(f"{v:.6g}") for v in values[some]]) for values in (x, y))
+    return Line(name, x, y)
