@@ -16,8 +16,7 @@ from patchloom.data.sources.folder import open_folder
 from patchloom.data.sources.glob import absolute_pattern, is_pattern, is_single, matches, may_search_disc, open_images
 from patchloom.data.sources.huggingface import absolute_hub_name, hub_folder, is_hub, open_hub
 from patchloom.data.sources.in_memory import DataLike, is_object, is_object_name, object_name, open_objects
-from patchloom.data.sources.names import BUILTIN
-from patchloom.data.sources.scandir import is_foreign
+from patchloom.data.sources.names import BUILTIN, is_foreign
 from patchloom.data.sources.shards import holds_shards, is_shards, open_shard_folder, open_shards
 from patchloom.data.sources.speech_commands import is_speech_commands, open_speech_commands
 from patchloom.data.sources.table import open_list, split_choice

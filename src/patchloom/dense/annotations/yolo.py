@@ -10,16 +10,13 @@ from typing import Any
 
 import yaml
 
+from patchloom.data.notes import limit_examples
+from patchloom.data.sources.names import TEST, TRAIN, VALIDATION, is_role
 from patchloom.data.sources.scandir import Listing, images_in, list_files
 from patchloom.dense.annotations.base import (
     MOST_CLASSES,
-    TEST,
-    TRAIN,
-    VALIDATION,
     by_folder,
     files_in,
-    is_role,
-    name_files,
     note_on_lost,
     read_lines,
     refuse_repeated,
@@ -133,7 +130,7 @@ def _annotations(
     if without:
         notes.append(
             f"{len(without):,} of {len(label_of):,} images have no text file, and are taken as images without objects "
-            f"({name_files(root, without)})"
+            f"({limit_examples(root / image for image in without)})"
         )
     if classes is None:
         count = max((label for sheet in sheets.values() for label in sheet.labels), default=-1) + 1
