@@ -258,15 +258,23 @@ def run_interruptibly(work: Callable[[], object]) -> None:
     BackgroundWork(work).wait()
 
 
-def add_checksum(content: bytes) -> bytes:
-    """Return ``content`` after its checksum, for `strip_checksum`."""
-    return hashlib.sha256(content).digest() + content
+def write_sealed(path: Path, content: bytes) -> None:
+    """Write ``content`` after its checksum, for `read_sealed`."""
+    write_whole(path, hashlib.sha256(content).digest() + content)
 
 
-def strip_checksum(content: bytes) -> bytes | None:
-    """Return the content that was given to `add_checksum`; None if a single bit has changed."""
+def read_sealed(path: Path) -> bytes | None:
+    """Return the content that `write_sealed` has written; None if a single bit has changed."""
+    content = read_bytes(path, LIST_FILE)
     seal, content = content[:_SEAL], content[_SEAL:]
     return content if hashlib.sha256(content).digest() == seal else None
+
+
+def read_cached(path: Path) -> bytes | None:
+    """Return the content of a cached file of `write_sealed`; None if it is missing or damaged."""
+    with contextlib.suppress(OSError):
+        return read_sealed(path)
+    return None
 
 
 def append(path: Path, text: str) -> None:

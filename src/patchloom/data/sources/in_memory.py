@@ -213,7 +213,7 @@ class DatasetSource(Source):
                     f"{self.describe(i)} differs each time it is read, so a run could not be resumed: remove random "
                     "transforms from the dataset; patchloom crops and flips the images"
                 )
-        self.classes, self.labels = _stored_labels(dataset) or ((), None)
+        self.classes, self.labels = stored_labels(dataset) or ((), None)
         if self.labels is None and any(label_of(item) is not None for item in items.values()):
             self.classes, self.labels = encode_labels([*self._labels_of_items()])
 
@@ -262,13 +262,13 @@ class DatasetSource(Source):
                 yield None
 
 
-def _stored_labels(dataset: Any) -> tuple[tuple[str, ...], np.ndarray] | None:
+def stored_labels(dataset: Any) -> tuple[tuple[str, ...], np.ndarray] | None:
     """Return class names and labels [n] that a dataset has without making items; None if it has none."""
     if isinstance(dataset, TorchSubset):
-        classes, labels = _stored_labels(dataset.dataset) or ((), None)
+        classes, labels = stored_labels(dataset.dataset) or ((), None)
         return None if labels is None else (classes, labels[np.asarray(dataset.indices, dtype=np.int64)])
     if isinstance(dataset, ConcatDataset):
-        each = [_stored_labels(one) for one in dataset.datasets]
+        each = [stored_labels(one) for one in dataset.datasets]
         parts = [one for one in each if one is not None]
         if len(parts) < len(each) or len({classes for classes, _ in parts}) > 1:
             return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -63,7 +63,7 @@ from patchloom.dense.annotations.base import (
 from patchloom.dense.annotations.synthetic import DrawnMaps
 from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError, listing, one_line
-from patchloom.system.files import LIST_FILE, add_checksum, cache_root, read_bytes, similar, strip_checksum, write_whole
+from patchloom.system.files import LIST_FILE, cache_root, read_bytes, read_cached, similar, write_sealed
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -363,10 +363,8 @@ def ids_of(maps: StoredMaps, where: str) -> np.ndarray:
         raise PatchloomError(f"{problems[0]}{more}")
     rows = np.concatenate(found)
     if place is not None and maps.stamp() == stamp:  # otherwise files changed meanwhile
-        try:
-            write_whole(place, add_checksum(rows.tobytes()))
-        except PatchloomError:  # a full or read-only disc only costs another pass
-            pass
+        with suppress(PatchloomError):  # a full or read-only disc only costs another pass
+            write_sealed(place, rows.tobytes())
     return rows
 
 
@@ -416,10 +414,7 @@ def _on_slopes(ids: np.ndarray) -> np.ndarray:
 
 def _read(place: Path) -> np.ndarray | None:
     """Return the rows in a cached file; None if there is none, or it is damaged."""
-    try:
-        content = strip_checksum(read_bytes(place, LIST_FILE))
-    except OSError:
-        return None
+    content = read_cached(place)
     return None if content is None or len(content) % 40 else np.frombuffer(content, np.int64).reshape(-1, 5)
 
 
