@@ -19,7 +19,6 @@ import os
 import shutil
 import tempfile
 import threading
-import time
 import uuid
 from copy import copy
 from multiprocessing.util import Finalize
@@ -36,7 +35,7 @@ from patchloom.data.augment import resize_part
 from patchloom.data.source import Source, View, digest
 from patchloom.data.stats import sample_images
 from patchloom.errors import PatchloomError, TemporaryError
-from patchloom.system.files import cache_root, disk_error_kind, size_in_words, write_whole
+from patchloom.system.files import cache_root, disk_error_kind, remove_leftovers, size_in_words, write_whole
 from patchloom.system.hardware import free_memory
 
 try:
@@ -87,7 +86,7 @@ def cache_images(source: Source, cache: Cache, auto: bool = False) -> CachedImag
     cached = CachedImages(source, cache, folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(folder)
+        remove_leftovers(folder, _FORGOTTEN)
         if auto:
             _make_room(folder, len(source) * _mean_bytes(source, cache, folder, auto))
         elif missing := cached.missing():
@@ -391,7 +390,7 @@ class _Part:
 
     def __init__(self, folder: Path) -> None:
         name = uuid.uuid4().hex
-        self.unfinished, self.path = folder / f".{name}", folder / f"{name}.part"
+        self.unfinished, self.path = folder / f".part.{name}", folder / f"{name}.part"
         self.index: list[tuple[int, ...]] = []
         self.end = 0
         self.file = self.unfinished.open("wb")
@@ -563,14 +562,6 @@ def _lock(folder: Path, alone: bool = False) -> BinaryIO | None:
             raise
         file.close()
     return None
-
-
-def _remove_leftovers(folder: Path) -> None:
-    """Remove what processes that were killed have left."""
-    for path in folder.glob(".*"):
-        with contextlib.suppress(OSError):  # removed by another process
-            if time.time() - path.stat().st_mtime > _FORGOTTEN:
-                path.unlink()
 
 
 def _unwritable(folder: Path, problem: OSError) -> PatchloomError:

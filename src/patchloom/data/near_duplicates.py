@@ -77,7 +77,10 @@ class NearCopies(NamedTuple):
         )
         if self.group is None:
             return f"{said}. --group PATTERN keeps images together by a pattern in their names."
-        return f"{said}. --group {shlex.quote(self.group)} keeps them together, in {len(self.groups):,} groups ({limit_examples(self.groups, most=4)})."
+        some = limit_examples(self.groups, most=4)
+        return (
+            f"{said}. --group {shlex.quote(self.group)} keeps them together, in {len(self.groups):,} groups ({some})."
+        )
 
 
 def near_copies(source: Source, seed: int = 0) -> NearCopies | None:

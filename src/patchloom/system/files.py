@@ -12,6 +12,7 @@ import re
 import shutil
 import stat
 import threading
+import time
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -359,11 +360,14 @@ def disk_error_kind(problem: Exception) -> type[PatchloomError]:
     return TemporaryError if number in _MAY_PASS else PatchloomError
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Remove unfinished files of killed processes (see `write_whole`) in ``folder``; nothing may be writing there."""
+def remove_leftovers(folder: Path, age: float = 0) -> None:
+    """Remove unfinished files of killed processes (see `write_whole`) in ``folder``.
+
+    Nothing may be writing there, or only files younger than ``age`` in seconds.
+    """
     for path in folder.glob(".*"):
-        if _BESIDE.fullmatch(path.name):
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # removed by another process
+            if _BESIDE.fullmatch(path.name) and time.time() - path.stat().st_mtime >= age:
                 path.unlink()
 
 

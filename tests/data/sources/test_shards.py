@@ -469,7 +469,10 @@ def test_a_folder_of_shards_and_its_splits(tmp_path):
     assert torch.equal(val.read(1), pixels_of(2 * EACH + 1)) and val.labels.tolist() == [1, 2, 0, 1, 2, -1]
     (root / "test-0.tar").unlink()
     refused(str(root), "has the class 7 in val but not in train")
-    for name in ("val-0.tar", "val-1.tar"):
+    (root / "val-1.tar").rename(root / "dev-1.tar")  # another word for it
+    (root / "val-0.tar").rename(root / "validation-0.tar")
+    assert len(open_data(str(root)).test) == EACH
+    for name in ("validation-0.tar", "dev-1.tar"):
         (root / name).unlink()
     data = open_data(str(root))
     assert data.test is None and len(data.train) == 3 * EACH

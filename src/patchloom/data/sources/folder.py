@@ -3,55 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
-from patchloom.audio.config import Sound
-from patchloom.audio.recordings import modality_of
 from patchloom.data.notes import limit_examples, note_on_splits
 from patchloom.data.source import Data, in_classes, number_words
-from patchloom.data.sources.files import Files, PackedStrings
+from patchloom.data.sources.files import Files
 from patchloom.data.sources.label_maps import without_label_maps
 from patchloom.data.sources.media_type import select_kind
 from patchloom.data.sources.names import TEST, choose_splits, split_of
 from patchloom.data.sources.scandir import list_files, note_on_others, some_images, without_runs
 from patchloom.errors import PatchloomError
-
-
-@dataclass(frozen=True)
-class _Part:
-    """Images or recordings of a folder.
-
-    Attributes:
-        root: folder that the paths are relative to.
-        paths: paths of the images.
-        where: name of the folder in notes, relative to the user's folder, with a trailing slash; "" for that folder.
-        sound: settings with which recordings are read; None for images.
-    """
-
-    root: Path
-    paths: PackedStrings
-    where: str
-    sound: Sound | None
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    @property
-    def only_folder(self) -> str:
-        """First-level sub-folder that holds all images; "" if there is none."""
-        top, slash, _ = self.paths[0].partition("/") if len(self) else ("", "", "")
-        return top if slash and len(self.paths.under(f"{top}/")) == len(self) else ""
-
-    def inside(self, folder: str) -> _Part:
-        """Return the images in a first-level sub-folder."""
-        kept = np.zeros(len(self), bool)
-        there = self.paths.under(f"{folder}/")
-        kept[there.start : there.stop] = True
-        cut = len(f"{folder}/".encode("utf-8", "surrogateescape"))
-        return replace(self, root=self.root / folder, paths=self.paths.where(kept, cut), where=f"{self.where}{folder}/")
 
 
 def open_folder(folder: Path, name: str) -> Data:
@@ -65,9 +26,9 @@ def open_folder(folder: Path, name: str) -> Data:
     """
     listed, of_runs = without_runs(folder, list_files(folder))
     listed, sound, beside = select_kind(listed, name)
-    everything = _Part(folder, some_images(listed, name).paths, "", sound)
+    everything = Files(name, folder, some_images(listed, name).paths, sound=sound)
     paths, notes = (listed.paths, list[str]()) if sound else without_label_maps(folder, listed)
-    whole = replace(everything, paths=paths)
+    whole = Files(name, folder, paths, sound=sound)
     others = [*of_runs, *beside, *note_on_others(listed)]
     children: dict[str, list[str]] = {"": []}  # of the folder itself, and of those directly in it
     for one in filter(None, listed.folders):
@@ -76,22 +37,22 @@ def open_folder(folder: Path, name: str) -> Data:
             children.setdefault(parent, []).append(child)
     within = [parent for parent, inside in children.items() if parent and None not in choose_splits(inside)]
     if None not in choose_splits(children[""]):
-        return _open_splits(name, everything, whole, children[""], {}, [*notes, *others])
+        return _open_splits(folder, everything, whole, children[""], {}, [*notes, *others])
     if len(within) == 1:
         (parent,) = within
         elsewhere = {"other folders": len(whole) - len(paths.under(f"{parent}/"))}
         kept = everything.inside(parent), whole.inside(parent)
-        return _open_splits(name, *kept, children[parent], elsewhere, [*notes, *others])
+        return _open_splits(folder, *kept, children[parent], elsewhere, [*notes, *others])
     if within:
         where = limit_examples(within)
         notes.append(f"Train and test within several folders are not used as splits: all are trained on ({where})")
     if len(whole) < len(everything) and whole.only_folder:
         whole = whole.inside(whole.only_folder)
-    return Data(_source(name, whole), None, (*notes, *others))
+    return Data(_in_folders(whole, folder), None, (*notes, *others))
 
 
 def _open_splits(
-    name: str, everything: _Part, whole: _Part, children: list[str], elsewhere: Mapping[str, int], notes: list[str]
+    folder: Path, everything: Files, whole: Files, children: list[str], elsewhere: Mapping[str, int], notes: list[str]
 ) -> Data:
     """Open the splits among the sub-folders ``children`` of a folder; ``everything`` has the label maps, too."""
     train, test = choose_splits(children)
@@ -104,40 +65,46 @@ def _open_splits(
     }
     for split in (train, test):
         if not len(parts[split]):
-            some_images(list_files(parts[split].root), f"{name} ({split})")  # which says what is there instead
-            raise PatchloomError(f"{name} ({split}) holds no {modality_of(whole.sound).noun}: put some into it")
-    itself = f"{whole.where.rstrip('/')} itself" if whole.where else "the folder itself"
-    left = {part.where.rstrip("/"): len(part) for child, part in parts.items() if child not in (train, test)}
+            some_images(list_files(parts[split].root), f"{whole.name} ({split})")  # which says what is there instead
+            raise PatchloomError(f"{whole.name} ({split}) holds no {whole.noun}: put some into it")
+    itself = "the folder itself" if whole.root == folder else f"{_name_of(whole, folder)} itself"
+    left = {_name_of(part, folder): len(part) for child, part in parts.items() if child not in (train, test)}
     left |= {itself: len(whole) - sum(len(whole.paths.under(f"{child}/")) for child in children), **elsewhere}
     left = {where: count for where, count in left.items() if count}
-    trained, tested = (f"{parts[split].where.rstrip('/')} ({len(parts[split]):,})" for split in (train, test))
+    trained, tested = (f"{_name_of(parts[split], folder)} ({len(parts[split]):,})" for split in (train, test))
     if left:
         total = len(parts[train]) + len(parts[test]) + sum(left.values())
         counts = {where: f"{count:,}" for where, count in left.items()}
         sentence = note_on_splits(trained, tested, counts, f"move {{}} into {train}")
-        notes = [f"Of {total:,} {modality_of(whole.sound).noun}, {sentence}", *notes]
+        notes = [f"Of {total:,} {whole.noun}, {sentence}", *notes]
     elif split_of(test) != TEST:
         notes = [f"{tested} is the test, since no folder is called test", *notes]
-    source = _source(name, parts.pop(train))
-    tests = in_classes(_source(name, parts.pop(test), 1), source.classes, test)
+    source = _in_folders(parts.pop(train), folder)
+    tests = in_classes(_in_folders(parts.pop(test), folder, 1), source.classes, test)
     others = {
-        child: in_classes(_source(name, part, 1), source.classes)
+        child: in_classes(_in_folders(part, folder, 1), source.classes)
         for child, part in parts.items()
         if split_of(child) and len(part)
     }
     return Data(source, tests, tuple(notes), others)
 
 
-def _source(name: str, part: _Part, least: int = 2) -> Files:
-    """Return the files of a part, with the first-level sub-folders as classes if there are ``least`` of them."""
+def _in_folders(part: Files, folder: Path, least: int = 2) -> Files:
+    """Return the files of a part with the first-level sub-folders as classes, if there are ``least`` of them."""
     tops = [path.partition("/")[0] if "/" in path else "" for path in part.paths]
     outside = next((path for path in part.paths if "/" not in path), None)
     classes = sorted({*tops} - {""})
     if len(classes) >= least and outside is None:
-        return Files(name, part.root, part.paths, *number_words(tops, by_value=False), sound=part.sound)
-    source = Files(name, part.root, part.paths, sound=part.sound)
-    if classes and outside is not None:
-        source.no_labels = f"labels are the names of sub-folders, but {part.where}{outside} lies outside of them"
+        part.classes, part.labels = number_words(tops, by_value=False)
+    elif classes and outside is not None:
+        where = _name_of(part, folder, outside)
+        part.no_labels = f"labels are the names of sub-folders, but {where} lies outside of them"
     elif classes:
-        source.no_labels = f"labels are the names of sub-folders, and there is only one ({part.where}{classes[0]})"
-    return source
+        where = _name_of(part, folder, classes[0])
+        part.no_labels = f"labels are the names of sub-folders, and there is only one ({where})"
+    return part
+
+
+def _name_of(part: Files, folder: Path, inside: str = "") -> str:
+    """Return the path of a part, or of something in it, within the user's folder."""
+    return (part.root / inside).relative_to(folder).as_posix()

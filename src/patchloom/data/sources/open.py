@@ -119,9 +119,9 @@ def _open_each(names: Sequence[str | Path], seed: int, fetch: bool) -> Data:
         return open_images([os.path.expanduser(path) for path in images], f"{len(images):,} image files")
     some = set(images)
     rest = [name for name in names if os.fspath(name) not in some]
-    if not images:
-        return open_concat(rest, join_names(rest), partial(_open_one, seed=seed, fetch=fetch))
     found = open_concat(rest, join_names(rest), partial(_open_one, seed=seed, fetch=fetch))
+    if not images:
+        return found
     return concat_data([found, open_images(images, f"{len(images):,} image files")], join_names(names))
 
 

@@ -11,10 +11,11 @@ from typing import Any
 import yaml
 
 from patchloom.data.notes import limit_examples
-from patchloom.data.sources.names import TEST, TRAIN, VALIDATION, is_role
+from patchloom.data.sources.names import TRAIN, is_role, split_of
 from patchloom.data.sources.scandir import Listing, images_in, list_files
 from patchloom.dense.annotations.base import (
     MOST_CLASSES,
+    PARTS,
     by_folder,
     files_in,
     note_on_lost,
@@ -27,7 +28,6 @@ from patchloom.errors import PatchloomError
 from patchloom.system.documents import parse_number
 from patchloom.system.files import read_bytes, read_yaml
 
-_KEYS = {TRAIN: ("train",), VALIDATION: ("val", "valid", "validation"), TEST: ("test",)}  # of data.yaml
 _NAMES = ("classes.txt", "classes.names", "obj.names", "names.txt", "labels.txt")
 _PIXELS = 2.0  # a share beyond that is no share
 
@@ -83,11 +83,11 @@ def find_yaml(name: str, path: Path) -> Annotations:
     root = path.parent
     parts: dict[str, list[str]] = {}
     notes: list[str] = []
-    for part, keys in _KEYS.items():
-        given: Any = next((content[key] for key in keys if content.get(key)), [])
+    for part in PARTS:
+        given: Any = next((value for key, value in content.items() if value and split_of(str(key)) == part), [])
         places = [given] if isinstance(given, str) else given
         if not (isinstance(places, list) and all(isinstance(place, str) for place in places)):
-            raise PatchloomError(f"{path} has for {keys[0]} no folder and no list of folders, but {given}")
+            raise PatchloomError(f"{path} has for {part} no folder and no list of folders, but {given}")
         found = [_place(path, content.get("path"), place) for place in places]
         lost = [place for place, there in zip(places, found, strict=True) if there is None]
         if lost and part == TRAIN:
