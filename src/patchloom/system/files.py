@@ -297,13 +297,15 @@ def no_link(path: str, flags: int) -> int:
     return _open_regular(path, flags | getattr(os, "O_NOFOLLOW", 0))
 
 
-def similar(path: Path) -> Path | None:
-    """Return a path with a similar name in the same folder if ``path`` does not exist; None if there is none."""
+def no_such_path(name: object, path: Path, remedy: str) -> PatchloomError:
+    """Return the error for a path that is not there: with a similar name in the same folder, or else with a remedy."""
     with contextlib.suppress(*_REFUSALS):
-        beside = [] if path.exists() else [one.name for one in path.parent.iterdir() if one.name[0] != "."]
+        if path.exists():
+            return PatchloomError(f"{name} is no folder: {remedy}")
+        beside = [one.name for one in path.parent.iterdir() if one.name[0] != "."]
         if near := closest_word(path.name, beside, cutoff=0.75):
-            return path.with_name(near)
-    return None
+            remedy = f"did you mean {path.with_name(near)}?"
+    return PatchloomError(f"{name} does not exist: {remedy}")
 
 
 def distinct_names(folders: Sequence[Path]) -> list[str]:

@@ -114,7 +114,7 @@ def _open_digits() -> Data:
         source = InMemorySource("digits", images[chosen], "digits")
         source.classes, source.labels = tuple("0123456789"), labels[chosen]
         sources.append(source)
-    return Data(*sources)
+    return Data(sources[0], sources[1])
 
 
 def _download(name: str, dataset: str, folder: Path, arguments: dict[str, Any], fetch: bool) -> Any:

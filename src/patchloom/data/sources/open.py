@@ -24,7 +24,7 @@ from patchloom.data.sources.urls import PIPE, find_remote, is_address
 from patchloom.data.splits import with_groups
 from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError, closest_word
-from patchloom.system.files import similar
+from patchloom.system.files import no_such_path
 
 
 @validate_arguments
@@ -112,9 +112,9 @@ def split_names(data: DataLike) -> list[str | Path]:
 def _open_each(names: Sequence[str | Path], seed: int, fetch: bool) -> Data:
     """Open several names: the image files among them as one list, and each other name as a separate source."""
     images = [name for name in map(str, names) if is_single(name) and _may_be_file(name)]
-    if missing := [path for path in images if not os.path.isfile(os.path.expanduser(path))]:
-        others = f" (and {len(missing) - 1:,} more of {len(images):,})" if len(missing) > 1 else ""
-        raise PatchloomError(f"{missing[0]}{others} does not exist: give paths of existing images")
+    if gone := [path for path in images if not os.path.isfile(os.path.expanduser(path))]:
+        others = f" (and {len(gone) - 1:,} more of {len(images):,})" if len(gone) > 1 else ""
+        raise PatchloomError(f"{gone[0]}{others} does not exist: give paths of existing images")
     if len(images) == len(names):
         return open_images([os.path.expanduser(path) for path in images], f"{len(images):,} image files")
     some = set(images)
@@ -162,9 +162,7 @@ def _open_one(data: str | Path, seed: int, fetch: bool) -> Data:
     typed = name.lower().partition("@")[0].partition(":")[0].replace("-", "").replace("_", "")
     if near := closest_word(typed, BUILTIN):
         raise PatchloomError(f"{name} does not exist: did you mean the built-in data {near}?")
-    if beside := similar(path):
-        raise PatchloomError(f"{name} does not exist: did you mean {beside}?")
-    raise PatchloomError(f"{name} does not exist: give a folder, a text file of paths, or one of {', '.join(BUILTIN)}")
+    raise no_such_path(name, path, f"give a folder, a text file of paths, or one of {', '.join(BUILTIN)}")
 
 
 def _open_pattern(name: str, seed: int, fetch: bool) -> Data:

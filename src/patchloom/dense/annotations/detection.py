@@ -46,7 +46,7 @@ from patchloom.dense.annotations.voc import find_voc
 from patchloom.dense.annotations.yolo import find_yaml, find_yolo, text_files, yaml_files
 from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError, listing
-from patchloom.system.files import similar
+from patchloom.system.files import no_such_path
 
 # Boxes of Hugging Face data sets with columns ``image`` and ``objects``.
 
@@ -339,9 +339,7 @@ def _in_folder(name: str) -> Annotations:
     if os.path.isfile(path):
         return _of_file(name, path)
     if not os.path.isdir(path):
-        beside = similar(path)
-        hint = f"did you mean {beside}?" if beside else f"give a folder with {_LAYOUTS}, or shapes"
-        raise PatchloomError(f"{name} does not exist: {hint}")
+        raise no_such_path(name, path, f"give a folder with {_LAYOUTS}, or shapes")
     listed = list_files(path)
     read = {file: read_json(path / file) for file in json_files(path, listed)}
     coco = {file: content for file, content in read.items() if content is not None}

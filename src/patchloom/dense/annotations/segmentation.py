@@ -63,7 +63,7 @@ from patchloom.dense.annotations.base import (
 from patchloom.dense.annotations.synthetic import DrawnMaps
 from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError, listing, one_line
-from patchloom.system.files import LIST_FILE, cache_root, read_bytes, read_cached, similar, write_sealed
+from patchloom.system.files import LIST_FILE, cache_root, no_such_path, read_bytes, read_cached, write_sealed
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -644,8 +644,7 @@ def open_label_maps(
     folder = Path(name).expanduser()
     if os.path.isdir(folder):
         return _open_folder(folder, name, ignore, threshold)
-    near = similar(folder)
-    raise PatchloomError(f"{name} does not exist: did you mean {near}?" if near else f"{name} is no folder: {_KINDS}")
+    raise no_such_path(name, folder, _KINDS)
 
 
 def _shapes_of(data: DataLike, seed: int) -> AnnotatedData[Tensor] | None:
