@@ -36,7 +36,7 @@ from patchloom.errors import AlreadyReported, PatchloomError, Stopped, closest_w
 from patchloom.options.help import HELP, help_page, overview, page_width, two_columns
 from patchloom.options.parse import VERBS, parse_call, protocols
 from patchloom.recipes import recipe_named, recipe_names
-from patchloom.system.files import disk_error, similar
+from patchloom.system.files import disk_error, no_such_path
 from patchloom.system.signals import StopAtOnce, discard_output
 from patchloom.tasks import TASKS
 from patchloom.tasks.custom import fault_of
@@ -104,9 +104,7 @@ def _refuse_missing(data: object) -> None:
     if isinstance(data, str) and "/" in data and not any(sign in data for sign in "*?[]{}:@,|"):
         path = os.path.expanduser(data)
         if not os.path.lexists(path):
-            beside = similar(Path(path))
-            then = f"did you mean {beside}?" if beside else "give a folder, or a text file of paths"
-            raise PatchloomError(f"{data} does not exist: {then}")
+            raise no_such_path(data, Path(path), "give a folder, or a text file of paths")
 
 
 def run_verb(verb: str, words: list[str]) -> Any:

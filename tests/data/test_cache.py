@@ -266,7 +266,7 @@ def test_processes_at_once(root, log):
 def test_only_old_unfinished_parts_are_removed(root, log):
     fill(Rolls(log))
     (folder,) = root.iterdir()
-    old, new = folder / ".old", folder / ".new"
+    old, new = (folder / f".part.{digit * 32}" for digit in "01")
     old.touch(), new.touch()
     os.utime(old, (1, 1))
     cache_images(Rolls(log), "whole")

@@ -117,7 +117,7 @@ def test_runs_side_by_side(tmp_path, capsys):
     (one / store.FILE).unlink()
     for places, said in (
         ([one], "evaluate knn"),
-        ([tmp_path / "c"], "no folder"),
+        ([tmp_path / "c"], "c does not exist"),
         ([tmp_path], "no run"),
         ([], "needs"),
     ):

@@ -19,11 +19,12 @@ from torch import Tensor
 
 from patchloom.audio.config import Sound
 from patchloom.data.duplicates import DRAWN_KIND, contents_of
-from patchloom.data.source import Source, digest
+from patchloom.data.source import Source, digest, in_classes
 from patchloom.data.sources.concat import ConcatSource
 from patchloom.data.sources.files import Files
 from patchloom.data.sources.folder import open_folder
 from patchloom.data.sources.in_memory import DataLike
+from patchloom.data.sources.names import VALIDATION, split_of
 from patchloom.data.sources.open import open_data
 from patchloom.data.sources.speech_commands import (
     NOISE_FOLDER,
@@ -41,7 +42,6 @@ _FIXED = 0  # random seed of draws for validation and test
 # stretch of each recording of noise for each part, so that no silence of the test occurs in training
 _STRETCHES = {"train": (0.0, 0.8), "validation": (0.8, 0.9), "test": (0.9, 1.0)}
 _FOR = {"train": "training", "validation": "validation", "test": "the test"}
-_VALIDATION = ("val", "validation", "valid", "dev")
 _SHARE = 0.1  # share for validation, if the data has no validation part
 
 
@@ -271,14 +271,6 @@ def _only(source: Source, words: tuple[str, ...]) -> Source:
 def _validation(folder: Path, train: Source, test: Files) -> Source | None:
     """Return the recordings of a sub-folder for validation, beside that of the test; None if there is none."""
     taken = {test.root, *test.root.parents}
-    children = sorted(child for child in folder.iterdir() if child.is_dir()) if folder.is_dir() else []
-    found = next((child for child in children if child.name.lower() in _VALIDATION and child not in taken), None)
-    if found is None:
-        return None
-    part = open_folder(found, train.name).train
-    if strange := sorted({*part.classes} - {*train.classes}):
-        raise PatchloomError(
-            f"{train.name} has the class {strange[0]} in {found.name} but not in train: use the same names in both"
-        )
-    assert part.labels is not None
-    return _labelled(part, train.classes, np.array([train.classes.index(word) for word in part.classes])[part.labels])
+    children = {child.name: child for child in folder.iterdir() if child not in taken} if folder.is_dir() else {}
+    found = next((name for name in sorted(children) if split_of(name) == VALIDATION and children[name].is_dir()), None)
+    return None if found is None else in_classes(open_folder(children[found], train.name).train, train.classes, found)

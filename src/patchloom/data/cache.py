@@ -19,7 +19,6 @@ import os
 import shutil
 import tempfile
 import threading
-import time
 import uuid
 from copy import copy
 from multiprocessing.util import Finalize
@@ -33,10 +32,10 @@ from torch import Tensor
 
 from patchloom.audio.config import Sound
 from patchloom.data.augment import resize_part
-from patchloom.data.source import Source, digest
+from patchloom.data.source import Source, View, digest
 from patchloom.data.stats import sample_images
 from patchloom.errors import PatchloomError, TemporaryError
-from patchloom.system.files import cache_root, disk_error_kind, size_in_words, write_whole
+from patchloom.system.files import cache_root, disk_error_kind, remove_leftovers, size_in_words, write_whole
 from patchloom.system.hardware import free_memory
 
 try:
@@ -87,7 +86,7 @@ def cache_images(source: Source, cache: Cache, auto: bool = False) -> CachedImag
     cached = CachedImages(source, cache, folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(folder)
+        remove_leftovers(folder, _FORGOTTEN)
         if auto:
             _make_room(folder, len(source) * _mean_bytes(source, cache, folder, auto))
         elif missing := cached.missing():
@@ -142,7 +141,7 @@ def choose_cache(source: Source, typical: int) -> tuple[Literal["none", "whole"]
     return "whole", f"{needed(need)}; {free}"
 
 
-class CachedImages(Source):
+class CachedImages(View):
     """Images of another source, stored and read as `cache_images` says.
 
     Args:
@@ -163,7 +162,7 @@ class CachedImages(Source):
         self._paths: list[Path] = []
         self._maps: dict[int, Tensor] = {}
         self._seen = -1  # state of the folder
-        self._at = np.full((len(source), 5), -1)  # part, offset, h, w, c
+        self._places = np.full((len(source), 5), -1)  # part, offset, h, w, c
         self._look()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -173,14 +172,17 @@ class CachedImages(Source):
     def __len__(self) -> int:
         return len(self.source)
 
+    def _at(self, i: int) -> tuple[Source, int]:
+        return self.source, i
+
     def read(self, i: int) -> Tensor:
-        if self._at[i, 0] < 0:
+        if self._places[i, 0] < 0:
             self._look()  # other processes may have stored it
         if (stored := self._stored(i)) is not None:
             return stored
         image = self._reduced(self.source.read(i))
         self._look()  # they may have stored it meanwhile
-        if self._at[i, 0] < 0 and not image.is_floating_point() and not self._failure.item():
+        if self._places[i, 0] < 0 and not image.is_floating_point() and not self._failure.item():
             if self._writer is None or self._writer.process != os.getpid():  # each process has its own
                 self._writer = _Writer(self.folder, -(-len(self) // _PARTS), self._failure)
             self._writer.put(i, image)
@@ -188,7 +190,7 @@ class CachedImages(Source):
 
     def missing(self) -> int:
         """Return the number of images that are not stored."""
-        return int((self._at[:, 0] < 0).sum())
+        return int((self._places[:, 0] < 0).sum())
 
     def hold(self) -> None:
         """Mark the folder as used, now and until this process ends, so that no other process removes it."""
@@ -214,7 +216,7 @@ class CachedImages(Source):
         )
 
     def _stored(self, i: int) -> Tensor | None:
-        part, start, h, w, c = self._at[i].tolist()
+        part, start, h, w, c = self._places[i].tolist()
         if part < 0:
             return None
         if part not in self._maps:
@@ -223,7 +225,7 @@ class CachedImages(Source):
                 size = path.stat().st_size
                 self._maps[part] = torch.from_file(os.fspath(path), shared=False, size=size, dtype=torch.uint8)
             except (OSError, RuntimeError):  # deleted meanwhile
-                self._at[self._at[:, 0] == part] = -1
+                self._places[self._places[:, 0] == part] = -1
                 return None
         if self.sound is not None:
             return self._maps[part][start : start + w].view(torch.int16)[None, None]
@@ -252,7 +254,7 @@ class CachedImages(Source):
                 if (index := _index(path, len(self))) is None:
                     path.unlink()
                     continue
-                self._at[index[:, 0]] = np.insert(index[:, 1:], 0, len(self._paths), axis=1)
+                self._places[index[:, 0]] = np.insert(index[:, 1:], 0, len(self._paths), axis=1)
                 self._paths.append(path)
 
     def _heard_as(self, sound: Sound) -> Source:
@@ -264,9 +266,6 @@ class CachedImages(Source):
         heard = copy(self)  # the same files, mapped once
         heard.source, heard.sound = self.source.heard_as(sound), sound
         return heard
-
-    def describe(self, i: int) -> str:
-        return self.source.describe(i)
 
     def order(self, rng: np.random.Generator, chosen: np.ndarray | None = None) -> np.ndarray:
         return self.source.order(rng, chosen)
@@ -391,7 +390,7 @@ class _Part:
 
     def __init__(self, folder: Path) -> None:
         name = uuid.uuid4().hex
-        self.unfinished, self.path = folder / f".{name}", folder / f"{name}.part"
+        self.unfinished, self.path = folder / f".part.{name}", folder / f"{name}.part"
         self.index: list[tuple[int, ...]] = []
         self.end = 0
         self.file = self.unfinished.open("wb")
@@ -563,14 +562,6 @@ def _lock(folder: Path, alone: bool = False) -> BinaryIO | None:
             raise
         file.close()
     return None
-
-
-def _remove_leftovers(folder: Path) -> None:
-    """Remove what processes that were killed have left."""
-    for path in folder.glob(".*"):
-        with contextlib.suppress(OSError):  # removed by another process
-            if time.time() - path.stat().st_mtime > _FORGOTTEN:
-                path.unlink()
 
 
 def _unwritable(folder: Path, problem: OSError) -> PatchloomError:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-MAX_EXAMPLES = 3  # files that a sentence names
+from patchloom.data.notes import MAX_EXAMPLES, limit_examples
 
 # text after "12 of 300 images"; for a single one, "have" becomes "has", and "are" becomes "is"
 CONVERSIONS = {
@@ -94,9 +94,3 @@ class ConversionCounts:
                 f"{count:,} of {of:,} {images} {verb} {rest} ({limit_examples(map(name, self.first[word]), count)})"
             )
         return said
-
-
-def limit_examples(examples: Iterable[str], of: int) -> str:
-    """Join up to three names, with an ellipsis if there are more; bytes that are not UTF-8 are escaped."""
-    names = [name.encode("utf-8", "backslashreplace").decode() for name in examples][:MAX_EXAMPLES]
-    return ", ".join([*names, *["..."] * (of > len(names))])

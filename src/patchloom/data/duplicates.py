@@ -22,7 +22,7 @@ from patchloom.data.source import CONTENT, Source, digest
 from patchloom.data.workers import in_threads
 from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError
-from patchloom.system.files import add_checksum, cache_root, strip_checksum, write_whole
+from patchloom.system.files import cache_root, read_cached, write_sealed
 
 FILE_KIND, PIXEL_KIND, DRAWN_KIND = (
     b"f",
@@ -71,7 +71,7 @@ def contents_on_disc(
             return known
         if place is not None and _stamp(source) == stamp:  # otherwise files changed during the pass
             with suppress(PatchloomError):  # a full or read-only disc only costs another pass
-                write_whole(place, add_checksum(known.tobytes()))
+                write_sealed(place, known.tobytes())
         if part is not None:
             with suppress(OSError):  # there is none, or it may not be removed
                 part.unlink()
@@ -138,7 +138,7 @@ def _digested(
             waiting.advance(len(contents))
             if part is not None and time.monotonic() - saved > _PAUSE:
                 with suppress(PatchloomError):
-                    write_whole(part, add_checksum(np.concatenate(found).tobytes()))
+                    write_sealed(part, np.concatenate(found).tobytes())
                 saved = time.monotonic()
     return np.concatenate(found)
 
@@ -160,8 +160,5 @@ def _stamp(source: Source) -> str | None:
 
 def _read(place: Path) -> np.ndarray | None:
     """Return the contents in a cached file; None if it is missing or damaged."""
-    try:
-        content = strip_checksum(place.read_bytes())
-    except OSError:
-        return None
+    content = read_cached(place)
     return None if content is None or len(content) % CONTENT.itemsize else np.frombuffer(content, CONTENT)

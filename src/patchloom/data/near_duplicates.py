@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from patchloom.data.decode import Unreadable
+from patchloom.data.notes import limit_examples
 from patchloom.data.source import Source
 from patchloom.data.splits import PARENT, group_names
 from patchloom.errors import PatchloomError
@@ -76,7 +77,7 @@ class NearCopies(NamedTuple):
         )
         if self.group is None:
             return f"{said}. --group PATTERN keeps images together by a pattern in their names."
-        some = ", ".join(self.groups[:4]) + ", ..." * (len(self.groups) > 4)
+        some = limit_examples(self.groups, most=4)
         return (
             f"{said}. --group {shlex.quote(self.group)} keeps them together, in {len(self.groups):,} groups ({some})."
         )
@@ -191,7 +192,7 @@ def parted_wholes(train: Source, test: Source, remedy: str = "") -> str:
     both = sorted({*group_names(test, group)} & {*there} - {""}, key=lambda name: _by_number(name))
     if not both or sum(there.values()) < 2 * len(there):  # each image is of another subject
         return ""
-    some = ", ".join(both[:4]) + ", ..." * (len(both) > 4)
+    some = limit_examples(both, most=4)
     return (
         f"by their names, {train.noun} of {len(both):,} groups ({some}) are in training and in test, so scores say "
         f"less about new ones: {remedy or f'--group {shlex.quote(group)} keeps them together'}"

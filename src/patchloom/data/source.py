@@ -19,8 +19,8 @@ from patchloom.audio.config import Sound
 from patchloom.audio.recordings import modality_of
 from patchloom.data.modality import Modality
 from patchloom.errors import PatchloomError
+from patchloom.system.documents import is_whole
 
-TEST_SPLITS = ("test", "val", "validation")  # names of a test split, in order of preference
 CONTENT = np.dtype("V16")  # the hash of an image's content
 
 
@@ -161,7 +161,31 @@ class Source(ABC):
         return Subset(self, indices)
 
 
-class Subset(Source):
+class View(Source):
+    """Images of other sources, in another order or selection."""
+
+    @abstractmethod
+    def _at(self, i: int) -> tuple[Source, int]:
+        """Return the source that holds image i, and its index there."""
+
+    def read(self, i: int) -> Tensor:
+        source, inside = self._at(i)
+        return source.read(inside)
+
+    def describe(self, i: int) -> str:
+        source, inside = self._at(i)
+        return source.describe(inside)
+
+    def place(self, i: int) -> str | None:
+        source, inside = self._at(i)
+        return source.place(inside)
+
+    def stored(self, i: int) -> Path | bytes | None:
+        source, inside = self._at(i)
+        return source.stored(inside)
+
+
+class Subset(View):
     """Some images of another source, in the order of ``indices``. Labels keep their meaning."""
 
     def __init__(self, source: Source, indices: Sequence[int] | np.ndarray) -> None:
@@ -175,8 +199,8 @@ class Subset(Source):
     def __len__(self) -> int:
         return len(self.indices)
 
-    def read(self, i: int) -> Tensor:
-        return self.source.read(int(self.indices[i]))
+    def _at(self, i: int) -> tuple[Source, int]:
+        return self.source, int(self.indices[i])
 
     def make_ready(self, indices: Sequence[int] | np.ndarray) -> None:
         self.source.make_ready(self.indices[np.asarray(indices, np.int64)])
@@ -191,15 +215,6 @@ class Subset(Source):
 
     def order(self, rng: np.random.Generator, chosen: np.ndarray | None = None) -> np.ndarray:
         return self.source.order(rng, self.indices if chosen is None else self.indices[chosen])
-
-    def describe(self, i: int) -> str:
-        return self.source.describe(int(self.indices[i]))
-
-    def place(self, i: int) -> str | None:
-        return self.source.place(int(self.indices[i]))
-
-    def stored(self, i: int) -> Path | bytes | None:
-        return self.source.stored(int(self.indices[i]))
 
     def column(self, name: str) -> Sequence[str] | None:
         whole = self.source.column(name)
@@ -242,19 +257,36 @@ class Data:
         return replace(self, train=self.train.heard_as(sound), test=test, others=others)
 
 
-def note_on_splits(train: str, test: str, left: Mapping[str, str], move: str) -> str:
-    """Return a sentence on splits of a data set that are used neither for training nor as the test."""
-    places = " and ".join(f"{name} ({size})" for name, size in left.items())
-    are, them = ("is", "it") if len(left) == 1 else ("are", "them")
-    taken = f"{train} is trained on, {test} is the test, and" if test else f"{train} is trained on, and"
-    choice = f"choose between runs by {them}, or {move.format(them)} to train on {them}"
-    return f"{taken} {places} {are} {'neither' if test else 'not'}: {choice}"
+def number_words(words: Sequence[str], by_value: bool = True) -> tuple[tuple[str, ...], np.ndarray | None]:
+    """Return the classes among the labels of images, and the number of each, int64 [n]; -1 and None for no labels.
+
+    Args:
+        words: label of each image; "" for none.
+        by_value: whether classes that are whole numbers are sorted by their values, and not as text.
+    """
+    known = {*words} - {""}
+    if not known:
+        return (), None
+    numbers = by_value and all(map(is_whole, known))
+    classes = tuple(sorted(known, key=lambda word: (int(word) if numbers else 0, word)))
+    number = {word: i for i, word in enumerate(classes)}
+    return classes, np.array([number.get(word, -1) for word in words], np.int64)
 
 
-def in_classes(source: Source, classes: tuple[str, ...]) -> Source:
-    """Return the source with labels that are numbers in ``classes``; an image of any other class has none."""
+def in_classes(source: Source, classes: tuple[str, ...], split: str = "", remedy: str = "") -> Source:
+    """Return the source with labels that are numbers in ``classes``, those of the training images.
+
+    An image of another class has no label; in the test, called ``split``, it is an error.
+    """
     found = copy(source)
     if source.labels is not None:
+        if split and classes:
+            for i in np.unique(source.labels[source.labels >= 0]):
+                if source.classes[i] not in classes:
+                    raise PatchloomError(
+                        f"{source.name} has the class {source.classes[i]} in {split} but not in train: "
+                        f"{remedy or 'give both the same classes, or remove that one'}"
+                    )
         number = {word: i for i, word in enumerate(classes)}
         labels = np.array([*(number.get(word, -1) for word in source.classes), -1], np.int64)[source.labels]
         found.labels, found.classes = (labels, classes) if classes else (None, ())

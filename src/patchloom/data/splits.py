@@ -12,6 +12,7 @@ from typing import Literal
 
 import numpy as np
 
+from patchloom.data.notes import limit_examples
 from patchloom.data.source import Data, Source
 from patchloom.errors import PatchloomError
 
@@ -297,4 +298,4 @@ def _expression(group: str) -> re.Pattern[str]:
 
 def _some(names: np.ndarray | list[str]) -> str:
     shown = [str(name).rpartition("/")[2] or str(name) for name in names]
-    return ", ".join(shown[:_NAMED]) + ", ..." * (len(shown) > _NAMED)
+    return limit_examples(shown, most=_NAMED)

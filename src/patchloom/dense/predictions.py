@@ -19,8 +19,8 @@ from PIL import Image
 from torch import Tensor
 
 from patchloom.data.naming import NamedImage
+from patchloom.data.notes import count_of
 from patchloom.data.source import Source
-from patchloom.dense.annotations.base import count_images
 from patchloom.dense.annotations.coco import image_ids
 from patchloom.dense.answers import Pictures, ReadPicture, answered
 from patchloom.dense.checkpoint import DenseCard, DenseTask
@@ -157,7 +157,7 @@ def _image_ids(names: Sequence[NamedImage]) -> tuple[dict[str, int], list[str]]:
         ids = {}
     elif ids:
         more = len(names) - len(ids)
-        others = f", and {count_images(more)} without one there {'has' if more == 1 else 'have'} larger ones" * (
+        others = f", and {count_of(more, 'image')} without one there {'has' if more == 1 else 'have'} larger ones" * (
             more > 0
         )
         notes.append(f"image ids are those of {listing(files, 'and')}{others}")

@@ -25,7 +25,7 @@ from patchloom.results.intervals import mean_interval
 from patchloom.results.newest import newest, settings_of
 from patchloom.results.result import Result
 from patchloom.results.table import choose_fitting_table, describe_settings, varying
-from patchloom.system.files import distinct_names, similar, write_whole
+from patchloom.system.files import distinct_names, no_such_path, write_whole
 
 _ELSEWHERE = ("settings", "data (tested)", "seeds")  # columns that are a remark if all rows have the same cell
 
@@ -349,8 +349,7 @@ def results(options: Results) -> ResultsTable:
 def _folders(place: Path) -> list[Path]:
     """Return the folders that a place stands for: itself, or the runs in it."""
     if not place.is_dir():
-        near = similar(place)
-        raise PatchloomError(f"{place} is no folder: {f'did you mean {near}?' if near else 'give the folder of a run'}")
+        raise no_such_path(place, place, "give the folder of a run")
     if _is_run(place):
         return [place]
     found = [place] * (place / store.FILE).exists() + sorted(filter(_is_run, place.iterdir()))

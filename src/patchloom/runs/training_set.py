@@ -11,7 +11,7 @@ import numpy as np
 
 from patchloom.data.source import CONTENT
 from patchloom.errors import PatchloomError
-from patchloom.system.files import LIST_FILE, add_checksum, read_bytes, strip_checksum, write_whole
+from patchloom.system.files import LIST_FILE, read_bytes, read_sealed, write_sealed
 
 
 class Record(NamedTuple):
@@ -40,13 +40,13 @@ def no_record(*unknown: str) -> Record:
 def write_record(record: Record, path: Path) -> None:
     """Write a record with its checksum; the file appears whole or not at all."""
     about = json.dumps({"unknown": record.unknown}).encode()  # without line breaks
-    write_whole(path, add_checksum(about + b"\n" + record.contents.tobytes()))
+    write_sealed(path, about + b"\n" + record.contents.tobytes())
 
 
 def read_record(path: Path) -> Record | None:
     """Read a record; None if there is no such file."""
     try:
-        content = strip_checksum(read_bytes(path, LIST_FILE))
+        content = read_sealed(path)
         if content is None:
             raise ValueError("its checksum does not match")
         about, _, contents = content.partition(b"\n")

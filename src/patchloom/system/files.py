@@ -12,6 +12,7 @@ import re
 import shutil
 import stat
 import threading
+import time
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -258,15 +259,23 @@ def run_interruptibly(work: Callable[[], object]) -> None:
     BackgroundWork(work).wait()
 
 
-def add_checksum(content: bytes) -> bytes:
-    """Return ``content`` after its checksum, for `strip_checksum`."""
-    return hashlib.sha256(content).digest() + content
+def write_sealed(path: Path, content: bytes) -> None:
+    """Write ``content`` after its checksum, for `read_sealed`."""
+    write_whole(path, hashlib.sha256(content).digest() + content)
 
 
-def strip_checksum(content: bytes) -> bytes | None:
-    """Return the content that was given to `add_checksum`; None if a single bit has changed."""
+def read_sealed(path: Path) -> bytes | None:
+    """Return the content that `write_sealed` has written; None if a single bit has changed."""
+    content = read_bytes(path, LIST_FILE)
     seal, content = content[:_SEAL], content[_SEAL:]
     return content if hashlib.sha256(content).digest() == seal else None
+
+
+def read_cached(path: Path) -> bytes | None:
+    """Return the content of a cached file of `write_sealed`; None if it is missing or damaged."""
+    with contextlib.suppress(OSError):
+        return read_sealed(path)
+    return None
 
 
 def append(path: Path, text: str) -> None:
@@ -288,13 +297,15 @@ def no_link(path: str, flags: int) -> int:
     return _open_regular(path, flags | getattr(os, "O_NOFOLLOW", 0))
 
 
-def similar(path: Path) -> Path | None:
-    """Return a path with a similar name in the same folder if ``path`` does not exist; None if there is none."""
+def no_such_path(name: object, path: Path, remedy: str) -> PatchloomError:
+    """Return the error for a path that is not there: with a similar name in the same folder, or else with a remedy."""
     with contextlib.suppress(*_REFUSALS):
-        beside = [] if path.exists() else [one.name for one in path.parent.iterdir() if one.name[0] != "."]
+        if path.exists():
+            return PatchloomError(f"{name} is no folder: {remedy}")
+        beside = [one.name for one in path.parent.iterdir() if one.name[0] != "."]
         if near := closest_word(path.name, beside, cutoff=0.75):
-            return path.with_name(near)
-    return None
+            remedy = f"did you mean {path.with_name(near)}?"
+    return PatchloomError(f"{name} does not exist: {remedy}")
 
 
 def distinct_names(folders: Sequence[Path]) -> list[str]:
@@ -351,11 +362,14 @@ def disk_error_kind(problem: Exception) -> type[PatchloomError]:
     return TemporaryError if number in _MAY_PASS else PatchloomError
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Remove unfinished files of killed processes (see `write_whole`) in ``folder``; nothing may be writing there."""
+def remove_leftovers(folder: Path, age: float = 0) -> None:
+    """Remove unfinished files of killed processes (see `write_whole`) in ``folder``.
+
+    Nothing may be writing there, or only files younger than ``age`` in seconds.
+    """
     for path in folder.glob(".*"):
-        if _BESIDE.fullmatch(path.name):
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # removed by another process
+            if _BESIDE.fullmatch(path.name) and time.time() - path.stat().st_mtime >= age:
                 path.unlink()
 
 

@@ -159,8 +159,9 @@ def test_splits():
     assert open_data(data) is data and open_data(data.train).train is data.train
     assert object_name(data.train.subset([3, 4])) == "2 images given in Python"
     assert open_data({"train": labelled, "test": PIXELS[:3]}).test.labels is None
-    refused({"training": PIXELS}, "has the key train")
-    refused({"train": labelled, "test": [(PIXELS[0], "d")]}, "the class d, which the training images lack")
+    refused({"images": PIXELS}, "has the key train")
+    assert len(open_data({"training": PIXELS, "extra": PIXELS[:2]}).train) == 12
+    refused({"train": labelled, "test": [(PIXELS[0], "d")]}, "the class d in test but not in train")
 
 
 def test_the_fingerprint_follows_the_contents():

@@ -28,6 +28,7 @@ LAYOUTS = {  # files of a folder, with the numbers of their classes; those of th
         split: ({"train/a/1.png": 0, "train/b/1.png": 1, "train/c/1.png": 2}, {f"{split}/c/2.png": 2})
         for split in ("test", "val", "validation")
     },
+    "COCO": ({"train2017/a/1.png": 0, "train2017/b/1.png": 1}, {"val2017/b/2.png": 1}),
     "classes of the test alone": ({"train/1.png": None}, {"test/a/1.png": None, "test/b/1.png": None}),
 }
 

@@ -468,8 +468,11 @@ def test_a_folder_of_shards_and_its_splits(tmp_path):
     val = data.others["val"]  # the last one has a class that is not trained on
     assert torch.equal(val.read(1), pixels_of(2 * EACH + 1)) and val.labels.tolist() == [1, 2, 0, 1, 2, -1]
     (root / "test-0.tar").unlink()
-    refused(str(root), r"\(val\) has the class 7, which train lacks")
-    for name in ("val-0.tar", "val-1.tar"):
+    refused(str(root), "has the class 7 in val but not in train")
+    (root / "val-1.tar").rename(root / "dev-1.tar")  # another word for it
+    (root / "val-0.tar").rename(root / "validation-0.tar")
+    assert len(open_data(str(root)).test) == EACH
+    for name in ("validation-0.tar", "dev-1.tar"):
         (root / name).unlink()
     data = open_data(str(root))
     assert data.test is None and len(data.train) == 3 * EACH

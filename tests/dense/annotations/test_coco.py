@@ -77,7 +77,7 @@ def test_coco_s_own_validation_part_is_the_test(tmp_path):
     assert data.test.images.place(0) == "val2017/val2017.jpg"
     assert len(open_boxes(tmp_path / "annotations" / "instances_val2017.json").train) == 1  # a given file
     notes = " | ".join(data.notes)
-    assert "The validation part (1 image) is the test" in notes and "1 image is left out (of 3)" in notes
+    assert "The validation part (1 image) is the test" in notes and "1 image was left out (of 3)" in notes
     (tmp_path / "annotations" / "instances_train2017.json").unlink()
     assert "no part to train on, only validation (1 image)" in refusal(open_boxes, tmp_path)
 

@@ -217,7 +217,7 @@ def test_drawn_shapes(data):
 
 def test_data_without_label_maps(tmp_path):
     assert "digits has no label maps" in refusal(open_label_maps, "digits")
-    assert "nowhere is no folder" in refusal(open_label_maps, str(tmp_path / "nowhere"))
+    assert "nowhere does not exist" in refusal(open_label_maps, str(tmp_path / "nowhere"))
     assert "these images have no label maps" in refusal(open_label_maps, [np.zeros((4, 4))])
     write(tmp_path / "frames", {"a.png": None})
     assert f"did you mean {tmp_path}/frames?" in refusal(open_label_maps, tmp_path / "frame")

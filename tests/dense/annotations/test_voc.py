@@ -67,7 +67,7 @@ def test_voc_s_own_layout_with_its_lists(tmp_path):
     data = open_boxes(tmp_path)
     assert len(data.train) == 3 and data.validation is None and len(data.test) == 1
     notes = " | ".join(data.notes)
-    for said in ("validation part (1 image)", "none of its 2", "1 image is left out (of 7)", "2 images are left out"):
+    for said in ("validation part (1 image)", "none of its 2", "1 image was left out (of 7)", "2 images were left out"):
         assert said in notes
     (main / "test.txt").write_text("e\nf -1\n")
     data = open_boxes(tmp_path)
@@ -134,7 +134,7 @@ def test_images_without_annotations_and_the_other_way_round(tmp_path):
     picture(tmp_path / "images" / "more.png")
     (tmp_path / "images" / "z.png").unlink()
     notes = " | ".join(open_boxes(tmp_path).notes)
-    assert "1 image is left out (of 26)" in notes and "more.png" in notes
+    assert "1 image was left out (of 26)" in notes and "more.png" in notes
     assert "1 of 26 XML files" in notes and "z.xml" in notes
     for stem in "uvwxy":
         (tmp_path / "images" / f"{stem}.png").unlink()
@@ -149,6 +149,6 @@ def test_several_sets_and_parts_beside_others(tmp_path):
     some(other, "images/train annotations/train")
     some(other, "images annotations", "x")
     data = open_boxes(other)
-    assert len(data.train) == 2 and "1 image is left out, in no folder such as train" in data.notes[0]
+    assert len(data.train) == 2 and "1 image was left out, in no folder such as train" in data.notes[0]
     some(tmp_path / "empty", "images/test annotations/test")
     assert "no part to train on, only test (2 images)" in refusal(open_boxes, tmp_path / "empty")

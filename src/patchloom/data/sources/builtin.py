@@ -14,6 +14,7 @@ from torch import Tensor
 from patchloom.data.decode import Unreadable, from_pil
 from patchloom.data.duplicates import PIXEL_KIND, contents_of, contents_on_disc, pieces_of_file
 from patchloom.data.source import Data, Source, digest, stamp_of_files
+from patchloom.data.sources.in_memory import InMemorySource, stored_labels
 from patchloom.data.sources.names import FETCHED
 from patchloom.data.sources.synthetic import Shapes, Tones
 from patchloom.data.splits import pick
@@ -29,38 +30,12 @@ _TEST = 2**40
 _MADE = {"shapes": (Shapes, 5000, 2000, "images"), "tones": (Tones, 5000, 1000, "recordings")}
 
 
-class Digits(Source):
-    """Handwritten digits, some of scikit-learn's 1,797: uint8 [1 8 8]."""
-
-    name = "digits"
-    classes = tuple("0123456789")
-    in_memory = True
-
-    def __init__(self, images: Tensor, labels: np.ndarray) -> None:
-        self.images, self.labels = images, labels
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def read(self, i: int) -> Tensor:
-        return self.images[i]
-
-    def contents(self, chosen: np.ndarray | None = None) -> np.ndarray:
-        return contents_of(PIXEL_KIND, ([image.numpy()] for image in self.images[... if chosen is None else chosen]))
-
-    def fingerprint(self) -> str:
-        return digest(["digits", str(len(self))])
-
-
 class Torchvision(Source):
     """Split of a torchvision data set."""
 
     def __init__(self, name: str, split: str, dataset: Any) -> None:
         self.name, self.split, self.dataset = name, split, dataset
-        found = (getattr(dataset, attribute, None) for attribute in ("targets", "labels", "_labels"))
-        self.labels = np.asarray(next(labels for labels in found if labels is not None), dtype=np.int64)
-        classes = getattr(dataset, "classes", None) or range(int(self.labels.max()) + 1)
-        self.classes = tuple(map(str, classes))
+        self.classes, self.labels = stored_labels(dataset) or ((), None)
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -134,8 +109,12 @@ def _open_digits() -> Data:
     images = torch.from_numpy(np.rint(digits.images * (255 / 16)).astype(np.uint8))[:, None]
     labels = digits.target.astype(np.int64)
     test = pick(labels, 360, seed=0)  # independent of the run's seed, so that scores can be compared
-    train = np.setdiff1d(np.arange(len(labels)), test)
-    return Data(Digits(images[train], labels[train]), Digits(images[test], labels[test]))
+    sources = list[InMemorySource]()
+    for chosen in (np.setdiff1d(np.arange(len(labels)), test), test):
+        source = InMemorySource("digits", images[chosen], "digits")
+        source.classes, source.labels = tuple("0123456789"), labels[chosen]
+        sources.append(source)
+    return Data(sources[0], sources[1])
 
 
 def _download(name: str, dataset: str, folder: Path, arguments: dict[str, Any], fetch: bool) -> Any:

@@ -9,15 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from torch import Tensor
 
 from patchloom.audio.config import Sound
-from patchloom.data.conversions import MAX_EXAMPLES, limit_examples
-from patchloom.data.source import Data, Source, digest
+from patchloom.data.notes import limit_examples
+from patchloom.data.source import Data, Source, View, digest, in_classes
 from patchloom.errors import PatchloomError
 
 
-class ConcatSource(Source):
+class ConcatSource(View):
     """Several sources, concatenated. Classes of the same name are one class.
 
     Args:
@@ -30,7 +29,10 @@ class ConcatSource(Source):
         self.name, self.sources, self.classes = name, tuple(sources), classes
         self.ends = np.cumsum([len(source) for source in sources])
         if classes and any(source.labels is not None for source in sources):
-            self.labels = np.concatenate([_labels(source, classes) for source in sources])
+            self.labels = np.full(len(self), -1, np.int64)
+            for source, end in zip(sources, self.ends, strict=True):
+                if source.labels is not None:
+                    self.labels[end - len(source) : end] = in_classes(source, classes).labels
         self.no_labels = next((source.no_labels for source in sources if source.no_labels), "")
         self.to_label = sources[0].to_label if sources else self.to_label
         self.sound = sources[0].sound if sources else None
@@ -52,10 +54,6 @@ class ConcatSource(Source):
         part = np.searchsorted(self.ends, chosen, side="right")
         places = [np.flatnonzero(part == number) for number in range(len(self.sources))]
         return [(one, chosen[at] - a, at) for one, a, at in zip(self.sources, starts, places, strict=True)]
-
-    def read(self, i: int) -> Tensor:
-        source, inside = self._at(i)
-        return source.read(inside)
 
     def _heard_as(self, sound: Sound) -> Source:
         heard = copy(self)  # keeps groups that were assigned later
@@ -80,14 +78,6 @@ class ConcatSource(Source):
         for number, part in enumerate(parts):
             mixed[turn == number] = part
         return mixed
-
-    def describe(self, i: int) -> str:
-        source, inside = self._at(i)
-        return source.describe(inside)
-
-    def place(self, i: int) -> str | None:
-        source, inside = self._at(i)
-        return source.place(inside)
 
     def column(self, name: str) -> Sequence[str] | None:
         each = [source.column(name) for source in self.sources]
@@ -173,7 +163,7 @@ def _each_file_once(parts: Sequence[Data], name: str) -> tuple[list[Data], list[
         owners = [None if file is None else reserved.get(file) for file in files]
         tested = [i for i, owner in enumerate(owners) if owner is not None]
         if tested:
-            names = limit_examples((source.describe(i) for i in tested[:MAX_EXAMPLES]), len(tested))
+            names = limit_examples(map(source.describe, tested))
             of = _joined([str(owners[i]) for i in tested])
             notes.append(
                 f"{len(tested):,} of {len(source):,} {source.noun} of {source.name} are not trained on, as they are in "
@@ -221,14 +211,6 @@ def split_commas(name: str) -> list[str]:
 
 def _joined(names: Sequence[str]) -> str:
     return ", ".join(dict.fromkeys(names))
-
-
-def _labels(source: Source, classes: tuple[str, ...]) -> np.ndarray:
-    if source.labels is None:
-        return np.full(len(source), -1, np.int64)
-    number = {word: i for i, word in enumerate(classes)}
-    # the last entry is for images without a label (-1)
-    return np.array([*(number[word] for word in source.classes), -1], np.int64)[source.labels]
 
 
 def _groups(sources: Sequence[Source]) -> np.ndarray:

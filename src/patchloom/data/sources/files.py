@@ -122,6 +122,20 @@ class Files(Source):
     def column_names(self) -> Sequence[str]:
         return [*self.columns]
 
+    @property
+    def only_folder(self) -> str:
+        """First-level sub-folder that holds all files, whose paths are sorted; "" if there is none."""
+        top, slash, _ = self.paths[0].partition("/") if len(self) else ("", "", "")
+        return top if slash and len(self.paths.under(f"{top}/")) == len(self) else ""
+
+    def inside(self, folder: str) -> Files:
+        """Return the files in a first-level sub-folder, without labels; paths are sorted."""
+        kept = np.zeros(len(self), bool)
+        there = self.paths.under(f"{folder}/")
+        kept[there.start : there.stop] = True
+        paths = self.paths.where(kept, len(f"{folder}/".encode("utf-8", "surrogateescape")))
+        return Files(self.name, self.root / folder, paths, sound=self.sound)
+
     def fingerprint(self) -> str:
         """Return a digest of relative paths, sizes, mtimes and labels; moving the folder does not change it."""
         return digest(chain(self.classes, self._states()))

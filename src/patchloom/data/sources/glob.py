@@ -15,7 +15,8 @@ from patchloom.data.decode import IMAGE_SUFFIXES, SOUND
 from patchloom.data.source import Data
 from patchloom.data.sources.files import Files
 from patchloom.data.sources.media_type import select_kind
-from patchloom.data.sources.scandir import endings, in_foreign, list_names, note_on_foreign
+from patchloom.data.sources.names import in_foreign
+from patchloom.data.sources.scandir import Listing, endings, note_on_foreign
 from patchloom.data.sources.urls import expand_braces
 from patchloom.errors import PatchloomError
 
@@ -83,15 +84,14 @@ def open_images(paths: Sequence[str], name: str) -> Data:
     Folders of other programs below the folder that all files share are left out, too, unless all files lie in such.
     """
     files = [path for path in paths if os.path.isfile(path)]
-    listed = list_names(files, _foreign(files))
-    kinds, sound, notes = select_kind({"": listed}, name)
-    notes += note_on_foreign({"": listed})
-    images = set(kinds[""].paths)
+    listed, sound, notes = select_kind(Listing.of(files, foreign=_foreign(files)), name)
+    notes += note_on_foreign(listed)
+    images = set(listed.paths)
     found = [path for path in files if path in images]
     folders = sum(map(os.path.isdir, paths))
     if not found:
         raise PatchloomError(f"{name} matches {len(paths):,} paths and no image: {endings()}")
-    if others := sum(some.count for some in kinds[""].others.values()):
+    if others := sum(map(len, listed.others.values())):
         notes.append(f"{name}: {others:,} files that are not {modality_of(sound).noun} are left out")
     if folders and not re.search(r"\*\*", name):
         notes.append(f"{name}: {folders:,} folders are left out, since files match, too: use ** for the files in them")

@@ -13,8 +13,10 @@ from patchloom.audio.config import Sound
 from patchloom.audio.decode import decode_recording, read_recording, soundfile
 from patchloom.data.decode import Unreadable, decode_image, read_image
 from patchloom.data.duplicates import contents_on_disc, pieces_of_file
-from patchloom.data.source import TEST_SPLITS, Data, Source, digest, note_on_splits, stamp_of_files
+from patchloom.data.notes import note_on_splits
+from patchloom.data.source import Data, Source, digest, in_classes, stamp_of_files
 from patchloom.data.sources.files import Files
+from patchloom.data.sources.names import choose_splits
 from patchloom.data.sources.urls import error_line
 from patchloom.errors import PatchloomError, pip_install
 from patchloom.system.network import network_error
@@ -145,24 +147,23 @@ def open_hub(name: str) -> Data:
     ``validation``, the first that exists.
     """
     splits, state = splits_of(name)
-    first = "train" if "train" in splits else next(iter(splits))
-    if first != "train" and len(splits) > 1:
-        raise PatchloomError(f"{name} has the splits {', '.join(splits)}, and none is called train: rename one")
+    first, second = choose_splits(splits)
+    if first is None:
+        if len(splits) > 1:
+            raise PatchloomError(f"{name} has the splits {', '.join(splits)}, and none is called train: rename one")
+        (first,), second = splits, None
 
     def source(split: str) -> Hub:
         return Hub(name, split, splits[split], state(split))
 
     train = source(first)
-    second = next((split for split in TEST_SPLITS if split in splits and split != first), None)
-    test = None if second is None else source(second)
-    if test is not None and test.classes != train.classes:
-        raise PatchloomError(f"{name} has other classes in {second} than in {first}: give both the same ClassLabel")
+    test = None if second is None else in_classes(source(second), train.classes, second)
     sizes = {split: f"{len(rows):,}" for split, rows in splits.items()}
     trained, last = ("" if split is None else f"{split} ({sizes.pop(split)})" for split in (first, second))
     notes = (note_on_splits(trained, last, sizes, "join {} with train by concatenate_datasets"),) if sizes else ()
     # other splits may have other columns; these are skipped
     alike = [split for split in sizes if splits[split].features == splits[first].features]
-    return Data(train, test, notes, {split: source(split) for split in alike})
+    return Data(train, test, notes, {split: in_classes(source(split), train.classes) for split in alike})
 
 
 def splits_of(name: str) -> tuple[dict[str, Dataset], Callable[[str], str]]:

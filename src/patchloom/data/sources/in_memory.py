@@ -22,9 +22,10 @@ from torch.utils.data import Subset as TorchSubset
 from patchloom.data.conversions import record_conversion
 from patchloom.data.decode import Unreadable, from_array, from_pil
 from patchloom.data.duplicates import PIXEL_KIND, contents_of, contents_on_disc, pieces_of_file
-from patchloom.data.source import TEST_SPLITS, Data, Source, digest, in_classes
+from patchloom.data.source import Data, Source, digest, in_classes
 from patchloom.data.sources.files import Files
 from patchloom.data.sources.media_type import detect_sound
+from patchloom.data.sources.names import TEST, VALIDATION, choose_splits, split_of
 from patchloom.display import track_progress
 from patchloom.errors import PatchloomError
 
@@ -212,7 +213,7 @@ class DatasetSource(Source):
                     f"{self.describe(i)} differs each time it is read, so a run could not be resumed: remove random "
                     "transforms from the dataset; patchloom crops and flips the images"
                 )
-        self.classes, self.labels = _stored_labels(dataset) or ((), None)
+        self.classes, self.labels = stored_labels(dataset) or ((), None)
         if self.labels is None and any(label_of(item) is not None for item in items.values()):
             self.classes, self.labels = encode_labels([*self._labels_of_items()])
 
@@ -261,13 +262,13 @@ class DatasetSource(Source):
                 yield None
 
 
-def _stored_labels(dataset: Any) -> tuple[tuple[str, ...], np.ndarray] | None:
+def stored_labels(dataset: Any) -> tuple[tuple[str, ...], np.ndarray] | None:
     """Return class names and labels [n] that a dataset has without making items; None if it has none."""
     if isinstance(dataset, TorchSubset):
-        classes, labels = _stored_labels(dataset.dataset) or ((), None)
+        classes, labels = stored_labels(dataset.dataset) or ((), None)
         return None if labels is None else (classes, labels[np.asarray(dataset.indices, dtype=np.int64)])
     if isinstance(dataset, ConcatDataset):
-        each = [_stored_labels(one) for one in dataset.datasets]
+        each = [stored_labels(one) for one in dataset.datasets]
         parts = [one for one in each if one is not None]
         if len(parts) < len(each) or len({classes for classes, _ in parts}) > 1:
             return None
@@ -303,7 +304,7 @@ def object_name(data: DataLike) -> str:
     if isinstance(data, Data):
         data = data.train
     elif isinstance(data, Mapping):
-        data = _split(data, ("train",))
+        data = _training(data)
     n = len(_sized(data))
     return f"{n:,} image{'s' * (n != 1)} given in Python"
 
@@ -326,30 +327,20 @@ def open_objects(data: DataLike) -> Data:
     name = object_name(data)
     if not isinstance(data, Mapping):
         return Data(_source(data, name), None)
-    train = _source(_split(data, ("train",)), name)
-    tests = {split: _source(data[split], f"{name} ({split})") for split in TEST_SPLITS if split in data}
-    second = next(iter(tests), None)
-    test = None if second is None else _as_named(tests.pop(second), train)
-    return Data(train, test, (), {split: in_classes(source, train.classes) for split, source in tests.items()})
+    train = _source(_training(data), name)
+    known = [split for split in data if split_of(split) in (TEST, VALIDATION)]
+    others = {split: _source(data[split], f"{name} ({split})") for split in known}
+    second = choose_splits(others)[1]
+    test = None if second is None else in_classes(others.pop(second), train.classes, second)
+    return Data(train, test, (), {split: in_classes(source, train.classes) for split, source in others.items()})
 
 
-def _split(data: Mapping[str, Any], names: Iterable[str]) -> Any:
-    for name in names:
-        if name in data:
-            return data[name]
-    raise PatchloomError("a dict of images has the key train, and may have the key test: name its splits so")
-
-
-def _as_named(test: Source, train: Source) -> Source:
-    """Return the test images with labels numbered like those of the training images."""
-    if test.labels is None or not train.classes:
-        return test
-    strange = [
-        test.classes[i] for i in np.unique(test.labels[test.labels >= 0]) if test.classes[i] not in train.classes
-    ]
-    if strange:
-        raise PatchloomError(f"the test images have the class {strange[0]}, which the training images lack: remove it")
-    return in_classes(test, train.classes)
+def _training(data: Mapping[str, Any]) -> Any:
+    """Return the training images of a dict of splits."""
+    first, _ = choose_splits(map(str, data))
+    if first is None:
+        raise PatchloomError("a dict of images has the key train, and may have the key test: name its splits so")
+    return data[first]
 
 
 def _sized(data: Any) -> Any:

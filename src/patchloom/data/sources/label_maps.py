@@ -21,10 +21,10 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from patchloom.data.conversions import MAX_EXAMPLES, limit_examples
 from patchloom.data.decode import IMAGE_SUFFIXES, open_pillow, silence_decoders
+from patchloom.data.notes import count_of, left_out, limit_examples
 from patchloom.data.sources.files import PackedStrings
-from patchloom.data.sources.scandir import Listing, count_files_were
+from patchloom.data.sources.scandir import Listing
 
 _MAPS = (
     r"(?:png)?masks?|label[ _-]?maps?|label[ _-]?(?:train[ _-]?)?ids?|labels?|annotations?|annots?|anno"
@@ -171,53 +171,36 @@ def _folder_and_stem(path: str) -> tuple[str, str]:
     return folder, os.path.splitext(name)[0]
 
 
-def without_label_maps(root: Path, listings: Mapping[str, Listing]) -> tuple[dict[str, PackedStrings], list[str]]:
-    """Leave label maps out of the images.
-
-    Args:
-        root: path of the folder.
-        listings: listings of its sub-folders, by name with a trailing slash; or of the folder itself, by "".
+def without_label_maps(root: Path, listed: Listing) -> tuple[PackedStrings, list[str]]:
+    """Leave label maps out of the images of a folder.
 
     Returns:
-        The remaining images of each, and notes on the label maps, and on files that may be label maps but stay.
+        The remaining images, and notes on the label maps, and on files that may be label maps but stay.
     """
-    everything = {before: listed.paths for before, listed in listings.items()}
-    inside = {before + folder for before, listed in listings.items() for folder in listed.folders}
-    letters = [paths.letters.lower() for paths in everything.values()]
-    names = [*letters, "\n".join(inside).encode(errors="surrogateescape").lower()]
+    letters = listed.paths.letters.lower()
+    names = letters, "\n".join(listed.folders).encode(errors="surrogateescape").lower()
     marked = any(trace in some for some in names for trace in _TRACES)
-    marked = marked or any(_IMAGE_WORD.search(_words(folder)) for folder in inside)
-    formats = sum(any(suffix.encode() in some for some in letters) for suffix in IMAGE_SUFFIXES)
-    if not marked and formats < 2:
-        return everything, []
-    paths = [before + path for before, some in everything.items() for path in some]
+    marked = marked or any(_IMAGE_WORD.search(_words(folder)) for folder in listed.folders)
+    if not marked and sum(suffix.encode() in letters for suffix in IMAGE_SUFFIXES) < 2:
+        return listed.paths, []
+    paths = [*listed.paths]
     left, doubtful = _label_maps(paths) if marked else (set[str](), set[str]())
     by_values = maps_by_values(root, [path for path in paths if path not in left])
     doubtful -= by_values.keys()
-    if left or by_values:
-        kept = np.array([path not in left and path not in by_values for path in paths])
-        ends = np.cumsum([len(some) for some in everything.values()])[:-1]
-        split = zip(everything.items(), np.split(kept, ends), strict=True)
-        everything = {before: some.where(those) for (before, some), those in split}
-    notes = []
-    for those, why in (
-        (left, "as label maps of the images beside them"),
-        (by_values, "as label maps, since they have few values and the name of an image beside them"),
-    ):
-        if those:
-            shown = limit_examples(sorted(those)[:MAX_EXAMPLES], len(those))
-            notes.append(
-                f"{count_files_were(len(those))} left out {why} ({shown}): to keep them, name the files by a pattern, "
-                f"such as '{glob.escape(str(root))}/**/*'"
-            )
+    remedy = f": to keep them, name the files by a pattern, such as '{glob.escape(str(root))}/**/*'"
+    why = " as label maps, since they have few values and the name of an image beside them"
+    notes = [
+        *left_out(sorted(left), " as label maps of the images beside them", remedy=remedy),
+        *left_out(sorted(by_values), why, remedy=remedy),
+    ]
     if doubtful:
-        shown = limit_examples(sorted(doubtful)[:MAX_EXAMPLES], len(doubtful))
-        files = "1 file is" if len(doubtful) == 1 else f"{len(doubtful):,} files are"
         notes.append(
-            f"{files} used as images and may be label maps ({shown}): if so, move them to masks/ beside images/, each "
-            "with the name of its image, or elsewhere"
+            f"{count_of(len(doubtful), 'file', 'are')} used as images and may be label maps "
+            f"({limit_examples(sorted(doubtful))}): if so, move them to masks/ beside images/, each with the name of "
+            "its image, or elsewhere"
         )
-    return everything, notes
+    kept = np.array([path not in left and path not in by_values for path in paths], bool)
+    return listed.paths.where(kept), notes
 
 
 def _label_maps(paths: list[str]) -> tuple[set[str], set[str]]:

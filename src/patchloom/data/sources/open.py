@@ -16,8 +16,7 @@ from patchloom.data.sources.folder import open_folder
 from patchloom.data.sources.glob import absolute_pattern, is_pattern, is_single, matches, may_search_disc, open_images
 from patchloom.data.sources.huggingface import absolute_hub_name, hub_folder, is_hub, open_hub
 from patchloom.data.sources.in_memory import DataLike, is_object, is_object_name, object_name, open_objects
-from patchloom.data.sources.names import BUILTIN
-from patchloom.data.sources.scandir import is_foreign
+from patchloom.data.sources.names import BUILTIN, is_foreign
 from patchloom.data.sources.shards import holds_shards, is_shards, open_shard_folder, open_shards
 from patchloom.data.sources.speech_commands import is_speech_commands, open_speech_commands
 from patchloom.data.sources.table import open_list, split_choice
@@ -25,7 +24,7 @@ from patchloom.data.sources.urls import PIPE, find_remote, is_address
 from patchloom.data.splits import with_groups
 from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError, closest_word
-from patchloom.system.files import similar
+from patchloom.system.files import no_such_path
 
 
 @validate_arguments
@@ -113,16 +112,16 @@ def split_names(data: DataLike) -> list[str | Path]:
 def _open_each(names: Sequence[str | Path], seed: int, fetch: bool) -> Data:
     """Open several names: the image files among them as one list, and each other name as a separate source."""
     images = [name for name in map(str, names) if is_single(name) and _may_be_file(name)]
-    if missing := [path for path in images if not os.path.isfile(os.path.expanduser(path))]:
-        others = f" (and {len(missing) - 1:,} more of {len(images):,})" if len(missing) > 1 else ""
-        raise PatchloomError(f"{missing[0]}{others} does not exist: give paths of existing images")
+    if gone := [path for path in images if not os.path.isfile(os.path.expanduser(path))]:
+        others = f" (and {len(gone) - 1:,} more of {len(images):,})" if len(gone) > 1 else ""
+        raise PatchloomError(f"{gone[0]}{others} does not exist: give paths of existing images")
     if len(images) == len(names):
         return open_images([os.path.expanduser(path) for path in images], f"{len(images):,} image files")
     some = set(images)
     rest = [name for name in names if os.fspath(name) not in some]
-    if not images:
-        return open_concat(rest, join_names(rest), partial(_open_one, seed=seed, fetch=fetch))
     found = open_concat(rest, join_names(rest), partial(_open_one, seed=seed, fetch=fetch))
+    if not images:
+        return found
     return concat_data([found, open_images(images, f"{len(images):,} image files")], join_names(names))
 
 
@@ -163,9 +162,7 @@ def _open_one(data: str | Path, seed: int, fetch: bool) -> Data:
     typed = name.lower().partition("@")[0].partition(":")[0].replace("-", "").replace("_", "")
     if near := closest_word(typed, BUILTIN):
         raise PatchloomError(f"{name} does not exist: did you mean the built-in data {near}?")
-    if beside := similar(path):
-        raise PatchloomError(f"{name} does not exist: did you mean {beside}?")
-    raise PatchloomError(f"{name} does not exist: give a folder, a text file of paths, or one of {', '.join(BUILTIN)}")
+    raise no_such_path(name, path, f"give a folder, a text file of paths, or one of {', '.join(BUILTIN)}")
 
 
 def _open_pattern(name: str, seed: int, fetch: bool) -> Data:

@@ -31,9 +31,10 @@ from torch import Tensor
 
 from patchloom.data.decode import IMAGE_SUFFIXES, Unreadable, decode_image
 from patchloom.data.duplicates import contents_on_disc
-from patchloom.data.source import TEST_SPLITS, Data, Source, digest, in_classes, note_on_splits
+from patchloom.data.notes import count_of, note_on_splits
+from patchloom.data.source import Data, Source, digest, in_classes, number_words
 from patchloom.data.sources.files import Files, PackedStrings
-from patchloom.data.sources.scandir import in_foreign, is_foreign
+from patchloom.data.sources.names import choose_splits, in_foreign, is_foreign, split_of
 from patchloom.data.sources.urls import PIPE, Shard, addresses_of, connect, error_line, is_address, stat_shards
 from patchloom.data.workers import in_threads
 from patchloom.display import StatusMessage
@@ -421,7 +422,7 @@ def holds_shards(folder: Path) -> bool:
 
 def open_shards(pattern: str, name: str) -> Data:
     """Open the shards that a pattern matches."""
-    return Data(_source(addresses_of(pattern), name, None), None)
+    return Data(_source(addresses_of(pattern), name), None)
 
 
 def open_shard_folder(folder: Path, name: str) -> Data:
@@ -433,20 +434,20 @@ def open_shard_folder(folder: Path, name: str) -> Data:
     for path in sorted(folder.absolute().glob("*.tar")):
         if not path.name.startswith("."):
             by_split.setdefault(re.split("[-_.]", path.name)[0], []).append(os.fspath(path))
-    test = next((split for split in TEST_SPLITS if split in by_split), None)
-    if test is None or "train" not in by_split:
-        return Data(_source(list(chain.from_iterable(by_split.values())), name, None), None)
-    train = _source(by_split["train"], name, None)
-    sizes = {split: "1 shard" if len(some) == 1 else f"{len(some):,} shards" for split, some in by_split.items()}
-    trained, last = (f"{split} ({sizes.pop(split)})" for split in ("train", test))
-    notes = (note_on_splits(trained, last, sizes, "name {} train-*"),) if sizes else ()
-    tested = _source(by_split[test], f"{name} ({test})", train.classes)
-    others = {split: _source(by_split[split], f"{name} ({split})", None) for split in TEST_SPLITS if split in sizes}
-    return Data(train, tested, notes, {split: in_classes(one, train.classes) for split, one in others.items()})
+    first, second = choose_splits(by_split)
+    if first is None or second is None:
+        return Data(_source([*chain.from_iterable(by_split.values())], name), None)
+    sizes = {split: count_of(len(some), "shard") for split, some in by_split.items()}
+    trained, last = (f"{split} ({sizes.pop(split)})" for split in (first, second))
+    notes = (note_on_splits(trained, last, sizes, f"name {{}} {first}-*"),) if sizes else ()
+    train = _source(by_split[first], name)
+    test = in_classes(_source(by_split[second], name), train.classes, second)
+    others = {split: in_classes(_source(by_split[split], name), train.classes) for split in sizes if split_of(split)}
+    return Data(train, test, notes, others)
 
 
-def _source(addresses: list[str], name: str, classes: tuple[str, ...] | None) -> Shards:
-    """Index shards; if ``classes``, those of the training images, are given, no other class may occur."""
+def _source(addresses: list[str], name: str) -> Shards:
+    """Index shards."""
     shards = stat_shards(addresses)
     check_cache_room(shards, 2 * WINDOW, name)  # twice, because workers are at different places
     indices: list[ShardIndex] = []
@@ -468,29 +469,13 @@ def _source(addresses: list[str], name: str, classes: tuple[str, ...] | None) ->
     numbers = np.repeat(np.arange(len(shards)), [len(index.names) for index in indices])
     starts = [start for index in indices for start in index.starts]
     sizes = [size for index in indices for size in index.sizes]
-    texts = [text for index in indices for text in index.labels]
-    found, labels = _labelled(texts, names, name, classes)
-    return Shards(name, shards, names, np.stack([numbers, starts, sizes], 1).astype(np.int64), found, labels)
-
-
-def _labelled(
-    texts: list[str | None], names: list[str], name: str, classes: tuple[str, ...] | None
-) -> tuple[tuple[str, ...], np.ndarray | None]:
-    """Return classes and labels, int64 [n]; ``classes`` as in `_source`."""
-    words = {text for text in texts if text is not None}
-    numbers = {word for word in words if is_whole(word)}
-    if numbers and numbers != words:
-        one, other = (next(i for i, text in enumerate(texts) if text in some) for some in (numbers, words - numbers))
+    texts = [text or "" for index in indices for text in index.labels]
+    numeric = next((i for i, text in enumerate(texts) if is_whole(text)), None)
+    word = next((i for i, text in enumerate(texts) if text and not is_whole(text)), None)
+    if numeric is not None and word is not None:
         raise PatchloomError(
-            f"{name} mixes labels: {names[one]} has the number {texts[one]} and {names[other]} the word "
-            f"{texts[other]}, so write all of them in one way"
+            f"{name} mixes labels: {names[numeric]} has the number {texts[numeric]} and {names[word]} the word "
+            f"{texts[word]}, so write all of them in one way"
         )
-    if not words or classes == ():
-        return classes or (), None
-    found = tuple(sorted(words, key=lambda word: (int(word) if numbers else 0, word)))
-    if classes is not None and not words <= set(classes):
-        strange = next(word for word in found if word not in classes)
-        raise PatchloomError(f"{name} has the class {strange}, which train lacks: give both the same classes")
-    classes = classes or found
-    number = {word: i for i, word in enumerate(classes)}
-    return classes, np.array([-1 if text is None else number[text] for text in texts], dtype=np.int64)
+    at = np.stack([numbers, starts, sizes], 1).astype(np.int64)
+    return Shards(name, shards, names, at, *number_words(texts))

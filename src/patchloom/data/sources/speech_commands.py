@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from patchloom.data.conversions import limit_examples
 from patchloom.data.decode import EXTRAS
-from patchloom.data.source import Data, note_on_splits
+from patchloom.data.notes import left_out, limit_examples, note_on_splits
+from patchloom.data.source import Data
 from patchloom.data.sources.files import Files, PackedStrings
 from patchloom.data.sources.media_type import select_kind
 from patchloom.data.sources.scandir import list_files, note_on_others
@@ -63,8 +63,7 @@ def open_speech_commands(folder: Path, name: str) -> Data:
 
 def read_speech_commands(folder: Path, name: str) -> SpeechCommands:
     """Read the three parts of a folder of words, and its noise."""
-    kinds, sound, notes = select_kind({"": list_files(folder)}, name)
-    listed = kinds[""]
+    listed, sound, notes = select_kind(list_files(folder), name)
     if sound is None:
         unread = [suffix for suffix in listed.others if EXTRAS.get(suffix) == "audio"]
         if unread:
@@ -77,9 +76,7 @@ def read_speech_commands(folder: Path, name: str) -> SpeechCommands:
     noise = [path for path in paths if path.startswith(f"{NOISE_FOLDER}/")]
     outside = [path for path in paths if "/" not in path]
     spoken = [path for path in paths if "/" in path and not path.startswith(f"{NOISE_FOLDER}/")]
-    if outside:
-        where = limit_examples(outside, len(outside))
-        notes.append(f"{len(outside):,} recordings outside of the words' folders were left out ({where})")
+    notes += left_out(outside, ", outside of the words' folders", "recording")
     classes = tuple(sorted({path.partition("/")[0] for path in spoken}))
     named = {file: _listed(folder / file, name, set(spoken), notes) for file in (VALIDATION_LIST, TEST_LIST)}
     if both := named[VALIDATION_LIST] & named[TEST_LIST]:
@@ -96,7 +93,7 @@ def read_speech_commands(folder: Path, name: str) -> SpeechCommands:
         )
     held, tested = (part([path for path in spoken if path in named[file]]) for file in (VALIDATION_LIST, TEST_LIST))
     others = Files(name, folder, PackedStrings(noise), sound=sound) if noise else None
-    return SpeechCommands(train, held, tested, others, (*notes, *note_on_others({"": listed})))
+    return SpeechCommands(train, held, tested, others, (*notes, *note_on_others(listed)))
 
 
 def _listed(file: Path, name: str, there: set[str], notes: list[str]) -> set[str]:
@@ -117,6 +114,6 @@ def _listed(file: Path, name: str, there: set[str], notes: list[str]) -> set[str
             f"{missing[0]}: give paths relative to the folder, in the same upper and lower case as the files"
         )
     if missing:
-        some = limit_examples(missing, len(missing))
+        some = limit_examples(missing)
         notes.append(f"{len(missing):,} of {len(wanted):,} recordings that {file.name} names do not exist ({some})")
     return there.intersection(wanted)

@@ -18,15 +18,16 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from patchloom.data.conversions import limit_examples
 from patchloom.data.decode import (
     Unreadable,
     open_pillow,
     read_orientation,
     silence_decoders,
 )
+from patchloom.data.notes import count_of, left_out, limit_examples
 from patchloom.data.source import Source, digest
 from patchloom.data.sources.huggingface import splits_of
+from patchloom.data.sources.names import TEST, TRAIN, VALIDATION, is_role, split_of
 from patchloom.errors import PatchloomError
 from patchloom.system.files import LIST_FILE, read_text, regular
 
@@ -133,7 +134,6 @@ class AnnotatedSubset(Annotated[T]):
         return digest(chain([self.whole.fingerprint()], map(str, self.indices)))
 
 
-TRAIN, VALIDATION, TEST = "train", "validation", "test"
 PARTS = (TRAIN, VALIDATION, TEST)
 
 
@@ -159,7 +159,7 @@ class AnnotatedData(Generic[T]):
         validation, test = parts.get(VALIDATION), parts.get(TEST)
         if validation is None or test is not None:
             return cls(parts[TRAIN], validation, test, tuple(notes))
-        renamed = f"The validation part ({count_images(len(validation))}) is the test, as there is no other"
+        renamed = f"The validation part ({count_of(len(validation), 'image')}) is the test, as there is no other"
         return cls(parts[TRAIN], None, validation, (*notes, renamed))
 
 
@@ -280,27 +280,12 @@ def refuse_repeated(file: Path, items: str, values: Iterable[Hashable], key: str
 # How folders of annotated images are laid out: what lies there, to which part it belongs, and what goes together.
 
 
-_WORDS = {
-    TRAIN: ("train", "training", "trainval"),
-    VALIDATION: ("val", "valid", "validation", "dev"),
-    TEST: ("test", "testing"),
-}
-_PART = {word: part for part, words in _WORDS.items() for word in words}
 FEW_LOST = 0.05  # share of the annotation files without an image, or of the images that cannot be read, at most
-# folders that say what kind of file they hold, and nothing about which image
-_ROLES = frozenset(
-    "images image imgs img jpegimages photos frames annotations annotation annots xmls xml labels label".split()
-)
-
-
-def parse_part(word: str) -> str | None:
-    """Return the part that a word, such as ``val`` or ``train2017``, stands for; None if it is no such word."""
-    return _PART.get(word.lower().rstrip("0123456789"))
 
 
 def part_from_path(path: str) -> str | None:
     """Return the part to which a file belongs, by the innermost of its folders that is called so."""
-    return next(filter(None, map(parse_part, reversed(path.split("/")[:-1]))), None)
+    return next(filter(None, map(split_of, reversed(path.split("/")[:-1]))), None)
 
 
 def by_folder(root: Path, images: Iterable[str]) -> tuple[dict[str, list[str]], list[str]]:
@@ -315,23 +300,7 @@ def by_folder(root: Path, images: Iterable[str]) -> tuple[dict[str, list[str]], 
         (nowhere if part is None else parts.setdefault(part, [])).append(image)
     if not parts:
         return {TRAIN: nowhere}, []
-    return parts, note_on_left_out(root, nowhere, ", in no folder such as train or test")
-
-
-def name_files(root: Path, files: Sequence[str]) -> str:
-    """Return up to three of some files of a folder, for a message."""
-    return limit_examples((str(root / file) for file in files), len(files))
-
-
-def count_images(count: int) -> str:
-    """Return text such as "12 images"."""
-    return "1 image" if count == 1 else f"{count:,} images"
-
-
-def note_on_left_out(root: Path, images: Sequence[str], why: str) -> list[str]:
-    """Return a sentence on images of a folder that are left out; none if there are none."""
-    are = "is" if len(images) == 1 else "are"
-    return [f"{count_images(len(images))} {are} left out{why} ({name_files(root, images)})"] if images else []
+    return parts, left_out([str(root / image) for image in nowhere], ", in no folder such as train or test", "image")
 
 
 def hub_parts(name: str) -> tuple[dict[str, tuple[str, Dataset, str]], list[str]]:
@@ -340,7 +309,7 @@ def hub_parts(name: str) -> tuple[dict[str, tuple[str, Dataset, str]], list[str]
     parts: dict[str, tuple[str, Dataset, str]] = {}
     notes = []
     for split, dataset in splits.items():
-        part = parse_part(split) or (TRAIN if len(splits) == 1 else None)
+        part = split_of(split) or (TRAIN if len(splits) == 1 else None)
         if part is None or part in parts:
             notes.append(f"The split {split} is left out: only train, validation and test are taken")
         else:
@@ -348,11 +317,6 @@ def hub_parts(name: str) -> tuple[dict[str, tuple[str, Dataset, str]], list[str]
     if TRAIN not in parts:
         raise PatchloomError(f"{name} has the splits {', '.join(splits)}, and none is called train: rename one")
     return parts, notes
-
-
-def is_role(word: str) -> bool:
-    """Return whether a folder of this name says what kind of file it holds, as ``images`` and ``annotations`` do."""
-    return word.lower() in _ROLES
 
 
 def annotation_key(path: str) -> str:
@@ -407,7 +371,7 @@ class ImageMatcher:
 
 def note_on_unnamed(root: Path, images: Sequence[str], count: int) -> list[str]:
     """Return a sentence on those of ``count`` images that no annotation names; none if there are none."""
-    return note_on_left_out(root, images, f" (of {count:,}), as no annotation names them")
+    return left_out([str(root / image) for image in images], f" (of {count:,}), as no annotation names them", "image")
 
 
 def note_on_lost(root: Path, lost: Sequence[str], count: int, files: str) -> list[str]:
@@ -419,7 +383,8 @@ def note_on_lost(root: Path, lost: Sequence[str], count: int, files: str) -> lis
             f"{root / lost[0]} has no image of its name ({len(lost):,} of {count:,} {files} have none): put the images "
             "beside them, or into images/"
         )
-    return [f"{len(lost):,} of {count:,} {files} are left out, as they have no image ({name_files(root, lost)})"]
+    some = limit_examples(root / file for file in lost)
+    return [f"{len(lost):,} of {count:,} {files} are left out, as they have no image ({some})"]
 
 
 def files_in(root: Path, folders: Iterable[str], suffixes: Iterable[str]) -> list[str]:
@@ -477,7 +442,7 @@ def note_on_turned(images: Sequence[str], of: int, what: str) -> list[str]:
         return []
     are = "is" if len(images) == 1 else "are"
     return [
-        f"{len(images):,} of {of:,} images {are} turned by EXIF orientation ({limit_examples(images, len(images))}): "
+        f"{len(images):,} of {of:,} images {are} turned by EXIF orientation ({limit_examples(images)}): "
         f"their {what} are taken to be those of the upright image; if they are of the stored one, remove that tag "
         "(exiftool -Orientation= FILE)"
     ]

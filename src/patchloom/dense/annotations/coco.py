@@ -11,14 +11,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from patchloom.data.sources.names import TRAIN, is_role, split_of
 from patchloom.data.sources.scandir import Listing
 from patchloom.dense.annotations.base import (
-    TRAIN,
     by_folder,
     files_in,
-    is_role,
     note_on_unnamed,
-    parse_part,
     part_from_path,
     refuse_repeated,
 )
@@ -37,9 +35,7 @@ def json_files(root: Path, listed: Listing) -> list[str]:
 
     Where some are called ``instances_...``, as COCO's own are, the others (keypoints, captions) are none of them.
     """
-    folders = [
-        one for one in listed.folders if all(is_role(word) or parse_part(word) for word in one.split("/") if one)
-    ]
+    folders = [one for one in listed.folders if all(is_role(word) or split_of(word) for word in one.split("/") if one)]
     files = files_in(root, folders, (".json",))
     return [file for file in files if os.path.basename(file).startswith("instances")] or files
 
@@ -146,7 +142,7 @@ def _parts(name: str, files: Sequence[str]) -> dict[str | None, str]:
 def _part_of(file: str) -> str | None:
     """Return the part that the name or the folder of a file says."""
     words = re.split(r"[^A-Za-z]+", os.path.splitext(os.path.basename(file))[0])
-    return next(filter(None, map(parse_part, words)), part_from_path(file))
+    return next(filter(None, map(split_of, words)), part_from_path(file))
 
 
 def _categories(path: Path, content: dict[str, Any]) -> list[dict[str, Any]]:

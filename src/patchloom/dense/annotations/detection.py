@@ -9,28 +9,26 @@ from typing import Any
 
 import numpy as np
 
-from patchloom.data.conversions import limit_examples
 from patchloom.data.decode import Unreadable
+from patchloom.data.notes import count_of, limit_examples
 from patchloom.data.sources.builtin import is_builtin, open_builtin
 from patchloom.data.sources.files import PackedStrings
 from patchloom.data.sources.huggingface import Hub, is_hub
 from patchloom.data.sources.in_memory import DataLike, is_object
+from patchloom.data.sources.names import TRAIN, is_role
 from patchloom.data.sources.scandir import list_files, note_on_foreign
 from patchloom.data.sources.synthetic import Shapes
 from patchloom.dense.annotations.base import (
     FEW_LOST,
     PARTS,
-    TRAIN,
     AnnotatedData,
     Header,
     Missing,
     Objects,
     as_stored,
-    count_images,
     files_in,
     header_of,
     hub_parts,
-    is_role,
     note_on_turned,
 )
 from patchloom.dense.annotations.boxes import (
@@ -48,7 +46,7 @@ from patchloom.dense.annotations.voc import find_voc
 from patchloom.dense.annotations.yolo import find_yaml, find_yolo, text_files, yaml_files
 from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError, listing
-from patchloom.system.files import similar
+from patchloom.system.files import no_such_path
 
 # Boxes of Hugging Face data sets with columns ``image`` and ``objects``.
 
@@ -150,7 +148,7 @@ def check_annotations(found: Annotations) -> AnnotatedData[Objects]:
         before = f"{name.capitalize()}: " if len(found.parts) > 1 else ""
         notes += [f"{before}{sentence}" for sentence in said]
     if TRAIN not in parts:
-        there = ", ".join(f"{name} ({count_images(len(part))})" for name, part in parts.items())
+        there = ", ".join(f"{name} ({count_of(len(part), 'image')})" for name, part in parts.items())
         raise PatchloomError(f"the data has no part to train on, only {there}: call a folder or file of it train")
     if not len(parts[TRAIN].labels):
         first = found.parts[TRAIN].sheets[0].file
@@ -158,7 +156,7 @@ def check_annotations(found: Annotations) -> AnnotatedData[Objects]:
     seen = np.bincount(parts[TRAIN].labels, minlength=len(found.classes))
     if unseen := [name for name, count in zip(found.classes, seen, strict=True) if not count]:
         many = "1 class has" if len(unseen) == 1 else f"{len(unseen):,} classes have"
-        notes.append(f"{many} no object to train on ({limit_examples(unseen, len(unseen))})")
+        notes.append(f"{many} no object to train on ({limit_examples(unseen)})")
     return AnnotatedData.of_parts(parts, [*found.notes, *notes])
 
 
@@ -250,7 +248,7 @@ def _headers(part: AnnotatedFiles) -> tuple[list[Header | None], list[str]]:
     notes = []
     for what, those in (("are not there", missing), ("cannot be read", [*broken])):
         if those:
-            names = limit_examples(map(part.images.describe, those), len(those))
+            names = limit_examples(map(part.images.describe, those))
             notes.append(f"{len(those):,} of {total:,} images {what}, and are left out ({names})")
     turned = [part.images.describe(i) for i, header in enumerate(headers) if header is not None and header.turned]
     return headers, notes + note_on_turned(turned, total, "boxes")
@@ -341,9 +339,7 @@ def _in_folder(name: str) -> Annotations:
     if os.path.isfile(path):
         return _of_file(name, path)
     if not os.path.isdir(path):
-        beside = similar(path)
-        hint = f"did you mean {beside}?" if beside else f"give a folder with {_LAYOUTS}, or shapes"
-        raise PatchloomError(f"{name} does not exist: {hint}")
+        raise no_such_path(name, path, f"give a folder with {_LAYOUTS}, or shapes")
     listed = list_files(path)
     read = {file: read_json(path / file) for file in json_files(path, listed)}
     coco = {file: content for file, content in read.items() if content is not None}
@@ -368,7 +364,7 @@ def _in_folder(name: str) -> Annotations:
     elif text:
         found = find_yolo(name, path, listed, text)
     if found is not None:
-        found.notes += note_on_foreign({"": listed})
+        found.notes += note_on_foreign(listed)
         return found
     strange = next(iter(read), None)
     if strange is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from patchloom.arguments import validate_arguments
-from patchloom.data.conversions import limit_examples
 from patchloom.data.decode import (
     Unreadable,
     apply_orientation,
@@ -25,6 +24,7 @@ from patchloom.data.decode import (
     read_series,
     silence_decoders,
 )
+from patchloom.data.notes import left_out, limit_examples
 from patchloom.data.source import Data, Source, digest
 from patchloom.data.sources.builtin import is_builtin, open_builtin
 from patchloom.data.sources.files import Files
@@ -38,6 +38,7 @@ from patchloom.data.sources.label_maps import (
     partners,
     read_folders,
 )
+from patchloom.data.sources.names import TRAIN, VALIDATION, split_of
 from patchloom.data.sources.scandir import list_files, note_on_foreign, some_images
 from patchloom.data.sources.synthetic import Shapes
 from patchloom.data.workers import in_threads
@@ -46,8 +47,6 @@ from patchloom.dense.annotations.base import (
     ADE_COUNT,
     CLASSES,
     IGNORED,
-    TRAIN,
-    VALIDATION,
     Annotated,
     AnnotatedData,
     ClassList,
@@ -58,14 +57,13 @@ from patchloom.dense.annotations.base import (
     note_on_turned,
     numbered_classes,
     orientation_of,
-    parse_part,
     read_ade_classes,
     read_classes,
 )
 from patchloom.dense.annotations.synthetic import DrawnMaps
 from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError, listing, one_line
-from patchloom.system.files import LIST_FILE, add_checksum, cache_root, read_bytes, similar, strip_checksum, write_whole
+from patchloom.system.files import LIST_FILE, cache_root, no_such_path, read_bytes, read_cached, write_sealed
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -214,7 +212,7 @@ def layout_of(root: Path, paths: Sequence[str], name: str, lossy: bool = False) 
     split = {folder: _part_of(folder, said) for folder, said in folders.items()}
     if not maps:
         unmarked = [path for path in paths if path not in beside]
-        maps = {path: "" for path, those in partners(beside, unmarked, folders, parse_part).items() if those}
+        maps = {path: "" for path, those in partners(beside, unmarked, folders, split_of).items() if those}
     by_values = {} if maps else maps_by_values(root, paths)
     maps = maps or dict.fromkeys(by_values, "")
     if not maps:
@@ -223,12 +221,10 @@ def layout_of(root: Path, paths: Sequence[str], name: str, lossy: bool = False) 
         )
     images = [path for path in paths if path not in maps]
     if not images:
-        raise PatchloomError(
-            f"{name} holds label maps and no images ({limit_examples(maps, len(maps))}): put them into images/"
-        )
+        raise PatchloomError(f"{name} holds label maps and no images ({limit_examples(maps)}): put them into images/")
     one_folder = not any(split[path.rpartition("/")[0]][0] for path in maps)  # holds those of all parts
     pairs = {path: [image] for path, image in by_values.items()}
-    pairs = pairs or partners(maps, images, folders, parse_part, ignore_parts=one_folder)
+    pairs = pairs or partners(maps, images, folders, split_of, ignore_parts=one_folder)
     of_image: dict[str, list[str]] = {}
     for path, those in pairs.items():
         if len(those) > 1:
@@ -259,15 +255,15 @@ def layout_of(root: Path, paths: Sequence[str], name: str, lossy: bool = False) 
     if by_values:
         notes.append(
             f"The {len(by_values):,} label maps are the files that have few values and the name of an image beside "
-            f"them ({limit_examples(sorted(by_values), len(by_values))})"
+            f"them ({limit_examples(sorted(by_values))})"
         )
     if "" in parts and len(parts) > 1:
         outside = parts.pop("")[0] if TRAIN in parts else []
-        notes += _left_out(outside, "image", "in none of the parts")
+        notes += left_out(outside, ", in none of the parts", "image")
     if "" in parts:
         parts[TRAIN], words[TRAIN] = parts.pop(""), words.pop("")
-    notes += _left_out([image for image in images if image not in of_image], "image", "without a label map")
-    notes += _left_out([path for path, those in pairs.items() if not those], "label map", "without an image")
+    notes += left_out([image for image in images if image not in of_image], ", without a label map", "image")
+    notes += left_out([path for path, those in pairs.items() if not those], ", without an image", "label map")
     tops = sorted({maps[label] for label in chosen.values()})
     around = dict.fromkeys(["", *map(os.path.dirname, tops), *tops])
     return Layout(parts, words, tuple(around), tuple(notes))
@@ -275,13 +271,8 @@ def layout_of(root: Path, paths: Sequence[str], name: str, lossy: bool = False) 
 
 def _part_of(path: str, folder: Folder) -> tuple[str, str]:
     """Return the part of the data that a folder belongs to, and what it is called; "" twice for none."""
-    known = ((parse_part(rest), name) for rest, name in zip(folder.rest, path.split("/"), strict=True))
+    known = ((split_of(rest), name) for rest, name in zip(folder.rest, path.split("/"), strict=True))
     return next(((part, name) for part, name in known if part), ("", ""))
-
-
-def _left_out(paths: Sequence[str], what: str, why: str) -> list[str]:
-    were = f"1 {what} was" if len(paths) == 1 else f"{len(paths):,} {what}s were"
-    return [f"{were} left out, {why} ({limit_examples(paths, len(paths))})"] if paths else []
 
 
 def _chosen(image: str, maps: Sequence[str]) -> str:
@@ -372,10 +363,8 @@ def ids_of(maps: StoredMaps, where: str) -> np.ndarray:
         raise PatchloomError(f"{problems[0]}{more}")
     rows = np.concatenate(found)
     if place is not None and maps.stamp() == stamp:  # otherwise files changed meanwhile
-        try:
-            write_whole(place, add_checksum(rows.tobytes()))
-        except PatchloomError:  # a full or read-only disc only costs another pass
-            pass
+        with suppress(PatchloomError):  # a full or read-only disc only costs another pass
+            write_sealed(place, rows.tobytes())
     return rows
 
 
@@ -425,10 +414,7 @@ def _on_slopes(ids: np.ndarray) -> np.ndarray:
 
 def _read(place: Path) -> np.ndarray | None:
     """Return the rows in a cached file; None if there is none, or it is damaged."""
-    try:
-        content = strip_checksum(read_bytes(place, LIST_FILE))
-    except OSError:
-        return None
+    content = read_cached(place)
     return None if content is None or len(content) % 40 else np.frombuffer(content, np.int64).reshape(-1, 5)
 
 
@@ -509,9 +495,6 @@ def class_ids(annotated: Annotated[Tensor]) -> tuple[int, ...]:
 # Images with label maps that a program gives: pairs of arrays or paths.
 
 
-_PARTS = {"train": "train", "validation": "validation", "val": "validation", "test": "test"}
-
-
 @dataclass(frozen=True)
 class GivenLabels:
     """Label maps of images, given in Python: arrays [h w], tensors, PIL images or paths."""
@@ -545,7 +528,7 @@ class GivenLabels:
 def is_pairs(data: Any) -> bool:
     """Return whether this is a list of pairs of an image and a label map, or a dict of such lists."""
     if isinstance(data, Mapping):
-        return bool(data) and set(data) <= set(_PARTS) and all(map(is_pairs, data.values()))
+        return bool(data) and all(map(split_of, map(str, data))) and all(map(is_pairs, data.values()))
     return (
         isinstance(data, list | tuple) and bool(data) and all(isinstance(one, tuple) and len(one) == 2 for one in data)
     )
@@ -553,14 +536,15 @@ def is_pairs(data: Any) -> bool:
 
 def _open_pairs(data: Any, ignore: int, threshold: int | None) -> AnnotatedData[Tensor]:
     """Open what `is_pairs` accepts."""
-    lists = data if isinstance(data, Mapping) else {"train": data}
-    if "train" not in lists:
+    lists = data if isinstance(data, Mapping) else {TRAIN: data}
+    words = {str(split_of(word)): word if isinstance(data, Mapping) else "" for word in lists}
+    if TRAIN not in words:
         raise PatchloomError("a dict of images with label maps has the key train: name its parts so")
     maps = {}
     for word, pairs in lists.items():
         images = open_objects([image for image, _ in pairs]).train
-        maps[_PARTS[word]] = StoredMaps(images, GivenLabels(images, [label for _, label in pairs]), None, threshold)
-    words = {_PARTS[word]: word if isinstance(data, Mapping) else "" for word in lists}
+        labels = GivenLabels(images, [label for _, label in pairs])
+        maps[str(split_of(word))] = StoredMaps(images, labels, None, threshold)
     return assemble_label_maps("the pairs given in Python", maps, words, None, ignore, (), threshold)
 
 
@@ -601,7 +585,7 @@ def _open_hub(name: str, ignore: int, threshold: int | None) -> AnnotatedData[Te
         if empty.all():
             raise PatchloomError(f"{name} {split} has no label map in the column {label_column}: fill it")
         if lacking := np.flatnonzero(empty).tolist():
-            names = limit_examples(map(images.describe, lacking), len(lacking))
+            names = limit_examples(map(images.describe, lacking))
             notes.append(f"{len(lacking):,} of {len(dataset):,} rows of {split} have no label map: left out ({names})")
             kept = np.flatnonzero(~empty)
             images, labels = images.subset(kept), labels.subset(kept)
@@ -660,8 +644,7 @@ def open_label_maps(
     folder = Path(name).expanduser()
     if os.path.isdir(folder):
         return _open_folder(folder, name, ignore, threshold)
-    near = similar(folder)
-    raise PatchloomError(f"{name} does not exist: did you mean {near}?" if near else f"{name} is no folder: {_KINDS}")
+    raise no_such_path(name, folder, _KINDS)
 
 
 def _shapes_of(data: DataLike, seed: int) -> AnnotatedData[Tensor] | None:
@@ -694,7 +677,7 @@ def _open_folder(folder: Path, name: str, ignore: int, threshold: int | None) ->
         part: StoredMaps(Files(name, folder, images), Files(name, folder, labels), colours, threshold)
         for part, (images, labels) in layout.parts.items()
     }
-    notes = (*layout.notes, *note_on_foreign({"": listed}))
+    notes = (*layout.notes, *note_on_foreign(listed))
     ade = (layout.words.get(TRAIN), layout.words.get(VALIDATION)) == ("training", "validation")
     return assemble_label_maps(name, maps, layout.words, classes, ignore, notes, threshold, ade)
 
@@ -759,7 +742,7 @@ def assemble_label_maps(
         whole = LabelMaps(one, classes, ignored, rows[part])
         kept = np.flatnonzero(whole.pixels.any(1))
         empty = np.flatnonzero(~whole.pixels.any(1))
-        examples = limit_examples((one.labels.describe(int(i)) for i in empty), len(empty))
+        examples = limit_examples(one.labels.describe(int(i)) for i in empty)
         if not len(kept):
             raise PatchloomError(
                 f"no label map of {name} {words[part]} has a pixel that counts ({examples}): {_ignored(ignored)}"
@@ -822,15 +805,10 @@ def _on_classes(
     said = []
     if not trained.all():
         lacking = names[~trained]
-        said.append(
-            f"{len(lacking)} of {len(names)} classes have no pixel to train on "
-            f"({limit_examples(lacking, len(lacking))})"
-        )
+        said.append(f"{len(lacking)} of {len(names)} classes have no pixel to train on ({limit_examples(lacking)})")
     for part, tested in there.items():
         if (unseen := names[tested & ~trained]).size:
-            said.append(
-                f"{words[part]} has pixels of {limit_examples(unseen, len(unseen))}, which no image to train on has"
-            )
+            said.append(f"{words[part]} has pixels of {limit_examples(unseen)}, which no image to train on has")
     return said
 
 

@@ -6,15 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from xml.etree import ElementTree
 
+from patchloom.data.notes import left_out
+from patchloom.data.sources.names import TRAIN, split_of
 from patchloom.data.sources.scandir import Listing
 from patchloom.dense.annotations.base import (
-    TRAIN,
     ImageMatcher,
     by_folder,
-    note_on_left_out,
     note_on_lost,
     note_on_unnamed,
-    parse_part,
     read_lines,
 )
 from patchloom.dense.annotations.boxes import Annotations, ImageAnnotation, in_parts, number_labels
@@ -66,7 +65,7 @@ def find_voc(name: str, root: Path, listed: Listing, files: Sequence[str]) -> An
 
 def _lists(folder: Path) -> dict[str, Path]:
     """Return the file that lists the images of each part; ``trainval`` stands for train where there is no other."""
-    found = {str(parse_part(word)): folder / f"{word}.txt" for word in _LISTS if (folder / f"{word}.txt").is_file()}
+    found = {str(split_of(word)): folder / f"{word}.txt" for word in _LISTS if (folder / f"{word}.txt").is_file()}
     if TRAIN not in found and (folder / "trainval.txt").is_file():
         found[TRAIN] = folder / "trainval.txt"
     return found
@@ -97,7 +96,7 @@ def _by_list(
             seen[stem] = path
         parts[part] = [by_stem[stem] for stem in stems]
     left = [image for stem, image in by_stem.items() if stem not in seen]
-    return parts, notes + note_on_left_out(root, left, ", as no list of a part has them")
+    return parts, notes + left_out([str(root / image) for image in left], ", as no list of a part has them", "image")
 
 
 def read_voc(path: Path) -> ImageAnnotation:

@@ -10,16 +10,14 @@ from typing import Any
 
 import yaml
 
+from patchloom.data.notes import limit_examples
+from patchloom.data.sources.names import TRAIN, is_role, split_of
 from patchloom.data.sources.scandir import Listing, images_in, list_files
 from patchloom.dense.annotations.base import (
     MOST_CLASSES,
-    TEST,
-    TRAIN,
-    VALIDATION,
+    PARTS,
     by_folder,
     files_in,
-    is_role,
-    name_files,
     note_on_lost,
     read_lines,
     refuse_repeated,
@@ -30,7 +28,6 @@ from patchloom.errors import PatchloomError
 from patchloom.system.documents import parse_number
 from patchloom.system.files import read_bytes, read_yaml
 
-_KEYS = {TRAIN: ("train",), VALIDATION: ("val", "valid", "validation"), TEST: ("test",)}  # of data.yaml
 _NAMES = ("classes.txt", "classes.names", "obj.names", "names.txt", "labels.txt")
 _PIXELS = 2.0  # a share beyond that is no share
 
@@ -86,11 +83,11 @@ def find_yaml(name: str, path: Path) -> Annotations:
     root = path.parent
     parts: dict[str, list[str]] = {}
     notes: list[str] = []
-    for part, keys in _KEYS.items():
-        given: Any = next((content[key] for key in keys if content.get(key)), [])
+    for part in PARTS:
+        given: Any = next((value for key, value in content.items() if value and split_of(str(key)) == part), [])
         places = [given] if isinstance(given, str) else given
         if not (isinstance(places, list) and all(isinstance(place, str) for place in places)):
-            raise PatchloomError(f"{path} has for {keys[0]} no folder and no list of folders, but {given}")
+            raise PatchloomError(f"{path} has for {part} no folder and no list of folders, but {given}")
         found = [_place(path, content.get("path"), place) for place in places]
         lost = [place for place, there in zip(places, found, strict=True) if there is None]
         if lost and part == TRAIN:
@@ -133,7 +130,7 @@ def _annotations(
     if without:
         notes.append(
             f"{len(without):,} of {len(label_of):,} images have no text file, and are taken as images without objects "
-            f"({name_files(root, without)})"
+            f"({limit_examples(root / image for image in without)})"
         )
     if classes is None:
         count = max((label for sheet in sheets.values() for label in sheet.labels), default=-1) + 1
