@@ -45,11 +45,6 @@ def _flat(card: Card) -> dict[str, Any]:
     return found
 
 
-def fingerprints(sources: Mapping[str, Source]) -> dict[str, str]:
-    """Return a fingerprint of 16 hex digits for the images of each split."""
-    return {name: source.fingerprint() for name, source in sources.items()}
-
-
 def to_utf8(text: str) -> str:
     """Replace characters that UTF-8 cannot encode: all formats need UTF-8, and some file names are not."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
@@ -192,12 +187,13 @@ class PartFolder:
             [part.split] * len(numbers),
             [None if label < 0 else classes[label] for label in labels],
         )
-        card = self.card | _counts(len(numbers), part.stop - part.start - len(numbers))
+        card = self.card | {"rows": len(numbers), "unreadable": part.stop - part.start - len(numbers)}
         write_whole(part.path, lambda path: FORMATS[self.suffix].write(path, rows, card))
 
     def finish(self) -> tuple[Card, list[str]]:
         """Write and return the card with its counts; also return the names of unreadable images."""
-        if fingerprints(self.sources) != self.card["data"]["fingerprint"]:
+        now = {name: source.fingerprint() for name, source in self.sources.items()}
+        if now != self.card["data"]["fingerprint"]:
             raise PatchloomError(
                 f"{self.card['data']['name']} has changed while its {self.noun} were read: remove {self.folder} and "
                 "repeat the command"
@@ -212,7 +208,7 @@ class PartFolder:
         for split, source in self.sources.items():
             if not rows[split]:
                 raise PatchloomError(f"nothing in {source.name} could be read, beginning with {source.describe(0)}")
-        card = self.card | _counts(sum(rows.values()), len(unreadable))
+        card = self.card | {"rows": sum(rows.values()), "unreadable": len(unreadable)}
         self._write_card(card)
         return card, unreadable
 
@@ -246,10 +242,6 @@ class PartFolder:
     def remove(self) -> None:
         """Remove the folder."""
         shutil.rmtree(self.folder, ignore_errors=True)
-
-
-def _counts(rows: int, unreadable: int) -> Card:
-    return dict(zip(COUNTS, (rows, unreadable), strict=True))
 
 
 class PartWriter:

@@ -215,20 +215,23 @@ def command(asked: dict[str, Any], data: str | list[str], out: Path | None) -> s
         its = {**defaults, "name": "auto" if owner == "model" else task["name"], **recipe.get(owner, {})}
         for name, value in given.items():
             if value != its.get(name):
-                words.append(f"--{owner}={value}" if name == "name" else f"--{owner}.{name}={_word(value)}")
+                words.append(f"--{owner}={value}" if name == "name" else f"--{owner}.{name}={option_text(name, value)}")
     for name, value in asked.items():
         if name not in ("data", "task", "model", "epochs", "minutes") and value != usual.get(name):
-            sizes = name in ("img_size", "patch_size") and value != "auto"
-            said = in_pixels(compact(value)) if sizes else _word(value)
-            words.append(f"--{'from' if name == 'from_run' else name}={said}")
+            words.append(f"--{'from' if name == 'from_run' else name}={option_text(name, value)}")
     if out is not None:
         words.append(f"--out={out}")
     words = [part for word in words for part in word.split("=", 1)]
     return shlex.join(["patchloom", "pretrain", *(data if isinstance(data, list) else [data]), *words])
 
 
-def _word(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+def option_text(name: str, value: Any) -> str:
+    """Return the value of an option as the command line takes it."""
+    if isinstance(value, str | Path):
+        return str(value)
+    if name in ("img_size", "patch_size"):
+        return in_pixels(compact(value))
+    return json.dumps(value).replace('"', "")  # names in lists and mappings stand without quotes
 
 
 def setting_differences(requested: dict[str, Any], settings: Settings, became: dict[str, Any], run: Path) -> list[str]:
