@@ -35,6 +35,7 @@ from patchloom.embed.parts import (
     cast_vectors,
     consecutive,
     differing_fields,
+    fingerprints,
     path_of,
     to_utf8,
 )
@@ -227,7 +228,7 @@ def card_of(
             # a folder may be spelled in several ways
             "name": to_utf8(str(place) if place.is_dir() else first.name),
             "splits": {name: len(source) for name, source in sources.items()},
-            "fingerprint": {name: source.fingerprint() for name, source in sources.items()},
+            "fingerprint": fingerprints(sources),
         },
         "classes": list(map(to_utf8, first.classes)),
         "patchloom": __version__,

@@ -45,6 +45,11 @@ def _flat(card: Card) -> dict[str, Any]:
     return found
 
 
+def fingerprints(sources: Mapping[str, Source]) -> dict[str, str]:
+    """Return a fingerprint of 16 hex digits for the images of each split."""
+    return {name: source.fingerprint() for name, source in sources.items()}
+
+
 def to_utf8(text: str) -> str:
     """Replace characters that UTF-8 cannot encode: all formats need UTF-8, and some file names are not."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
@@ -192,8 +197,7 @@ class PartFolder:
 
     def finish(self) -> tuple[Card, list[str]]:
         """Write and return the card with its counts; also return the names of unreadable images."""
-        now = {name: source.fingerprint() for name, source in self.sources.items()}
-        if now != self.card["data"]["fingerprint"]:
+        if fingerprints(self.sources) != self.card["data"]["fingerprint"]:
             raise PatchloomError(
                 f"{self.card['data']['name']} has changed while its {self.noun} were read: remove {self.folder} and "
                 "repeat the command"
