@@ -30,7 +30,7 @@ MAY = {
     "embed": {"withhold", "nets", "data", "runs", "look", "evaluate"},
     "export": {"withhold", "nets", "data", "tasks", "runs", "evaluate", "dense", "report"},
     "distill": {"nets", "data", "runs", "evaluate", "train"},
-    "compare": {"nets", "data", "tasks", "runs", "loggers", "evaluate", "train", "report", "options"},
+    "compare": {"nets", "data", "tasks", "recipes", "runs", "loggers", "evaluate", "train", "report", "options"},
     "bench": {"nets", "data", "tasks", "runs", "train"},
     "check": {"data", "tasks", "runs", "train", "bench"},
     "options": {"data", "tasks", "recipes", "loggers"},

@@ -62,6 +62,7 @@ from patchloom.nets.checkpoints.format import (
 )
 from patchloom.nets.heads import InstanceHead
 from patchloom.options.parse import VERBS, parse_call, parse_evaluate, parse_pretrain
+from patchloom.options.verbs import Compare
 from patchloom.report.pictures import collect_pictures, images_of
 from patchloom.results import store
 from patchloom.runs.encoder import named_extra_module
@@ -683,9 +684,15 @@ def test_a_task_that_a_run_names_by_hand_is_not_run(run, photos, tmp_path, monke
 
 
 def test_a_task_is_no_part_of_a_stored_comparison(tmp_path):
-    asked = comparing.ComparisonRequest(("digits",), ("mae", "lut"), 1, 1.0, None, {}, 1)
+    asked = Compare("digits", tasks=("mae", "lut"), seeds=1, minutes=1.0)
     arm = {"batch": 8, "epochs": None, "seconds": 60.0}
-    stored = {"asked": asked.plain(), "arms": {"mae": arm, "lut": arm}, "held_out": 1, "threads": 1, "notes": []}
+    stored = {
+        "asked": comparing.fixed_settings(asked),
+        "arms": {"mae": arm, "lut": arm},
+        "held_out": 1,
+        "threads": 1,
+        "notes": [],
+    }
     write_checksummed(tmp_path / "compare.yaml", stored)
     assert [*comparing.stored_plan(asked, tmp_path).arms] == ["mae", "lut"]
     for wrong in (

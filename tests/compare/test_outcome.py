@@ -9,10 +9,13 @@ import torch
 from patchloom.compare.outcome import (
     Ranking,
     describe_ranking,
+    note_unequal,
     rank_encoders,
     sufficient_budget,
     tables_of,
+    training_table,
 )
+from patchloom.compare.runner import TrainedRun
 from patchloom.compare.unlabelled import rank_by_rankme
 from patchloom.results.claims import Claim, Difference, difference
 from patchloom.results.result import Result
@@ -179,3 +182,12 @@ def test_the_hint_has_the_order_by_rankme():
     (said,) = rank_by_rankme({"mae": rank(3.0, 4.0), "mp3": rank(9.0, 10.0)})
     assert "by RankMe the order is mp3 (9.5) and mae (3.5)" in said
     assert rank_by_rankme({"mae": rank(3.0)}) == []
+
+
+def test_a_run_that_misses_the_time_by_more_than_5_per_cent_is_named():
+    fits, late = TrainedRun("mae", 0, 62.9, 200, 3200), TrainedRun("mae:blr=1e-3", 1, 63.1, 210, 3360)
+    assert not note_unequal([fits], 1.0) and not note_unequal([fits, late], None)
+    (said,) = note_unequal([fits, late, late._replace(seconds=56.9)], 1.0)
+    assert "mae:blr=1e-3, seed 1 (63.1 s of training, 210 updates) and" in said and "56.9 s" in said and "60 s" in said
+    assert "mae, seed 0" not in said
+    assert training_table([fits])[1].rows == (("mae", "0", "62.9 s", "200", "3,200"),)

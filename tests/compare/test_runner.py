@@ -15,7 +15,7 @@ from holding import hold
 
 from patchloom import PatchloomError
 from patchloom.compare import runner
-from patchloom.compare.runner import Job, Length, is_locked, lock_folder, run_all
+from patchloom.compare.runner import Job, Length, TrainedRun, is_locked, lock_folder, read_trained, run_all
 from patchloom.errors import Stopped
 
 CHILD = """
@@ -167,3 +167,17 @@ def test_a_folder_that_stays_empty_is_removed(tmp_path):
     assert (tmp_path / "new" / "plan").exists()
     with lock_folder(tmp_path / "new"):  # again, since the first lock was released
         pass
+
+
+# What a run took.
+
+
+def test_steps_and_seconds_are_those_of_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr("patchloom.compare.runner.RunFolder.read_config", lambda _: type("", (), {"accumulate": 4}))
+    job = Job("mae", 2, tmp_path, [], Length(8, None, 60.0))
+    (tmp_path / "metrics.csv").write_text("step,epoch,images,seconds\n1,0.5,8,1\n10,5,80,30.5\n")
+    assert read_trained(job) == TrainedRun("mae", 2, 30.5, 3, 80)
+    for text in ("step,epoch\n1,2\n", "step,epoch,images,seconds\n1,1,8,\n", "step,epoch,images,seconds\n1,1,8,-1\n"):
+        (tmp_path / "metrics.csv").write_text(text)
+        with pytest.raises(PatchloomError, match="restore it"):
+            read_trained(job)

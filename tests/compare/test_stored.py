@@ -10,6 +10,7 @@ import pytest
 from patchloom import PatchloomError, compare, evaluate
 from patchloom.results import store
 from patchloom.results.claims import Claim, Difference
+from patchloom.results.regression import MAE, R2, Predictions, regression_results
 from patchloom.results.result import Result
 
 ABOUT = {"data": "photos", "fingerprint": "0" * 16, "date": "2026-01-01", "quoted": True}
@@ -128,6 +129,32 @@ def test_damaged_results_are_left_out_with_a_note(tmp_path):
     with open(two / store.FILE, "a") as file:
         file.write("{\n")
     assert "line 7" in compare(folder_of(one, two)).notes[0]
+
+
+def regressed(run: Path, spread: float) -> Path:
+    """Store a regression whose predictions are off by ``spread`` times a normal number."""
+    run.mkdir()
+    rng, targets = np.random.default_rng(0), np.arange(100.0)
+    predicted = targets + spread * rng.standard_normal(100)
+    about = {"column": "age", "regressor": "ridge", "l2": spread, "held_out_score": 0.5}
+    rows = regression_results(run.name, "regress", about, Predictions(targets, predicted), 1)
+    store.append(run, [replace(one, **ABOUT | {"quoted": one.measure == R2}) for one in rows])
+    return run
+
+
+def test_regressions_are_compared_by_their_number_and_their_error(tmp_path):
+    runs = [regressed(tmp_path / name, spread) for name, spread in (("one", 20.0), ("two", 5.0))]
+    found = compare(folder_of(*runs))
+    assert [title for title, _, _ in found.tables] == [
+        f"regress, {name} on 100 test images of photos" for name in (R2, MAE)
+    ]
+    by_measure = {one.measure: one for one in found.results if one.encoder == "two"}
+    better, lower = (by_measure[measure].against[0] for measure in (R2, MAE))
+    assert better.claim is lower.claim is Claim.BETTER and better.value > 0 > lower.value and not lower.higher_is_better
+    one, two = (np.abs(spread * np.random.default_rng(0).standard_normal(100)) for spread in (20.0, 5.0))
+    assert lower.value == pytest.approx((two - one).mean()) and lower.high - lower.low < 8  # it is paired
+    assert "two is" in found.verdict[0] and "better than one" in found.verdict[0]
+    assert f"two's {MAE} is {-lower.value:.1f} lower than that of one" in found.verdict[1]
 
 
 def test_two_evaluated_runs(small_run, images, tmp_path):

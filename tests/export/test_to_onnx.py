@@ -99,11 +99,11 @@ def test_half_precision_says_its_own_difference(encoder, colours):
 
 
 def test_what_is_not_the_same_is_not_written(done, encoder, colours, tmp_path, monkeypatch):
-    written = to_onnx._code
+    written = to_onnx.render
     changed = '"images": images', '"images": images * 0.9'
-    monkeypatch.setattr(to_onnx, "_code", lambda *given: written(*given).replace(*changed))
+    monkeypatch.setattr(to_onnx, "render", lambda *given, **values: written(*given, **values).replace(*changed))
     whole = done.weights.read_bytes()
-    monkeypatch.setattr(to_onnx, "_write", lambda graph, one, file: file.write_bytes(whole))
+    monkeypatch.setattr(to_onnx._Graph, "write", lambda graph, file, *_: file.write_bytes(whole))
     with pytest.raises(PatchloomError, match="features by onnxruntime differ by"):
         export(encoder, to="onnx", data=str(colours), out=tmp_path / "other.onnx")
     assert not (tmp_path / "other.onnx").exists()

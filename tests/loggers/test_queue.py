@@ -132,7 +132,7 @@ def silent(run, monkeypatch):
     """Function that tracks a run by a `Silent` tracker whose server is there or not; returns lines and seconds."""
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    for name, seconds in (("_START", 0.2), ("_CHECK", 0.2), ("_END", 20.0)):
+    for name, seconds in (("_START", 0.2), ("_SOON", 0.2), ("_ABSENT", 0.4), ("_END", 20.0)):
         monkeypatch.setattr(queue, name, seconds)
     Silent.calls = []
 
@@ -301,7 +301,7 @@ def test_quoted_results_verdict_and_measure_are_values():
     chance = Baseline("chance", 0.2, Result(SHARE, 0.5, 0.4, 0.6, 50), True, True)
     measure = Result("accuracy", 0.6, 0.5, 0.7, 50, baselines=(chance,))
     health = Health(Verdict.WEAK, "", "", 2.0, True, "weak", measure, {"epochs": 40})
-    result = RESULT._replace(health=health.plain())
+    result = RESULT._replace(health=health)
     shares = {"results/share": 0.5, "results/share/low": 0.4, "results/share/high": 0.6}
     assert result.scores() == RESULT.scores() | {"results/held_out": 0.6, **shares}
     assert result.tags() == {"verdict_value": "learning but weak", "verdict_rule": "weak"}

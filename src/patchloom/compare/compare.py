@@ -6,28 +6,17 @@ import contextlib
 import os
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
 import torch
 
-from patchloom.compare.outcome import Comparison, compare_labelled
-from patchloom.compare.plan import (
-    USUAL,
-    Arm,
-    ComparisonPlan,
-    ComparisonRequest,
-    new_plan,
-    split_arms,
-    store,
-    stored_plan,
-    to_option_values,
-)
-from patchloom.compare.runner import OVERHEAD, Job, lock_folder, run_all
+from patchloom.compare.outcome import Comparison, compare_labelled, note_unequal, training_table
+from patchloom.compare.plan import Arm, ComparisonPlan, given_to_all, new_plan, store, stored_plan, tasks_of
+from patchloom.compare.runner import OVERHEAD, Job, lock_folder, read_trained, run_all
 from patchloom.compare.scores import RECIPE, all_scores, contenders, labelled_parts, with_attentive
 from patchloom.compare.stored import compare_stored, find_runs
-from patchloom.compare.timing import note_unequal, read_trained, training_table
 from patchloom.compare.unlabelled import compare_unlabelled, note_too_few_images
 from patchloom.data.source import Data
 from patchloom.data.sources.in_memory import is_object
@@ -47,6 +36,7 @@ from patchloom.report.report import page_of
 from patchloom.runs.encoder import check_place
 from patchloom.runs.folder import RunFolder, data_slug
 from patchloom.runs.held_out import unchanged_held_out
+from patchloom.runs.settings import option_text
 from patchloom.sizes import in_pixels
 from patchloom.system.files import write_whole
 from patchloom.tasks import TASKS
@@ -69,17 +59,18 @@ def write_page(found: Comparison, folder: Path, runs: Sequence[Path]) -> None:
         write_whole(folder / "report.html", render(whole))
 
 
-def comparison_metadata(
-    plan: ComparisonPlan, folder: Path, scoring: Mapping[str, str], run: Path
-) -> tuple[tuple[str, str], ...]:
+def comparison_metadata(plan: ComparisonPlan, folder: Path, run: Path) -> tuple[tuple[str, str], ...]:
     """Return the settings of a comparison and the command that repeats it, as pairs of a name and a text."""
     asked, its = plan.asked, RunFolder(run).read_config()
     budget = {"minutes": f"{asked.minutes:g}"} if asked.samples is None else {"samples": str(asked.samples)}
-    given = {"tasks": ",".join(asked.tasks), **budget, "seeds": str(asked.seeds), **scoring}
-    given |= to_option_values(asked.given)
+    given = {"tasks": ",".join(tasks_of(asked)), **budget, "seeds": str(asked.seeds), "labels": str(asked.labels or "")}
+    given |= {"few": ",".join(f"{one:g}" for one in asked.few), "beside": ",".join(asked.beside)}
+    given |= {"finetune": str(asked.finetune or "")}
+    given |= {name: option_text(name, value) for name, value in given_to_all(asked).items()}
     words = [f"--{name}={value}" for name, value in given.items() if value]
+    data = map(str, split_names(asked.data))
     return (
-        ("command", shlex.join(["patchloom", "compare", *asked.data, *words, f"--out={folder}"])),
+        ("command", shlex.join(["patchloom", "compare", *data, *words, f"--out={folder}"])),
         ("runs", f"{len(plan.arms)} tasks, {asked.seeds} of each, with {_length(asked)} each"),
         (
             "encoder",
@@ -88,12 +79,10 @@ def comparison_metadata(
     )
 
 
-def _length(asked: ComparisonRequest) -> str:
+def _length(asked: Compare) -> str:
     return f"{asked.samples:,} samples" if asked.minutes is None else f"{asked.minutes:g} min of training"
 
 
-# options that all runs take as they are
-_OF_PRETRAIN = ("model", "img_size", "patch_size", "device", "threads", "batch_size", "workers", "group")
 DRY = "Dry run: nothing was trained or written."
 _LABELLED = 5000  # maximal number of training images for scoring the encoders
 
@@ -118,39 +107,25 @@ def compare(options: Compare) -> Comparison:
         return compare_stored(runs)
 
     # ---- request
-    labels, group, few, finetune = options.labels, options.group, options.few, options.finetune
-    check_installed(trackers := parse_trackers(options.log))
-    asked = _make_request(options, trackers)
-    others = _names(options.beside)
-    for one in others:
-        if is_on_hub(one):
-            Weights(one).encoder_spec()
-        elif one.startswith("timm:"):
-            stock_encoder(one.removeprefix("timm:"))
-        else:
-            check_place(one)
-    if bad := [share for share in few if share <= 0 or (share > 1 and share != int(share))]:
-        raise PatchloomError(f"--few {bad[0]:g} is invalid: give fractions below 1 or numbers of labels per class")
-    recipe = finetune if isinstance(finetune, str) else RECIPE if finetune else ""
-    if recipe and recipe not in RECIPES:
-        raise PatchloomError(f"--finetune {recipe}: there is no such recipe: choose {listing(RECIPES)}")
-    folder = Path(options.out or Path("comparisons") / data_slug(asked.source))
-    devices = _devices(options.parallel, options.device)
+    asked = _checked(options)
+    labels, recipe = asked.labels, str(asked.finetune or "")
+    folder = Path(asked.out or Path("comparisons") / data_slug(asked.data))
+    devices = _devices(asked.parallel, asked.device)
     with StatusMessage("listing the images"):
-        opened = open_data(asked.source, group=group)
-        other = None if labels is None else _labels_of(str(labels), group)  # errors in it are reported early
-    settings = EvalSettings(device=options.device or "auto", max_train=_LABELLED, group=group)
+        opened = open_data(asked.data, group=asked.group)
+        other = None if labels is None else _labels_of(str(labels), asked.group)  # errors in it are reported early
+    settings = EvalSettings(device=asked.device or "auto", max_train=_LABELLED, group=asked.group)
 
     # ---- lock of the folder, after a check that it is free for this comparison
     stored_plan(asked, folder)
-    with contextlib.nullcontext() if options.dry_run else lock_folder(folder):
+    with contextlib.nullcontext() if asked.dry_run else lock_folder(folder):
         # ---- plan: stored by an interrupted comparison, or new
         plan = stored_plan(asked, folder)
         if plan is None:
-            plan = new_plan(asked, opened, options.tasks is not None, folder)
-        for line in _describe_plan(plan, opened, folder, other, len(others), recipe):
+            plan = new_plan(asked, opened, folder)
+        for line in _describe_plan(plan, opened, folder, other):
             print_line(line)
-        if options.dry_run:
+        if asked.dry_run:
             return Comparison(folder, [DRY], [], None, planned=plan.plain(folder))
         if not plan.resumed:
             store(plan, folder)
@@ -161,7 +136,7 @@ def compare(options: Compare) -> Comparison:
             if RunFolder(job.folder).config.exists():
                 unchanged_held_out(job.folder, opened.train)
         begun, left = time.monotonic(), not all(job.finished for job in jobs)
-        run_all(jobs, options.parallel, devices, _print_result)
+        run_all(jobs, asked.parallel, devices, _print_result)
         failed = [f"{job.name} failed: {job.failure}" for job in jobs if job.failure]
         # means over different seeds would not be comparable
         complete = [job for job in jobs if all(one.finished for one in jobs if one.task == job.task)]
@@ -172,21 +147,20 @@ def compare(options: Compare) -> Comparison:
 
         # ---- scores
         first = next(job for job in jobs if job.finished)
-        on = labelled_parts(opened, None if labels is None else str(labels), first.folder, settings, few, recipe)
+        on = labelled_parts(opened, None if labels is None else str(labels), first.folder, settings, asked.few, recipe)
         trained = [read_trained(job) for job in complete]
         notes = [*plan.notes, *failed, *note_unequal(trained, asked.minutes)]
         drawn = on is not None and any(way.few is not None for way in on.ways)
-        those = contenders(complete, asked.seeds, others, asked.seeds if drawn else 1)
+        those = contenders(complete, asked.seeds, asked.beside, asked.seeds if drawn else 1)
         if on is None:
             found = compare_unlabelled(those, opened, first.folder, settings, folder, notes)
         else:
             on = with_attentive(on, those, settings)
             scores = all_scores(those, on, settings, folder)
             found = compare_labelled(scores, those, on, folder, [*notes, *on.notes])
-        scoring = {"few": ",".join(f"{one:g}" for one in few), "beside": ",".join(others), "finetune": recipe}
         found = replace(
             found,
-            about=comparison_metadata(plan, folder, {"labels": str(labels or ""), **scoring}, first.folder),
+            about=comparison_metadata(plan, folder, first.folder),
             tables=[*found.tables, training_table(trained)],
             planned=plan.plain(folder),
             trained=[one._asdict() for one in trained],
@@ -202,30 +176,54 @@ def _one_of_each(jobs: Sequence[Job], order: Sequence[str]) -> list[Path]:
     return [folders[task] for task in dict.fromkeys((*order, *folders)) if task in folders]
 
 
-def _make_request(options: Compare, log: Sequence[str]) -> ComparisonRequest:
-    data, minutes, samples = options.data, options.minutes, options.samples
+def _checked(options: Compare) -> Compare:
+    """Return the request with names as lists, either minutes or samples, and the recipe of a fine-tuning.
+
+    Whatever can be refused without the images is refused here.
+    """
+    data, minutes = options.data, options.minutes
     if is_object(data):
         raise PatchloomError("compare starts other processes, which cannot read images in memory: give a folder")
-    given_tasks = USUAL if options.tasks is None else options.tasks
-    names = split_arms(given_tasks) if isinstance(given_tasks, str) else list(given_tasks)
-    for name in names:
+    tasks = tasks_of(options)
+    for name in tasks:
         if not isinstance(name, str):
             raise PatchloomError(
                 f"compare takes names of tasks and FILE.py:CLASS, with options as in mae:blr=1e-3, not {name!r}"
             )
-    words = tuple(map(str, split_names(data)))
+    words = [*map(str, split_names(data))]
     if stray := [word for word in words[1:] if word in TASKS]:
         raise PatchloomError(
-            f"{listing(stray, 'and')} was read as data: separate tasks by commas, --tasks={','.join([*names, *stray])}"
+            f"{listing(stray, 'and')} was read as data: separate tasks by commas, --tasks={','.join([*tasks, *stray])}"
         )
-    if len(set(names)) < 2 or len(set(names)) < len(names):
+    if len(set(tasks)) < 2 or len(set(tasks)) < len(tasks):
         raise PatchloomError("--tasks needs two or more different tasks: for example --tasks mae,droppos")
-    if minutes is not None and samples is not None:
+    if minutes is not None and options.samples is not None:
         raise PatchloomError("--minutes and --samples both set the length of training: give one of them")
-    minutes = 20.0 if minutes is None and samples is None else minutes
-    given = {name: value for name in _OF_PRETRAIN if (value := getattr(options, name)) is not None}
-    asked = ComparisonRequest(words, tuple(names), options.seeds, minutes, samples, given, options.parallel, tuple(log))
-    for name in names:  # options are refused before images are listed
+    if bad := [share for share in options.few if share <= 0 or (share > 1 and share != int(share))]:
+        raise PatchloomError(f"--few {bad[0]:g} is invalid: give fractions below 1 or numbers of labels per class")
+    recipe = RECIPE if options.finetune is True else options.finetune
+    if recipe and recipe not in RECIPES:
+        raise PatchloomError(f"--finetune {recipe}: there is no such recipe: choose {listing(RECIPES)}")
+    check_installed(trackers := parse_trackers(options.log))
+    beside = options.beside
+    if isinstance(beside, str):
+        beside = [name.strip() for name in beside.split(",") if name.strip()]
+    for one in beside:
+        if is_on_hub(one):
+            Weights(one).encoder_spec()
+        elif one.startswith("timm:"):
+            stock_encoder(one.removeprefix("timm:"))
+        else:
+            check_place(one)
+    asked = replace(
+        options,
+        data=words[0] if len(words) == 1 else words,
+        minutes=20.0 if minutes is None and options.samples is None else minutes,
+        log=",".join(trackers) or None,
+        beside=beside,
+        finetune=recipe,
+    )
+    for name in tasks:
         Arm.of(name).settings(asked)
     return asked
 
@@ -238,11 +236,6 @@ def _labels_of(labels: str, group: str | None) -> Data:
     return found
 
 
-def _names(given: Sequence[str] | str) -> list[str]:
-    """Return names from a list, or from comma-separated text."""
-    return [name.strip() for name in given.split(",") if name.strip()] if isinstance(given, str) else list(given)
-
-
 def _devices(parallel: int, device: str | None) -> list[str]:
     """Return the numbers of the GPUs that simultaneous runs share; empty if one run uses them all."""
     if parallel == 1 or device == "cpu" or not torch.cuda.is_available():
@@ -251,9 +244,7 @@ def _devices(parallel: int, device: str | None) -> list[str]:
     return visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
 
 
-def _describe_plan(
-    plan: ComparisonPlan, opened: Data, folder: Path, labels: Data | None, beside: int, recipe: str
-) -> list[str]:
+def _describe_plan(plan: ComparisonPlan, opened: Data, folder: Path, labels: Data | None) -> list[str]:
     asked, noun, n = plan.asked, opened.train.noun, len(opened.train)
     by = labels.train.name if labels is not None else "the data's own" if count_classes(opened.train) > 1 else "no"
     said = [f"comparing {len(plan.arms)} tasks on {n:,} {noun} of {opened.train.name}, by {by} labels"]
@@ -272,10 +263,11 @@ def _describe_plan(
     else:
         overhead = f"with {duration(OVERHEAD)} of start-up, pictures and evaluation in each"
         said.append(f"{runs}, take {least} {seconds}, {overhead}")
-    if asked.at_once > 1 and asked.minutes is None:
-        said.append(f"  steps were timed with one run at a time: {asked.at_once} at once may be slower")
-    encoders = 0 if few else len(jobs) + asked.seeds + beside + (by != "no")  # including untrained ones and raw pixels
-    how = "scored and fine-tuned" if recipe and by != "no" else "scored"
+    if asked.parallel > 1 and asked.minutes is None:
+        said.append(f"  steps were timed with one run at a time: {asked.parallel} at once may be slower")
+    # including untrained ones and raw pixels
+    encoders = 0 if few else len(jobs) + asked.seeds + len(asked.beside) + (by != "no")
+    how = "scored and fine-tuned" if asked.finetune and by != "no" else "scored"
     new = ", if they were not before," * plan.resumed
     what = f"{encoders} encoders are {how}{new} and " * bool(encoders)
     said.append(f"  then {what}the page is written, which was not timed")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from patchloom.compare.runner import TrainedRun, exact_duration
 from patchloom.compare.scores import BESIDE, CONTROL, TASK, Contender, LabelledData, ResultsByWay
 from patchloom.display import Displayable, Lines, TextTable, Verbatim
 from patchloom.errors import listing
@@ -112,6 +113,7 @@ def sufficient_budget(found: Difference, images: int) -> str:
 
 
 _NEARLY_ALL = 0.98
+_TOLERANCE = 0.05  # deviation from the requested time, as a fraction, from which a run is named
 _CLAIMS = {Claim.BETTER: "yes, ahead", Claim.WORSE: "yes, behind", Claim.NONE: "no"}  # cells of the table
 
 
@@ -280,6 +282,26 @@ def health_tables(those: Sequence[Contender]) -> list[Table]:
         "may have the same name for other pixels."
     )
     return [("How each task went", grid, note)] if own else []
+
+
+def note_unequal(trained: Sequence[TrainedRun], minutes: float | None) -> list[str]:
+    """Return a sentence on the runs whose time differs from the requested one; [] if there are none."""
+    if minutes is None:
+        return []
+    off = [one for one in trained if abs(one.seconds - 60 * minutes) > _TOLERANCE * 60 * minutes]
+    those = listing([f"{one.task}, seed {one.seed} ({one.text})" for one in off], "and")
+    far = f"more than {_TOLERANCE:.0%} off the requested {exact_duration(60 * minutes)}"
+    return [f"The times of training are not equal, since these are {far}: {those}."] if off else []
+
+
+def training_table(trained: Sequence[TrainedRun]) -> Table:
+    """Return a table of the training of each run, with its title and a note."""
+    rows = [
+        (one.task, str(one.seed), exact_duration(one.seconds), f"{one.updates:,}", f"{one.images:,}") for one in trained
+    ]
+    heading = ("task", "seed", "time", "updates", "images seen")
+    note = "Time of the steps and the held-out measures during training."
+    return "Training of each run", TextTable(heading, tuple(rows), names=frozenset({0})), note
 
 
 def describe_ranking(main: Ranking, way: str, n: int) -> list[str]:

@@ -14,16 +14,18 @@ import torch
 from patchloom.compare.runner import Job, Length
 from patchloom.data.loader import steps_per_epoch
 from patchloom.data.source import Data, Source
+from patchloom.data.sources.open import split_names
 from patchloom.data.stats import Stats
 from patchloom.display import StatusMessage, duration
 from patchloom.errors import PatchloomError, listing, typed_fields
-from patchloom.options.parse import parse_pretrain
+from patchloom.options.parse import parse_words, pretrain_spec
+from patchloom.options.verbs import Compare
+from patchloom.recipes import nested
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.held_out import HeldOut, choose_held_out
 from patchloom.runs.past import COMPARISON
-from patchloom.runs.settings import ResolvedSettings, Settings, request
+from patchloom.runs.settings import ResolvedSettings, Settings, option_text, request
 from patchloom.runs.task import prepare_task
-from patchloom.sizes import compact, in_pixels
 from patchloom.system.checksummed import read_checksummed, write_checksummed
 from patchloom.system.files import make_folder
 from patchloom.system.hardware import Cores, cores
@@ -34,7 +36,9 @@ from patchloom.train.resolve import measure_data, resolve
 
 SPLIT_SEED = 0  # seed of the held-out split, the same for all runs of a comparison
 USUAL = ("mae", "droppos", "mp3", "restore", "extrema", "lut")
-_SIZES = ("img_size", "patch_size")
+# options of compare that all runs take as they are
+_OF_PRETRAIN = ("model", "img_size", "patch_size", "device", "threads", "batch_size", "workers", "group")
+_LONG = {"model": "model.name", "from": "from_run"}  # names of options in full
 _AS_THEY_ARE = ("held_out", "threads")  # attributes of a plan that YAML stores without conversion
 # options of pretrain that compare sets itself, so that its arms differ in their training only
 _SHARED = {"data", "task", "task.name", "out", "config", "config.file", "dry_run", "epochs", "minutes", "seed"}
@@ -51,12 +55,12 @@ class Arm:
     Attributes:
         text: as typed, such as ``mae:blr=1e-3:task.mask_ratio=0.5``.
         task: name of the task, or FILE.py:CLASS.
-        options: options of ``pretrain`` as typed, by name.
+        typed: options of ``pretrain`` as typed, by name.
     """
 
     text: str
     task: str
-    options: dict[str, str]
+    typed: dict[str, str]
 
     @classmethod
     def of(cls, text: str) -> Arm:
@@ -73,25 +77,41 @@ class Arm:
     @property
     def name(self) -> str:
         """Name in tables: the text, with the class alone of a custom task."""
-        return ":".join([label(self.task), *(f"{name}={value}" for name, value in self.options.items())])
+        return ":".join([label(self.task), *(f"{name}={value}" for name, value in self.typed.items())])
 
     def error(self, problem: PatchloomError) -> PatchloomError:
         """Return an error about its settings, which names the arm if its own options may be the cause."""
-        return PatchloomError(f"{self.text}: {problem}") if self.options else problem
+        return PatchloomError(f"{self.text}: {problem}") if self.typed else problem
 
-    def words(self, asked: ComparisonRequest, **others: Any) -> list[str]:
-        """Return the arguments of ``patchloom pretrain``, with ``others`` than those of the request and the arm."""
-        given = {**asked.given, "task": self.task, "split_seed": SPLIT_SEED, **others}
-        values = to_option_values(given) | self.options
-        return [*asked.data, *(f"--{name}={value}" for name, value in values.items())]
+    def values(self, asked: Compare, **others: Any) -> dict[str, Any]:
+        """Return the values of options of ``pretrain``: of the request, ``others``, and the arm's own over both."""
+        shared = {**given_to_all(asked), "task.name": self.task, "split_seed": SPLIT_SEED, **others}
+        shared = {_LONG.get(name, name): value for name, value in shared.items()}
+        if not self.typed:
+            return shared
+        words = [f"--{_LONG.get(name, name)}={value}" for name, value in self.typed.items()]
+        own = parse_words("patchloom pretrain", pretrain_spec(self.task), words, places={"data": asked.data})
+        del own["data"]
+        return shared | own
 
-    def settings(self, asked: ComparisonRequest, **others: Any) -> Settings:
-        """Return the requested settings of its runs, parsed and checked as those of ``pretrain``."""
+    def settings(self, asked: Compare, **others: Any) -> Settings:
+        """Return the requested settings of its runs, checked as those of ``pretrain``."""
         try:
-            given, _ = parse_pretrain(self.words(asked, **others))
-            return request(given.pop("data"), given.pop("task"), given)
+            given = nested(self.values(asked, **others))
+            return request(asked.data, given.pop("task"), given)
         except PatchloomError as problem:
             raise self.error(problem) from problem
+
+
+def tasks_of(asked: Compare) -> list[str]:
+    """Return the texts of the arms."""
+    given = USUAL if asked.tasks is None else asked.tasks
+    return split_arms(given) if isinstance(given, str) else list(given)
+
+
+def given_to_all(asked: Compare) -> dict[str, Any]:
+    """Return the values of options of ``pretrain`` that the user gave to all runs."""
+    return {name: value for name in _OF_PRETRAIN if (value := getattr(asked, name)) is not None}
 
 
 def split_arms(text: str) -> list[str]:
@@ -124,45 +144,18 @@ def _numbered(names: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-@dataclass(frozen=True)
-class ComparisonRequest:
-    """Request of a user to `compare`.
+def fixed_settings(asked: Compare) -> dict[str, Any]:
+    """Return the settings that must not change on resuming; simultaneous runs and trackers may."""
+    found: dict[str, Any] = {"data": [*map(str, split_names(asked.data))], "tasks": tasks_of(asked)}
+    found |= {"seeds": asked.seeds, "minutes": asked.minutes, "samples": asked.samples}
+    return found | {name: option_text(name, value) for name, value in given_to_all(asked).items()}
 
-    Attributes:
-        data: arguments of the command line.
-        tasks: arms as text, as in `Arm.of`.
-        seeds: runs of each arm.
-        minutes: training time of each run; None if samples are equal.
-        samples: images seen by each run; None if minutes are equal.
-        given: settings of `pretrain` for all runs.
-        at_once: number of simultaneous runs.
-        log: experiment trackers of all runs.
-    """
 
-    data: tuple[str, ...]
-    tasks: tuple[str, ...]
-    seeds: int
-    minutes: float | None
-    samples: int | None
-    given: dict[str, Any]
-    at_once: int
-    log: tuple[str, ...] = ()
-
-    @property
-    def source(self) -> str | list[str]:
-        """Data as `pretrain` takes it."""
-        return self.data[0] if len(self.data) == 1 else list(self.data)
-
-    def plain(self) -> dict[str, Any]:
-        """Return the settings that must not change on resuming; simultaneous runs and trackers may."""
-        found = {"data": list(self.data), "tasks": list(self.tasks), "seeds": self.seeds, "minutes": self.minutes}
-        return found | {"samples": self.samples, **to_option_values(self.given)}
-
-    def threads_each(self) -> dict[str, int]:
-        """Return CPU threads per run if runs share the cores; {} if the user set them or each run has all cores."""
-        device = self.given.get("device") or ("cuda" if torch.cuda.is_available() else "cpu")
-        shared = self.at_once > 1 and device != "cuda" and "threads" not in self.given
-        return {"threads": max(1, cores() // self.at_once)} if shared else {}
+def threads_each(asked: Compare) -> dict[str, int]:
+    """Return CPU threads per run if runs share the cores; {} if the user set them or each run has all cores."""
+    device = asked.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    shared = asked.parallel > 1 and device != "cuda" and asked.threads is None
+    return {"threads": max(1, cores() // asked.parallel)} if shared else {}
 
 
 @dataclass(frozen=True)
@@ -170,7 +163,7 @@ class ComparisonPlan:
     """Plan of a comparison.
 
     Attributes:
-        asked: request of the user.
+        asked: request of the user, with either minutes or samples.
         arms: length of each arm by its text.
         held_out: number of images that all runs hold out.
         threads: CPU threads of each run, which affect its results; None on a GPU.
@@ -178,7 +171,7 @@ class ComparisonPlan:
         resumed: whether the comparison was started before.
     """
 
-    asked: ComparisonRequest
+    asked: Compare
     arms: dict[str, Length]
     held_out: int
     threads: int | None
@@ -188,20 +181,20 @@ class ComparisonPlan:
     def jobs(self, out: Path) -> list[Job]:
         """Return the runs, first one of each arm, so that an interrupted comparison has results of all."""
         asked, names, found = self.asked, name_arms(self.arms), list[Job]()
-        folders = name_folders(names.values())
-        shared: dict[str, Any] = {} if self.threads is None else {"threads": self.threads}
-        shared |= {"log": ",".join(asked.log)} if asked.log else {}
+        folders, data = name_folders(names.values()), [*map(str, split_names(asked.data))]
+        shared: dict[str, Any] = {"threads": self.threads, "log": asked.log}
+        shared = {name: value for name, value in shared.items() if value is not None}
         for seed in range(asked.seeds):
             for text, length in self.arms.items():
                 folder = out / f"{folders[names[text]]}-seed{seed}"
                 own: dict[str, Any] = {"out": folder, "batch_size": length.batch, "seed": seed, **shared}
                 own |= {"minutes": asked.minutes} if length.epochs is None else {"epochs": length.epochs}
-                found.append(Job(names[text], seed, folder, Arm.of(text).words(asked, **own), length))
+                found.append(Job(names[text], seed, folder, data, length, Arm.of(text).values(asked, **own)))
         return found
 
     def seconds_left(self, out: Path) -> float:
         """Return the seconds that the remaining runs take, including overhead."""
-        return sum(job.seconds * (1 - job.done()) for job in self.jobs(out)) / self.asked.at_once
+        return sum(job.seconds * (1 - job.done()) for job in self.jobs(out)) / self.asked.parallel
 
     def plain(self, out: Path) -> dict[str, Any]:
         """Return values for JSON; ``seconds`` is the time that the runs in ``out`` still need."""
@@ -218,11 +211,6 @@ class ComparisonPlan:
             time = f", about {duration(length.seconds)}" if epochs and length.seconds is not None else ""
             said.append(f"  {names[text]:<{wide}}  {epochs}{length.batch} images per step{time}")
         return said
-
-
-def to_option_values(given: Mapping[str, Any]) -> dict[str, str]:
-    """Return settings as the command line takes them."""
-    return {name: in_pixels(compact(value)) if name in _SIZES else str(value) for name, value in given.items()}
 
 
 def resolve_settings(
@@ -258,7 +246,7 @@ def resolve_settings(
     return found, stats, notes
 
 
-def stored_plan(asked: ComparisonRequest, out: Path) -> ComparisonPlan | None:
+def stored_plan(asked: Compare, out: Path) -> ComparisonPlan | None:
     """Return the plan of the comparison in this folder; None if there is none."""
     path = out / COMPARISON
     if not path.exists():
@@ -267,7 +255,7 @@ def stored_plan(asked: ComparisonRequest, out: Path) -> ComparisonPlan | None:
         return None
     found = read_checksummed(path)
     try:
-        before, now = found["asked"], asked.plain()
+        before, now = found["asked"], fixed_settings(asked)
         if name := next((name for name in {**now, **before} if before.get(name) != now.get(name)), ""):
             raise PatchloomError(
                 f"{out} holds a comparison with other settings ({name}: was {before.get(name)}, now {now.get(name)}): "
@@ -277,7 +265,7 @@ def stored_plan(asked: ComparisonRequest, out: Path) -> ComparisonPlan | None:
         arms = {text: Length(**typed_fields(Length, arm, ends)) for text, arm in found["arms"].items()}
         its = typed_fields(ComparisonPlan, {name: found[name] for name in _AS_THEY_ARE})
         # arms become arguments of a command line: they must not come from a file that others may have written
-        if not {*arms} <= {*asked.tasks} or len(arms) < 2:
+        if not {*arms} <= {*now["tasks"]} or len(arms) < 2:
             raise ValueError("its tasks differ from the requested ones")
         if any((arm.epochs is None) != (asked.samples is None) for arm in arms.values()):
             raise ValueError("it has no epochs")
@@ -287,13 +275,13 @@ def stored_plan(asked: ComparisonRequest, out: Path) -> ComparisonPlan | None:
     return ComparisonPlan(asked, arms, notes=notes, resumed=True, **its)
 
 
-def new_plan(asked: ComparisonRequest, opened: Data, explicit: bool, out: Path) -> ComparisonPlan:
+def new_plan(asked: Compare, opened: Data, out: Path) -> ComparisonPlan:
     """Resolve the settings of each arm, refuse steps that do not fit, and forecast the time of equal samples."""
-    requests = {text: Arm.of(text).settings(asked, **asked.threads_each()) for text in asked.tasks}
+    requests = {text: Arm.of(text).settings(asked, **threads_each(asked)) for text in tasks_of(asked)}
     with StatusMessage("looking for copies among the images"):
         training, rest = _common_split([*requests.values()], opened.train).parts(opened.train)
     with StatusMessage("inspecting the images"):
-        settings, stats, notes = resolve_settings(requests, training, explicit)
+        settings, stats, notes = resolve_settings(requests, training, explicit=asked.tasks is not None)
     training = training.heard_as(stats.sound)
     threads, arms = torch.get_num_threads(), {}
     try:
@@ -328,6 +316,6 @@ def _common_split(asked: Sequence[Settings], source: Source) -> HeldOut:
 def store(plan: ComparisonPlan, out: Path) -> None:
     """Store a plan in the folder of its comparison."""
     make_folder(out)
-    found = {"asked": plan.asked.plain()} | {name: getattr(plan, name) for name in _AS_THEY_ARE}
+    found = {"asked": fixed_settings(plan.asked)} | {name: getattr(plan, name) for name in _AS_THEY_ARE}
     found |= {"notes": list(plan.notes), "arms": {text: asdict(arm) for text, arm in plan.arms.items()}}
     write_checksummed(out / COMPARISON, found)

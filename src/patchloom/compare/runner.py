@@ -9,15 +9,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, NamedTuple
 
-from patchloom.display import StatusMessage, print_line, time_left
+from patchloom.display import StatusMessage, duration, print_line, time_left
 from patchloom.errors import PatchloomError, Stopped
 from patchloom.pace import Pace
 from patchloom.runs.folder import FolderLocked, RunFolder, read_metrics
+from patchloom.runs.settings import option_text
 from patchloom.system.files import make_folder, no_link, open_regular
 from patchloom.system.load import LoadWatch
 from patchloom.system.signals import ENDS_WITH_STDIN, Stop
@@ -92,16 +93,18 @@ class Job:
         task: name of its arm in tables.
         seed: random seed of the run.
         folder: folder of the run.
-        words: arguments of ``patchloom pretrain``.
+        data: names of its data.
         length: length of its training.
+        given: values of options of ``pretrain`` by name.
         failure: last line of its output, if it failed.
     """
 
     task: str
     seed: int
     folder: Path
-    words: list[str]
+    data: Sequence[str]
     length: Length
+    given: Mapping[str, Any] = field(default_factory=dict)
     failure: str = ""
 
     @property
@@ -135,6 +138,45 @@ class Job:
         except (PatchloomError, KeyError, IndexError):  # not written yet
             return 0.0
         return min(0.99, max(0.0, trained) * (1 - OVERHEAD / self.seconds)) if trained < math.inf else 0.0
+
+
+class TrainedRun(NamedTuple):
+    """Training of a finished run.
+
+    Attributes:
+        task: name of its arm.
+        seed: random seed.
+        seconds: time of its steps and held-out measures.
+        updates: number of updates of the weights.
+        images: images seen, counting repeats.
+    """
+
+    task: str
+    seed: int
+    seconds: float
+    updates: int
+    images: int
+
+    @property
+    def text(self) -> str:
+        """Seconds and updates in words."""
+        return f"{exact_duration(self.seconds)} of training, {self.updates:,} updates"
+
+
+def exact_duration(seconds: float) -> str:
+    """Format a time so that deviations of some per cent show."""
+    return f"{seconds:.3g} s" if seconds < 100 else duration(seconds)
+
+
+def read_trained(job: Job) -> TrainedRun:
+    """Return the training that a finished run recorded."""
+    folder = RunFolder(job.folder)
+    columns = read_metrics(folder.metrics)
+    ends = {name: float(columns[name][-1]) for name in ("seconds", "step", "images") if len(columns.get(name, ()))}
+    if len(ends) < 3 or not all(0 <= end < math.inf for end in ends.values()):
+        raise PatchloomError(f"{folder.metrics} does not end with seconds, step and images: restore it from a copy")
+    updates = math.ceil(ends["step"] / folder.read_config().accumulate)
+    return TrainedRun(job.task, job.seed, ends["seconds"], updates, round(ends["images"]))
 
 
 _WINDOW = 600.0  # seconds; rows of a long run come minutes apart
@@ -235,7 +277,7 @@ def _start(job: Job, slot: int, devices: Sequence[str]) -> _Process:
     if devices:
         environment["CUDA_VISIBLE_DEVICES"] = devices[slot % len(devices)]
     log = open(job.log, "ab", opener=no_link)  # noqa: SIM115, it is closed when the process has ended
-    words = [*_PROGRAM, *job.words]
+    words = [*_PROGRAM, *job.data, *(f"--{name}={option_text(name, value)}" for name, value in job.given.items())]
     # nothing is written to the pipe: its end tells the process that this one has ended
     pipe, own = subprocess.PIPE, os.name == "posix"
     # a separate process group: Ctrl-C reaches this process only, which asks the others once

@@ -15,6 +15,7 @@ from patchloom.errors import PatchloomError, listing
 from patchloom.results import store
 from patchloom.results.evaluation import compare_results
 from patchloom.results.newest import asked_of, newest
+from patchloom.results.regression import MAE
 from patchloom.results.result import Result
 from patchloom.runs.past import is_comparison
 from patchloom.system.files import distinct_names
@@ -65,6 +66,7 @@ def compare_stored(runs: Sequence[Path]) -> Comparison:
     for those in common:
         (ours, *each), last = those.values(), those[first][-1]
         way = _way(last, [others[first][-1] for others in common])
+        way += f", {last.measure}" * (last.unit != "%")
         title = f"{way} on {last.n:,} test {last.noun} of {last.data}"
         trained = any(apart.trained for its in (ours, *each) for one in its for apart in one.against)
         rows = [(last.encoder, cell(ours), "", "")]
@@ -72,9 +74,10 @@ def compare_stored(runs: Sequence[Path]) -> Comparison:
         for its in each:
             name, apart = its[-1].encoder, compare_results(its, ours, trained or "recipe" in last.settings)
             rows.append((name, cell(its), *difference_cells(apart)))
-            verdict.append(f"By {way}, on {last.data}: {apart.sentence(name)}")
+            verdict.append(f"By {way}, on {last.data}: {apart.sentence(name, last.measure)}")
             results += [*its[:-1], replace(its[-1], against=(apart,))]
-        heading = "encoder", f"{last.measure} (%)", f"minus {last.encoder}, 95 % interval", "differs"
+        measure = f"{last.measure} ({last.unit})" if last.unit else last.measure
+        heading = "encoder", measure, f"minus {last.encoder}, 95 % interval", "differs"
         tables.append((title, TextTable(heading, tuple(rows), names=frozenset({0})), cell_note(len(ours))))
         tables += tables_of(title, "encoder", {its[-1].encoder: {heading[1]: its} for its in (ours, *each)}, "")[1:]
         if lacking := [name for name in found if name not in those]:
@@ -88,13 +91,24 @@ Evaluated = list[list[Result]]  # of each evaluation of an encoder, the number t
 
 
 def _evaluated(run: Path, name: str, notes: list[str]) -> Evaluated:
-    """Return the newest evaluations of a run's encoder that can be compared image by image."""
+    """Return the newest evaluations of a run's encoder that can be compared image by image.
+
+    Of a regression, the mean absolute error stands beside the number to quote.
+    """
     found = Evaluated()
     for group in newest(store.load(run, notes, outcomes=True), name):
-        own = [next((one for one in each if one.quoted), None) for each in group]
-        # others are of an encoder from scratch or an ensemble, of a task's own measure, or no means over images
-        its = [one for one in own if one and one.encoder.startswith(name) and one.protocol and one.unit == "%"]
-        found += [known] if (known := [one for one in its if one.outcomes is not None]) else []
+        by_measure: dict[str, list[Result]] = {}
+        for each in group:
+            own = next((one for one in each if one.quoted), None)
+            # others are of an encoder from scratch or an ensemble, or of a task's own measure
+            if own is None or not own.encoder.startswith(name) or not own.protocol:
+                continue
+            errors = [one for one in each if (one.measure, one.settings) == (MAE, own.settings)]
+            for one in (own, *errors):
+                # without outcomes, or if they are terms of neither a share nor a jackknife, no interval is known
+                if one.outcomes is not None and (one.unit == "%" or one.outcomes.pseudo):
+                    by_measure.setdefault(one.measure, []).append(one)
+        found += by_measure.values()
     return found
 
 

@@ -108,43 +108,33 @@ def resolve_layer(vit: Encoder, layer: int | str) -> str:
 
 def vector_extractor(
     vit: Encoder, head: InstanceHead | None, pooling: Tokens, layer: str
-) -> Callable[[Tensor], dict[str, Tensor]]:
-    """Return a function from normalised images [b c h w] to a dictionary with the key "vectors".
+) -> Callable[[Tensor], Tensor]:
+    """Return a function from normalised images [b c h w] to their vectors [b d] or patch tokens [b n d].
 
     The vectors are those of the evaluations: for the last layer those of `pooled_tokens`, for others the means of
-    `extract` with ``layers``. Patch tokens [b n d] of the last layer are normed.
+    `extract` with ``layers``. Patch tokens of the last layer are normed.
     """
     if pooling == "instance" and layer != LAST:
         raise PatchloomError("--pooling instance is only for the last layer: leave out --layer, or use --pooling mean")
     if pooling != "patches":
         check_pooling(pooling, tokens_of(vit, head))
-    if layer == LAST:
-        if pooling == "patches":
-            return lambda images: {"vectors": _last_patches(vit, images)}
-        return lambda images: {"vectors": select_pooling(pooling, pooled_tokens(vit, images, head))}
+        if layer == LAST:
+            return lambda images: select_pooling(pooling, pooled_tokens(vit, images, head))
     number = layer_names(vit).index(layer)
 
-    def take(images: Tensor) -> dict[str, Tensor]:
-        tokens = _tokens_after(vit, images, number).float()
+    def take(images: Tensor) -> Tensor:
+        given = all_patches(images, patch_count(vit))
+        if layer == LAST:
+            tokens = final_norm(vit, encode(vit, given, norm=False))
+        elif is_hierarchical(vit):
+            tokens = next(islice(patch_layers(vit, images), number, None)).flatten(1, 2)
+        else:
+            tokens = next(islice(encode_each(vit, given), number, None))  # later ones are not computed
         if pooling == "patches":
-            return {"vectors": tokens[:, prefix_count(vit) :]}
-        return {"vectors": select_pooling(pooling, summaries(vit, tokens))}
+            return tokens.float()[:, prefix_count(vit) :]
+        return select_pooling(pooling, summaries(vit, tokens.float()))
 
     return take
-
-
-def _last_patches(vit: Encoder, images: Tensor) -> Tensor:
-    """Return the patch tokens [b n d] after the last norm."""
-    unnormed = encode(vit, all_patches(images, patch_count(vit)), norm=False)
-    return final_norm(vit, unnormed).float()[:, prefix_count(vit) :]
-
-
-def _tokens_after(vit: Encoder, images: Tensor, number: int) -> Tensor:
-    """Return the tokens [b prefix+n d] of the layer with this number in `layer_names`; later ones are not computed."""
-    if is_hierarchical(vit):
-        return next(islice(patch_layers(vit, images), number, None)).flatten(1, 2)
-    given = all_patches(images, patch_count(vit))
-    return next(islice(encode_each(vit, given), number, None))
 
 
 class Encoding(NamedTuple):
@@ -159,7 +149,7 @@ class Encoding(NamedTuple):
 
     vit: Encoder
     card: EncoderCard
-    take: Callable[[Tensor], dict[str, Tensor]]
+    take: Callable[[Tensor], Tensor]
     settings: EvalSettings
     most: int = 0
 
@@ -176,41 +166,39 @@ class Encoding(NamedTuple):
         """
         at, batch_size = self.settings.torch_device, self.settings.at_once
 
+        def take(images: Tensor) -> dict[str, Tensor]:
+            return {"vectors": self.take(images)}
+
         def hand(tokens: dict[str, Tensor], batch: Batch) -> None:
             keep(batch.indices.numpy(), tokens["vectors"].numpy())
 
         half = runs_in_bfloat16(at, "auto")
-        each_batch(self.vit, self.card, source, self.take, hand, at, batch_size, workers, half, what, first, stop)
+        each_batch(self.vit, self.card, source, take, hand, at, batch_size, workers, half, what, first, stop)
 
-
-@torch.inference_mode()
-def vector_shape(vit: Encoder, card: EncoderCard, take: Callable[[Tensor], dict[str, Tensor]]) -> tuple[int, ...]:
-    """Return the shape of the vector of one image: (d,), (2d,) or (n, d)."""
-    image = torch.zeros(1, input_channels(vit), *input_size(vit))
-    return tuple(take(normalize(image, card.mean, card.std))["vectors"].shape[1:])
+    @torch.inference_mode()
+    def shape(self) -> tuple[int, ...]:
+        """Return the shape of the vector of one image: (d,), (2d,) or (n, d)."""
+        image = torch.zeros(1, input_channels(self.vit), *input_size(self.vit))
+        return tuple(self.take(normalize(image, self.card.mean, self.card.std)).shape[1:])
 
 
 # The card of a file of vectors. It has no date, so that the same command writes the same bytes.
 
 
 def card_of(
-    vit: Encoder,
-    card: EncoderCard,
+    encoding: Encoding,
     head: InstanceHead | None,
     sources: Mapping[str, Source],
-    settings: EvalSettings,
     *,
     pooling: str,
     layer: str,
-    shape: tuple[int, ...],
     dtype: str,
 ) -> Card:
     """Return everything that the vectors depend on, as JSON values."""
+    vit, card, settings = encoding.vit, encoding.card, encoding.settings
     first = next(iter(sources.values()))
     half = runs_in_bfloat16(settings.torch_device, "auto")
-    prepared: Card = {"size": list(input_size(vit)), "channels": input_channels(vit)}
-    prepared |= {"mean": list(card.mean), "std": list(card.std)}
-    prepared |= card.modality.preparation()
+    place = Path(first.name).expanduser()
     encoder = {
         "name": card.name,
         "arguments": {"timm": card.timm_name} if card.spec is None else asdict(card.spec),
@@ -222,13 +210,23 @@ def card_of(
         "encoder": encoder,
         "pooling": pooling,
         "layer": layer,
-        "shape": list(shape),
+        "shape": list(encoding.shape()),
         "dtype": dtype,
-        "preprocessing": prepared,
-        "computed": {"device": settings.torch_device.type, "products": "bfloat16" if half else "float32"}
-        | {"batch_size": settings.at_once},
+        "preprocessing": {
+            "size": list(input_size(vit)),
+            "channels": input_channels(vit),
+            "mean": list(card.mean),
+            "std": list(card.std),
+            **card.modality.preparation(),
+        },
+        "computed": {
+            "device": settings.torch_device.type,
+            "products": "bfloat16" if half else "float32",
+            "batch_size": settings.at_once,
+        },
         "data": {
-            "name": to_utf8(_one_spelling(first.name)),
+            # a folder may be spelled in several ways
+            "name": to_utf8(str(place) if place.is_dir() else first.name),
             "splits": {name: len(source) for name, source in sources.items()},
             "fingerprint": fingerprints(sources),
         },
@@ -237,12 +235,6 @@ def card_of(
     }
     found: Card = json.loads(json.dumps(made))
     return found
-
-
-def _one_spelling(name: str) -> str:
-    """Return the name of data, with the path of a folder normalised."""
-    place = Path(name).expanduser()
-    return str(place) if place.is_dir() else name
 
 
 # Messages before the images are read, and about the result.
@@ -406,16 +398,14 @@ def check_memory(file: Path, size: int, images: int) -> None:
 def seconds_for(encoding: Encoding, sources: Mapping[str, Source], images: int) -> float | None:
     """Estimate the time for a number of images from a few of them; None if these cannot be read."""
     source = max(sources.values(), key=len)
-    if images <= 2 * _TIMED:
-        return None
 
     def encode_some(count: int) -> None:
         encoding.each(source.subset(evenly_spaced(len(source), count)), lambda *_: None)
 
-    try:
-        return scaled_seconds(encode_some, images, few=_FEW, some=_TIMED, slow=_SLOW, again=True)
-    except PatchloomError:  # none of the few can be read; the full pass reports the reason
-        return None
+    if images > 2 * _TIMED:
+        with suppress(PatchloomError):  # none of the few can be read; the full pass reports the reason
+            return scaled_seconds(encode_some, images, few=_FEW, some=_TIMED, slow=_SLOW, again=True)
+    return None
 
 
 # Computation: one process plans, all compute the missing parts, and one finishes.
@@ -425,11 +415,11 @@ def find_existing(to: Path, parts: PartFolder) -> EmbeddingsFile | None:
     """Return the file or the folder of parts if it exists and was made with the same settings."""
     if to == parts.folder:
         found = None if parts.missing() else parts.finished()
-        if found is None:
-            return None
-        size, count = parts.size, len(parts.all)
-    elif to.exists():
-        found = read_card(to)
+    else:
+        found = read_card(to) if to.exists() else None
+    if found is None:
+        return None
+    if to != parts.folder:
         if other := differing_fields(parts.card, found):
             raise PatchloomError(
                 f"{to} exists and was made with another {listing(other[:3], 'and')}: choose another --to, or remove it"
@@ -437,12 +427,16 @@ def find_existing(to: Path, parts: PartFolder) -> EmbeddingsFile | None:
         with suppress(PatchloomError):  # of another command's parts
             parts.missing()
             parts.remove()
-        size, count = to.stat().st_size, 0
-    else:
-        return None
     lost = found["unreadable"]
     notes = (f"{lost:,} {parts.noun} could not be read when it was made and were skipped.",) if lost else ()
-    return EmbeddingsFile(to, found, size, False, count, notes)
+    return _described(to, parts, found, False, notes)
+
+
+def _described(to: Path, parts: PartFolder, card: Card, made: bool, notes: tuple[str, ...]) -> EmbeddingsFile:
+    """Return the result at ``to``, which is a file or the folder of parts."""
+    if to == parts.folder:
+        return EmbeddingsFile(to, card, parts.size, made, len(parts.all), notes)
+    return EmbeddingsFile(to, card, to.stat().st_size, made, notes=notes)
 
 
 def make(to: Path, parts: PartFolder, encoding: Encoding) -> EmbeddingsFile:
@@ -501,12 +495,10 @@ def _compute(missing: Sequence[Part], parts: PartFolder, encoding: Encoding) -> 
 
 def _finish(to: Path, parts: PartFolder) -> EmbeddingsFile:
     card, unreadable = parts.finish()
-    size, count = parts.size, len(parts.all)
     if to != parts.folder:
         with StatusMessage(f"writing {to}"):
             parts.join(to, card)
-        size, count = to.stat().st_size, 0
-    return EmbeddingsFile(to, card, size, True, count, tuple(note_unreadable(unreadable, parts.noun)))
+    return _described(to, parts, card, True, tuple(note_unreadable(unreadable, parts.noun)))
 
 
 def find_nearest(
@@ -515,18 +507,11 @@ def find_nearest(
     """Return the result with the nearest rows to the only image of the source ``image``."""
     if not done.files:
         check_memory(done.file, done.size, done.card["rows"])
-    files = [part.path for part in parts.all] if done.files else [done.file]
+    files, vectors = [part.path for part in parts.all] if done.files else [done.file], list[np.ndarray]()
     with StatusMessage(f"searching {done.file}"):
-        vector = vector_of(image, encoding, done.card["dtype"])
-        found = nearest_rows(files, vector, top, matching_rows(near, parts.sources))
+        encoding.each(image, lambda _, its: vectors.append(cast_vectors(its, done.card["dtype"])))
+        found = nearest_rows(files, vectors[0][0].astype(np.float32), top, matching_rows(near, parts.sources))
     return replace(done, near=str(near), neighbours=tuple(found))
-
-
-def vector_of(image: Source, encoding: Encoding, dtype: str) -> np.ndarray:
-    """Return the vector of a source's only image as float32, rounded to ``dtype``."""
-    found: list[np.ndarray] = []
-    encoding.each(image, lambda _, vectors: found.append(cast_vectors(vectors, dtype).astype(np.float32)))
-    return found[0][0]
 
 
 def parse_target(to: str | Path, format: str) -> tuple[Path, Path, str]:
@@ -598,12 +583,10 @@ def embed(options: Embed) -> EmbeddingsFile:
     sources = splits if len(splits) > 1 else {"all": opened.train}
     if picture is not None and near is not None:
         check_picture(Path(picture).expanduser(), near, sources)
-    shape = vector_shape(vit, about, encoding.take)
+    with StatusMessage("fingerprinting the encoder and the images"):
+        card = card_of(encoding, head, sources, pooling=pooling, layer=named, dtype=options.dtype)
     if head is not None:
         head.to(settings.torch_device)
-    with StatusMessage("fingerprinting the encoder and the images"):
-        how: dict[str, Any] = {"pooling": pooling, "layer": named, "shape": shape, "dtype": options.dtype}
-        card = card_of(vit, about, head, sources, settings, **how)
     parts = PartFolder(folder, suffix, sources, card, settings.at_once)
     done = make(place, parts, encoding)
     if one is not None and near is not None:

@@ -192,7 +192,7 @@ class PartFolder:
             [part.split] * len(numbers),
             [None if label < 0 else classes[label] for label in labels],
         )
-        card = self.card | _counts(len(numbers), part.stop - part.start - len(numbers))
+        card = self.card | {"rows": len(numbers), "unreadable": part.stop - part.start - len(numbers)}
         write_whole(part.path, lambda path: FORMATS[self.suffix].write(path, rows, card))
 
     def finish(self) -> tuple[Card, list[str]]:
@@ -212,7 +212,7 @@ class PartFolder:
         for split, source in self.sources.items():
             if not rows[split]:
                 raise PatchloomError(f"nothing in {source.name} could be read, beginning with {source.describe(0)}")
-        card = self.card | _counts(sum(rows.values()), len(unreadable))
+        card = self.card | {"rows": sum(rows.values()), "unreadable": len(unreadable)}
         self._write_card(card)
         return card, unreadable
 
@@ -246,10 +246,6 @@ class PartFolder:
     def remove(self) -> None:
         """Remove the folder."""
         shutil.rmtree(self.folder, ignore_errors=True)
-
-
-def _counts(rows: int, unreadable: int) -> Card:
-    return dict(zip(COUNTS, (rows, unreadable), strict=True))
 
 
 class PartWriter:

@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,7 +19,7 @@ from patchloom.data.augment import CentreCrop
 from patchloom.data.decode import to_channels
 from patchloom.data.stats import normalize
 from patchloom.display import Displayable, Snippet, Verbatim
-from patchloom.errors import PatchloomError, listing, pip_install
+from patchloom.errors import PatchloomError, listing
 from patchloom.export.without_positions import PositionRemoval
 from patchloom.nets.build import build_encoder, spec_of_stock
 from patchloom.nets.checkpoints.format import EncoderCard
@@ -203,15 +202,6 @@ class Export(Displayable):
         if self.sound is None:
             return done
         return f"{done} Its input is {self.sound.seconds:g} s at {self.sound.rate:,} samples per second, one channel."
-
-
-# Libraries for the formats of export: installation checks, and suppression of their output.
-
-
-def require_packages(to: str, *libraries: str) -> None:
-    """Refuse to continue if a library is not installed."""
-    if absent := [name for name in libraries if find_spec(name) is None]:
-        raise PatchloomError(f"--to {to} needs {listing(absent, 'and')}: {pip_install(to)}")
 
 
 @contextmanager

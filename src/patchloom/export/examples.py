@@ -45,6 +45,10 @@ class Examples:
     files: Sequence[Path] = ()
     why_noise: str = ""
 
+    def called(self, noun: str) -> str:
+        """Return "images" or "recordings", whichever ``noun`` is, or "images of noise"."""
+        return f"{noun} of noise" if self.why_noise else noun
+
     def by_file(self) -> bool:
         """Return whether Pillow can store them: 8 bits, grey or colour."""
         return bool(self.whole) and all(one.dtype == torch.uint8 and len(one) in (1, 3) for one in self.whole)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any
 
 import huggingface_hub
 import timm
@@ -15,22 +15,13 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # public, though not in its __all__
 from timm.models import save_for_hf
 from timm.models.eva import Eva
-from torch import Tensor, nn
+from torch import nn
 
-from patchloom.data.sources.in_memory import DataLike
 from patchloom.errors import PatchloomError
-from patchloom.export.encoder import (
-    Export,
-    Exportable,
-    default_out,
-    load_exportable,
-    require_packages,
-    silence_libraries,
-)
-from patchloom.export.examples import Examples, describe_files, largest_difference, make_examples, vectors_of_files
-from patchloom.export.model_card import check_license, license_terms, model_card, timm_code, transformers_code
+from patchloom.export.encoder import Export, Exportable, silence_libraries
+from patchloom.export.examples import Examples, describe_files, largest_difference, vectors_of_files
+from patchloom.export.model_card import hub_code, license_terms, model_card
 from patchloom.nets.checkpoints.format import UNKNOWN_LICENSE
-from patchloom.options.verbs import ExportPooling
 from patchloom.runs.folder import RunFolder, run_around
 from patchloom.system.files import make_folder, write_whole
 from patchloom.system.network import network_error, why_offline
@@ -80,86 +71,52 @@ def push(folder: Path, files: Sequence[str], name: str, public: bool) -> str:
 _FILES = ("config.json", "model.safetensors", "README.md")
 
 
-class _Compared(NamedTuple):
-    """Largest differences of features by timm and of vectors by both libraries, and a sentence on files."""
-
-    features: float
-    timm: float
-    transformers: float
-    files: str
-
-
 def to_hub(
     run: str | Path,
-    data: DataLike | None,
-    out: str | Path | None,
-    pooling: ExportPooling,
+    one: Exportable,
+    examples: Examples,
+    folder: Path,
     license: str | None,
     name: str | None,
     public: bool,
-    model: str | None = None,
-    blend: float | None = None,
 ) -> Export:
-    """Write the folder with a model card, load it with both libraries, compare, and upload it if requested."""
-    require_packages("hf", "transformers")
-    check_license(license)
-    if name is not None:
-        check_push(name)
-    one = load_exportable(run, pooling, model, blend)
-    _check(one)
-    folder = Path(out) if out else default_out(run, "hf", blend)
-    _check_folder(folder)
-    examples = make_examples(run, data, one.card)
+    """Write the folder with a model card, load it with both libraries, compare, and upload it to ``name``, if any."""
     readable = one.channels in (1, 3)
     by_file = readable and examples.by_file()
     files = by_file or (readable and not examples.whole)  # without examples, 8 bits are assumed
     with TemporaryDirectory() as made:  # existing files are replaced only after the comparison
         work = Path(made) / "hf"
         _save(one, work)
-        found = _compare(one, examples, work, by_file)
-        card = model_card(run, one, license, name, found.timm, files)
+        features, vectors, checks = _compare(one, examples, work, by_file)
+        card = model_card(run, one, license, name, vectors, files)
         (work / "README.md").write_text(card, "utf-8")
         contents = {file: (work / file).read_bytes() for file in _FILES}
     make_folder(folder)
     for file, content in contents.items():
         write_whole(folder / file, content)
-    notes = [one.card.note, examples.why_noise, _head_note(one), _license_note(run, one, license)]
-    checks = [
-        f"Vectors ({one.pooling} tokens) differ by at most {found.timm:.1e} by timm.create_model, and by "
-        f"{found.transformers:.1e} by transformers' AutoModel.",
-        *filter(None, (found.files,)),
-    ]
+    head = "" if one.head is None else "The instance head is left out: --to timm writes it."
+    notes = [one.card.note, examples.why_noise, head, _license_note(run, one, license)]
     if name is not None:
         checks.append(f"Uploaded: {push(folder, _FILES, name, public)}")
     return Export(
         folder,
         None,
-        found.features,
+        features,
         len(examples.given),
-        timm_code(f"local-dir:{folder}", one.channels, files),
-        f"images{' of noise' * bool(examples.why_noise)}",
+        hub_code("timm", f"local-dir:{folder}", one.channels, files),
+        examples.called("images"),
         tuple(filter(None, notes)),
         by="timm's and transformers'",
         checks=tuple(checks),
     )
 
 
-def _check(one: Exportable) -> None:
-    if one.card.sound is not None:
-        raise PatchloomError("--to hf supports only encoders of images: use --to timm for recordings")
-    if one.pooling not in ("class", "mean"):
-        raise PatchloomError(f"--to hf has no {one.pooling} pooling: choose class or mean, or use --to timm")
-
-
-def _check_folder(folder: Path) -> None:
+def check_folder(folder: Path) -> None:
+    """Refuse a folder that has other files than those of an export."""
     if folder.exists() and not folder.is_dir():
         raise PatchloomError(f"--out {folder} is a file: give a folder")
-    others = (
-        [one.name for one in folder.iterdir() if one.name not in _FILES and one.name[0] != "."]
-        if folder.is_dir()
-        else []
-    )
-    if others:
+    names = [one.name for one in folder.iterdir()] if folder.is_dir() else []
+    if others := [name for name in names if name not in _FILES and name[0] != "."]:
         raise PatchloomError(f"{folder} has other files, such as {min(others)}: give another folder with --out")
 
 
@@ -173,10 +130,6 @@ def _license_note(run: str | Path, one: Exportable, license: str | None) -> str:
         if before := folder.read_config().weights_before if folder.config.exists() else ():
             said.append(f"The licence of {' and '.join(before)} applies to these weights, too.")
     return " ".join(said)
-
-
-def _head_note(one: Exportable) -> str:
-    return "" if one.head is None else "The instance head is left out: --to timm writes it."
 
 
 def _save(one: Exportable, folder: Path) -> None:
@@ -216,15 +169,19 @@ def _save(one: Exportable, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
 
 
-def _compare(one: Exportable, examples: Examples, folder: Path, by_file: bool) -> _Compared:
-    """Load the folder with both libraries by running the code of the model card."""
+def _compare(one: Exportable, examples: Examples, folder: Path, by_file: bool) -> tuple[float, float, list[str]]:
+    """Load the folder with both libraries by running the code of the model card, and compare.
+
+    Returns:
+        The largest differences of features by both, and of vectors by timm, and sentences on vectors.
+    """
     # The code differs from that of the card only in the place. Its models are compared on the same images; its vectors
     # of files also depend on how the libraries read files.
     timms: dict[str, Any] = {}
     theirs: dict[str, Any] = {}
     with silence_libraries():
-        exec(timm_code(f"local-dir:{folder}", one.channels, by_file), timms)
-        exec(transformers_code(str(folder), one.channels, by_file), theirs)
+        exec(hub_code("timm", f"local-dir:{folder}", one.channels, by_file), timms)
+        exec(hub_code("transformers", str(folder), one.channels, by_file), theirs)
     images = one.normalized(examples.given)
     with torch.inference_mode():
         ours, vectors = one.vit.forward_features(images), one.vectors(examples.given)
@@ -235,27 +192,20 @@ def _compare(one: Exportable, examples: Examples, folder: Path, by_file: bool) -
         )
         first = largest_difference("vectors", vectors, timms["encoder"](images), "timm")
         second = largest_difference("vectors", vectors, output.pooler_output, "transformers")
-        files = _by_files(one, examples, timms["embed"], theirs["embed"]) if by_file else ""
-    return _Compared(features, first, second, files)
-
-
-def _by_files(one: Exportable, examples: Examples, by_timm: Any, by_transformers: Any) -> str:
-    """Return a sentence on vectors of files.
-
-    The libraries resize the whole image with Pillow before they crop the centre, so pixels differ slightly, and no
-    bound is set.
-    """
-    with TemporaryDirectory() as folder:
-        ours, first = vectors_of_files(examples, Path(folder), one.vector_of, by_timm)
-        second = torch.stack([by_transformers(str(path)) for path in examples.in_files(Path(folder))])
-    far = max((first - ours).abs().max().item(), (second - ours).abs().max().item())
-    alike = min(_cosine(ours, first), _cosine(ours, second))
-    return (
-        f"With the libraries' own transforms of files, which resize before cropping, vectors differ by at most "
-        f"{far:.1e} on "
-        f"{describe_files(examples)} (cosine similarity {alike:.5f} or more)."
-    )
-
-
-def _cosine(ours: Tensor, theirs: Tensor) -> float:
-    return nn.functional.cosine_similarity(ours, theirs).min().item()
+    said = [
+        f"Vectors ({one.pooling} tokens) differ by at most {first:.1e} by timm.create_model, and by "
+        f"{second:.1e} by transformers' AutoModel."
+    ]
+    if by_file:
+        # the libraries resize the whole image with Pillow before they crop the centre, so no bound is set
+        with TemporaryDirectory() as pictures:
+            mine, by_timm = vectors_of_files(examples, Path(pictures), one.vector_of, timms["embed"])
+            others = torch.stack([theirs["embed"](str(path)) for path in examples.in_files(Path(pictures))])
+        both = (by_timm, others)
+        far = max((its - mine).abs().max().item() for its in both)
+        alike = min(nn.functional.cosine_similarity(mine, its).min().item() for its in both)
+        said.append(
+            f"With the libraries' own transforms of files, which resize before cropping, vectors differ by at most "
+            f"{far:.1e} on {describe_files(examples)} (cosine similarity {alike:.5f} or more)."
+        )
+    return features, first, said

@@ -1,33 +1,41 @@
-"""``--to onnx``: an ONNX graph with normalisation, checked with onnxruntime."""
+"""``--to onnx``: a graph with normalisation of an encoder, classifier, segmenter or detector, run with onnxruntime.
+
+Letters: b batch, c channels, h w height and width, n tokens, d width, k classes, m objects.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from patchloom.data.loader import plain_batches
 from patchloom.data.sources.in_memory import DataLike
+from patchloom.data.sources.open import open_data
+from patchloom.data.stats import normalize
+from patchloom.dense.checkpoint import load_dense
+from patchloom.dense.detector import Detector
+from patchloom.dense.segmenter import Segmenter
 from patchloom.errors import PatchloomError
-from patchloom.export.encoder import (
-    Export,
-    Exportable,
-    default_out,
-    load_exportable,
-    require_packages,
-    silence_libraries,
-)
-from patchloom.export.examples import Examples, describe_files, largest_difference, make_examples, vectors_of_files
-from patchloom.export.preprocessing import READING, preparing_by_pillow
+from patchloom.evaluate.calibration import describe_calibration
+from patchloom.evaluate.classifier import Classifier, load_classifier
+from patchloom.export.encoder import Export, Exportable, silence_libraries
+from patchloom.export.examples import Examples, describe_files, largest_difference, vectors_of_files
+from patchloom.export.render import render
+from patchloom.nets.checkpoints.format import CLASSIFIER_FORMAT, EncoderCard, read_metadata
 from patchloom.nets.heads import POOLED, select_pooling, summaries
 from patchloom.system.files import write_whole
 from patchloom.version import __version__
 
+_IMAGES = 8
 _LARGEST = 2**31 - 2**20  # bytes of weights: an ONNX file is a protobuf message of less than 2 GiB
 # Half precision has 11 bits, and rounding errors accumulate over blocks. A difference beyond this fraction of the
 # largest feature means that a weight or a product exceeds its range.
@@ -35,80 +43,134 @@ _HALF = 2e-2
 
 
 class _Graph(nn.Module):
-    """Module from images [b c h w] in [0, 1] to tokens [b n d] and vectors [b d], float32.
+    """Module from images [b c h w] in [0, 1] of the model's size to named outputs; it normalises the images.
 
-    Args:
-        one: the encoder to export.
-        half: whether the encoder uses half precision; normalisation stays in float32.
+    Attributes:
+        outputs: names of the outputs.
+        batch: whether the number of images is free; else it is 1.
     """
 
+    outputs: Sequence[str]
+    batch = True
     mean: Tensor
     std: Tensor
 
-    def __init__(self, one: Exportable, half: bool) -> None:
+    def __init__(self, model: nn.Module, card: EncoderCard) -> None:
         super().__init__()
-        self.encoder = deepcopy(one.vit).half() if half else one.vit
+        self.model: Any = model
+        self.register_buffer("mean", torch.tensor(card.mean).view(-1, 1, 1))
+        self.register_buffer("std", torch.tensor(card.std).view(-1, 1, 1))
+
+    def normalized(self, images: Tensor) -> Tensor:
+        return (images - self.mean) / self.std
+
+    def write(self, file: Path, shape: Sequence[int], about: Mapping[str, str], name: str, instead: str = "") -> None:
+        """Write the graph for images of ``shape`` [c h w] with torch's exporter, described by ``about``.
+
+        Raises:
+            PatchloomError: if torch cannot write the model, by its ``name``; ``instead`` ends the sentence.
+        """
+        images = torch.rand(2, *shape)  # a batch of one would be taken as a constant
+        names: dict[str, Any] = {"input_names": ["images"], "output_names": [*self.outputs], "verbose": False}
+        try:
+            with silence_libraries():
+                if self.batch:
+                    dynamic = {"images": {0: torch.export.Dim("batch")}}
+                    options: dict[str, Any] = {"dynamic_shapes": dynamic, "dynamo": True, "external_data": False}
+                    torch.onnx.export(self, (images,), file, **names, **options)
+                else:
+                    # torch.export cannot trace non-maximum suppression, whose number of boxes depends on the values
+                    free = {name: {0: "objects"} for name in self.outputs}
+                    torch.onnx.export(self, (images[:1],), str(file), dynamo=False, dynamic_axes=free, **names)
+                _describe_file(file, about)
+        except Exception as problem:  # any error of the exporter means that it cannot write this model
+            first = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
+            raise PatchloomError(f"torch cannot write {name} as ONNX ({first}){instead}") from problem
+
+    def compare(
+        self, images: Tensor, ours: Callable[[Tensor], Any], run: Callable[[Any], Any], half: bool = False
+    ) -> dict[str, float]:
+        """Return the largest difference of each output of the written graph, by ``run``, from ``ours``."""
+        found = dict.fromkeys(self.outputs, 0.0)
+        # at two batch sizes
+        for some in (images, images[:1]) if self.batch else images.split(1):
+            with torch.inference_mode():
+                expected = ours(some)
+            expected = expected if isinstance(expected, tuple) else (expected,)
+            theirs = map(torch.from_numpy, run(some.numpy()))
+            for name, mine, its in zip(self.outputs, expected, theirs, strict=True):
+                if mine.shape != its.shape or (not mine.is_floating_point() and not torch.equal(mine, its)):
+                    raise PatchloomError(f"{name} by onnxruntime differ: this is a bug, please report it")
+                if mine.numel():
+                    # the second output of an encoder is called features in the file, and vectors elsewhere
+                    called = {"tokens": "features", "features": "vectors"}.get(name, name)
+                    by = _half_difference if half else partial(largest_difference, called, by="onnxruntime")
+                    found[name] = max(found[name], by(mine.float(), its.float()))
+        return found
+
+
+class _Features(_Graph):
+    """Tokens [b n d] and vectors [b d] of an encoder; with ``half``, it uses half precision after the normalisation."""
+
+    outputs = ("tokens", "features")
+
+    def __init__(self, one: Exportable, half: bool) -> None:
+        super().__init__(deepcopy(one.vit).half() if half else one.vit, one.card)
         self.pooling, self.own_norm, self.halved = one.pooling, one.pooled_norm, half
-        self.register_buffer("mean", torch.tensor(one.card.mean).view(-1, 1, 1))
-        self.register_buffer("std", torch.tensor(one.card.std).view(-1, 1, 1))
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """See the class."""
-        given = (images - self.mean) / self.std
-        tokens = self.encoder.forward_features(given.half() if self.halved else given).float()
+        given = self.normalized(images)
+        tokens = self.model.forward_features(given.half() if self.halved else given).float()
         tokens = tokens.flatten(1, 2) if tokens.ndim == 4 else tokens
-        found = summaries(self.encoder, tokens)
+        found = summaries(self.model, tokens)
         if self.own_norm:
-            norm: Any = self.encoder.fc_norm
+            norm = self.model.fc_norm
             found = {name: norm(value.half()).float() if self.halved else norm(value) for name, value in found.items()}
         return tokens, select_pooling(self.pooling, found)
 
 
-def to_onnx(
-    run: str | Path,
-    data: DataLike | None,
-    out: str | Path | None,
-    pooling: Any,
-    fp16: bool,
-    model: str | None = None,
-    blend: float | None = None,
-) -> Export:
-    """Write the graph, run it with onnxruntime at two batch sizes, and compare."""
-    require_packages("onnx", "onnx", "onnxscript", "onnxruntime")
-    one = load_exportable(run, pooling, model, blend)
-    _check(one, fp16)
-    path = Path(out) if out else default_out(run, "encoder-fp16.onnx" if fp16 else "encoder.onnx", blend)
-    if path.is_dir():
-        raise PatchloomError(f"--out {path} is a folder: give a file, such as {path / 'encoder.onnx'}")
-    examples = make_examples(run, data, one.card)
-    by_file = examples.by_file() and one.channels in (1, 3)
-    with TemporaryDirectory() as folder:  # an existing file is replaced only after the comparison
-        file = Path(folder) / "encoder.onnx"
-        _write(_Graph(one, fp16).eval(), one, file)
-        pasted: dict[str, Any] = {}
-        exec(_code(one, file, by_file), pasted)
-        found, vectors = _compared(one, examples.given, pasted["run"], fp16)
-        about = _about(file, pasted["session"])
-        checks = [f"Its vectors ({one.pooling} tokens) differ by at most {vectors:.1e}. {about}"]
-        if by_file:
-            checks.append(_by_files(one, examples, Path(folder), pasted["embed"]))
-        write_whole(path, file.read_bytes())
-    return Export(
-        path,
-        None,
-        found,
-        len(examples.given),
-        _code(one, path, by_file),
-        f"images{' of noise' * bool(examples.why_noise)}",
-        tuple(filter(None, (one.card.note, examples.why_noise))),
-        by="onnxruntime's half-precision" if fp16 else "onnxruntime's",
-        checks=tuple(checks),
-    )
+class _Classes(_Graph):
+    """Calibrated probabilities [b k]."""
+
+    outputs = ("probabilities",)
+
+    def __init__(self, model: Classifier, card: EncoderCard, temperature: float) -> None:
+        super().__init__(model, card)
+        self.temperature = temperature
+
+    def forward(self, images: Tensor) -> Tensor:
+        """See the class."""
+        return torch.softmax(self.model(self.normalized(images)) / self.temperature, dim=1)
 
 
-def _check(one: Exportable, fp16: bool) -> None:
-    if one.card.sound is not None:
-        raise PatchloomError("--to onnx supports only encoders of images: use --to timm for recordings")
+class _Pixels(_Graph):
+    """Logits [b k h w] of each pixel."""
+
+    outputs = ("logits",)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """See the class."""
+        return F.interpolate(self.model(self.normalized(images)).main, self.model.size, mode="bilinear")
+
+
+class _Objects(_Graph):
+    """Boxes [m 4], labels [m] and scores [m] of a single image, and masks [m 28 28] if there are any."""
+
+    batch = False
+
+    def __init__(self, model: Detector, card: EncoderCard) -> None:
+        super().__init__(model, card)
+        self.outputs = ("boxes", "labels", "scores", *["masks"] * model.masks)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        """See the class."""
+        (found,) = self.model(self.normalized(images), [self.model.size])
+        return tuple(one for one in found if one is not None)
+
+
+def to_onnx(one: Exportable, examples: Examples, path: Path, fp16: bool) -> Export:
+    """Write the graph of an encoder, and compare features and, if Pillow can store the examples, vectors of files."""
     if one.pooling == "instance":
         raise PatchloomError("--to onnx does not support an instance head: use --pooling mean, or --to timm")
     size = sum(weight.numel() for weight in one.vit.state_dict().values()) * (2 if fp16 else 4)
@@ -117,35 +179,131 @@ def _check(one: Exportable, fp16: bool) -> None:
             f"an ONNX file holds less than 2 GiB, and the weights have {size / 2**30:.1f} GiB: "
             + ("use --to timm" if fp16 else "use --fp16, or --to timm")
         )
+    if path.is_dir():
+        raise PatchloomError(f"--out {path} is a folder: give a file, such as {path / 'encoder.onnx'}")
+    graph = _Features(one, fp16).eval()
+    about = {
+        "model": one.arguments["model_name"],
+        "input": f"float32 [batch {one.channels} {one.size[0]} {one.size[1]}] in [0, 1]; the graph normalises it",
+        "mean": json.dumps(list(one.card.mean)),
+        "std": json.dumps(list(one.card.std)),
+        "pooling": one.pooling,
+        **({} if one.blend is None else {"blend": f"{one.blend:g}"}),
+    }
+    by_file = examples.by_file() and one.channels in (1, 3)
+    code: dict[str, Any] = {"kind": "encoder", "size": one.size, "channels": one.channels, "outputs": graph.outputs}
+    code |= {"by_file": by_file, "test_crop": 1.0, "pooled": POOLED[one.pooling]}
 
+    def ours(images: Tensor) -> tuple[Tensor, Tensor]:
+        """Return tokens and vectors as in evaluations."""
+        tokens = one.vit.forward_features(one.normalized(images))
+        return tokens.flatten(1, 2) if one.hierarchical else tokens, one.vectors(images)
 
-def _write(graph: _Graph, one: Exportable, file: Path) -> None:
-    images = torch.rand(2, one.channels, *one.size)  # a batch of one would be taken as a constant
-    try:
-        with silence_libraries():
-            torch.onnx.export(
-                graph,
-                (images,),
-                file,
-                input_names=["images"],
-                output_names=["tokens", "features"],
-                dynamic_shapes={"images": {0: torch.export.Dim("batch")}},
-                dynamo=True,
-                external_data=False,
-                verbose=False,
+    with TemporaryDirectory() as folder:  # an existing file is replaced only after the comparison
+        file, pasted = Path(folder) / "encoder.onnx", dict[str, Any]()
+        graph.write(file, (one.channels, *one.size), about, one.card.name, ": use --to timm")
+        exec(render("onnx.py.jinja", path=str(file), **code), pasted)
+        found = graph.compare(examples.given, ours, pasted["run"], fp16)
+        described = _describe_graph(file, pasted["session"])
+        checks = [f"Its vectors ({one.pooling} tokens) differ by at most {found['features']:.1e}. {described}"]
+        if by_file:  # Pillow may round pixels differently, so no bound is set
+            mine, its = vectors_of_files(examples, Path(folder), one.vector_of, pasted["embed"])
+            checks.append(
+                f"Vectors by its embed(file), which resizes with Pillow, differ by at most "
+                f"{(its - mine).abs().max().item():.1e} on {describe_files(examples)}; their largest value is "
+                f"{mine.abs().max().item():.1e}."
             )
-            describe_file(file, _description(one))
-    except Exception as problem:  # any error of the exporter means that it cannot write this encoder
-        raise export_error(problem, one.card.name, ": use --to timm") from problem
+        write_whole(path, file.read_bytes())
+    return Export(
+        path,
+        None,
+        found["tokens"],
+        len(examples.given),
+        render("onnx.py.jinja", path=str(path), **code),
+        examples.called("images"),
+        tuple(filter(None, (one.card.note, examples.why_noise))),
+        by="onnxruntime's half-precision" if fp16 else "onnxruntime's",
+        checks=tuple(checks),
+    )
 
 
-def export_error(problem: Exception, name: str, instead: str = "") -> PatchloomError:
-    """Return the error about a model ``name`` that torch's exporter cannot write; ``instead`` ends the sentence."""
-    first = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
-    return PatchloomError(f"torch cannot write {name} as ONNX ({first}){instead}")
+def model_to_onnx(run: str | Path, data: DataLike | None, path: Path) -> Export:
+    """Write the graph of a classifier, segmenter or detector, and the code that runs it beside it.
+
+    Args:
+        run: file of the model.
+        data: images for the comparison; None: noise.
+        path: file of the graph; the code has the same name with the suffix py.
+
+    Raises:
+        PatchloomError: if the model takes recordings, torch cannot write it, or onnxruntime's predictions differ.
+    """
+    if path.suffix != ".onnx":
+        raise PatchloomError(f"--out is the file of a graph, so its name ends in .onnx, which {path} does not")
+    classifies = CLASSIFIER_FORMAT in read_metadata(Path(run), "a model")
+    model: Any
+    card: Any
+    model, card = load_classifier(run) if classifies else load_dense(run)
+    if card.encoder.sound is not None:
+        raise PatchloomError("--to onnx supports only models of images: recordings need patchloom predict")
+    (h, w), channels = model.size, model.channels
+    takes = f"It takes images [{{}} {channels} {h} {w}], float32 in [0, 1], and normalises them"
+    graph: _Graph
+    code: dict[str, Any]
+    if isinstance(model, Classifier):
+        known = card.calibrated
+        graph = _Classes(model, card.encoder, 1.0 if known is None else known.temperature)
+        says = f"it gives probabilities [batch {model.classes}], {describe_calibration(known)}."
+        code = {"kind": "classifier", "test_crop": card.test_crop}
+    elif isinstance(model, Segmenter):
+        graph = _Pixels(model, card.encoder)
+        says = (
+            f"it gives logits [batch {model.classes} {h} {w}]. The size is fixed: its code moves this window over an "
+            "image of any size, as predict does."
+        )
+        code = {"kind": "segmenter", "side": card.side}
+    else:
+        graph = _Objects(model, card.encoder)
+        takes += ", one at a time"
+        says = (
+            f"it gives boxes in pixels of that canvas, labels and scores{' and masks of 28x28' * model.masks}, the "
+            "highest score first. Proposals may reach into the padding of an image of another shape, which patchloom "
+            "clips."
+        )
+        code = {"kind": "detector", "mean": card.encoder.mean, "sides": model.sides}
+    code |= {"size": model.size, "channels": channels, "outputs": graph.outputs, "classes": card.classes}
+    code |= {"by_file": channels in (1, 3)}
+    graph.eval()
+    with TemporaryDirectory() as folder:  # existing files are replaced only after the comparison
+        file, pasted = Path(folder) / "model.onnx", dict[str, Any]()
+        graph.write(file, (channels, h, w), {"classes": json.dumps(list(card.classes))}, str(run))
+        exec(render("onnx.py.jinja", path=str(file), **code), pasted)
+        images = _example_images(model, data)
+        found = graph.compare(images, graph, pasted["run"])
+        write_whole(path, file.read_bytes())
+    beside, text = path.with_suffix(".py"), render("onnx.py.jinja", path=str(path), **code)
+    write_whole(beside, text)
+    about = f"{takes.format('batch' if graph.batch else '1')}; {says}"
+    notes = (f"Its code is in {beside}, and needs onnxruntime, NumPy and Pillow.", about)
+    kind = "images" if data is not None else "images of noise"
+    checks = tuple(f"Its {name} differ by at most {one:.1e}." for name, one in found.items())
+    return Export(
+        path, None, found[graph.outputs[0]], len(images), text, kind, notes, by="onnxruntime's", checks=checks
+    )
 
 
-def describe_file(file: Path, about: Mapping[str, str]) -> None:
+def _example_images(model: Any, data: DataLike | None) -> Tensor:
+    """Return images [b c h w] in [0, 1] of the model's size."""
+    if data is not None:
+        batch = next(plain_batches(open_data(data).train, model.size, _IMAGES, channels=model.channels))
+        return normalize(batch.views[0], (0.0,) * model.channels, (1.0,) * model.channels)
+    generator = torch.Generator().manual_seed(0)
+    h, w = model.size
+    coarse = torch.rand(_IMAGES, model.channels, -(-h // 4), -(-w // 4), generator=generator)
+    return coarse.repeat_interleave(4, 2).repeat_interleave(4, 3)[..., :h, :w]
+
+
+def _describe_file(file: Path, about: Mapping[str, str]) -> None:
     """Replace the exporter's metadata, which has local paths, by values for users of the file."""
     import onnx
 
@@ -160,32 +318,7 @@ def describe_file(file: Path, about: Mapping[str, str]) -> None:
     onnx.save(model, file)
 
 
-def _description(one: Exportable) -> dict[str, str]:
-    return {
-        "model": one.arguments["model_name"],
-        "input": f"float32 [batch {one.channels} {one.size[0]} {one.size[1]}] in [0, 1]; the graph normalises it",
-        "mean": json.dumps(list(one.card.mean)),
-        "std": json.dumps(list(one.card.std)),
-        "pooling": one.pooling,
-        **({} if one.blend is None else {"blend": f"{one.blend:g}"}),
-    }
-
-
-def _compared(one: Exportable, images: Tensor, run: Any, fp16: bool) -> tuple[float, float]:
-    """Return the largest differences of tokens and of vectors, for a batch of all images and of the first one."""
-    with torch.inference_mode():
-        ours = one.vit.forward_features(one.normalized(images))
-        ours = ours.flatten(1, 2) if one.hierarchical else ours
-    found = [0.0, 0.0]
-    for count in (len(images), 1):
-        theirs = [torch.from_numpy(array) for array in run(images[:count].numpy())]
-        for i, (mine, its) in enumerate(zip((ours[:count], one.vectors(images[:count])), theirs, strict=True)):
-            what = ("features", "vectors")[i]
-            found[i] = max(found[i], _half(mine, its) if fp16 else largest_difference(what, mine, its, "onnxruntime"))
-    return found[0], found[1]
-
-
-def _half(ours: Tensor, theirs: Tensor) -> float:
+def _half_difference(ours: Tensor, theirs: Tensor) -> float:
     found = (theirs - ours).abs().max().item()
     largest = ours.abs().max().item()
     if not found <= _HALF * largest:  # also true for NaN
@@ -195,7 +328,7 @@ def _half(ours: Tensor, theirs: Tensor) -> float:
     return found
 
 
-def _about(file: Path, session: Any) -> str:
+def _describe_graph(file: Path, session: Any) -> str:
     """Describe the opset, inputs and outputs of the file."""
     import onnx
 
@@ -205,34 +338,3 @@ def _about(file: Path, session: Any) -> str:
         for some in (session.get_inputs(), session.get_outputs())
     )
     return f"Opset {opset}; takes {takes}; gives {gives}.".replace("'", "")
-
-
-def _by_files(one: Exportable, examples: Examples, folder: Path, embed: Any) -> str:
-    """Return a sentence on vectors of files. Pillow may round pixels differently, so no bound is set."""
-    ours, theirs = vectors_of_files(examples, folder, one.vector_of, embed)
-    found, largest = (theirs - ours).abs().max().item(), ours.abs().max().item()
-    return (
-        f"Vectors by its embed(file), which resizes with Pillow, differ by at most {found:.1e} on "
-        f"{describe_files(examples)}; their largest value is {largest:.1e}."
-    )
-
-
-def _code(one: Exportable, path: Path, by_file: bool) -> str:
-    h, w = one.size
-    pillow = "from PIL import Image, ImageOps\n" if by_file else ""
-    code = (
-        f"{'import numpy as np' + chr(10) if by_file else ''}import onnxruntime\n{pillow}\n"
-        f'session = onnxruntime.InferenceSession({str(path)!r}, providers=["CPUExecutionProvider"])\n\n\n'
-        "def run(images):\n"
-        f'    """Return tokens [b n d] and vectors [b d] of images [b {one.channels} {h} {w}].\n\n'
-        f"    The vectors are {POOLED[one.pooling]}. The images are float32 in [0, 1]; the graph normalises them.\n"
-        '    """\n'
-        '    return session.run(["tokens", "features"], {"images": images})\n'
-    )
-    if not by_file:
-        return code
-    embed = (
-        'def embed(file):\n    """Return the vector [d] of an image file."""\n'
-        "    return run(prepare(read(file)))[1][0]\n"
-    )
-    return "\n\n".join([code, READING, preparing_by_pillow(one.size, one.channels), embed])

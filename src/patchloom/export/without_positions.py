@@ -66,30 +66,6 @@ class PositionRemoval:
         return {**scores, "images": self.images, "tested": self.tested}
 
 
-class _Moments:
-    """Covariance of tokens, and their mean at each place, in float64."""
-
-    def __init__(self) -> None:
-        self.images = 0
-        self.square: Tensor | None = None
-        self.sums: Tensor | None = None
-
-    def add(self, tokens: Tensor) -> None:
-        """Add tokens [b n d] in the order of the grid."""
-        z = tokens.double()
-        square, sums = torch.einsum("bnd,bne->de", z, z), z.sum(0)
-        self.square = square if self.square is None else self.square + square
-        self.sums = sums if self.sums is None else self.sums + sums
-        self.images += len(z)
-
-    def centred(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the mean [d], the covariance [d d], and the means of places [n d] minus the mean."""
-        assert self.square is not None and self.sums is not None  # an image was added
-        places = self.sums / self.images
-        mean = places.mean(0)
-        return mean, self.square / (self.images * len(places)) - torch.outer(mean, mean), places - mean
-
-
 def remove_positions(
     batches: Iterator[Tensor], tested: Tensor, grid: tuple[int, int], noun: str = "images"
 ) -> PositionRemoval:
@@ -113,10 +89,14 @@ def remove_positions(
     n = grid[0] * grid[1]
     index = torch.arange(n)
     places = torch.stack([index // grid[1], index % grid[1]], 1)[:, axes].double()
-    offsets, moments = places - places.mean(0), _Moments()
+    offsets = places - places.mean(0)
+    count, square, sums = 0, torch.zeros(()), torch.zeros(())
     for batch in batches:
-        moments.add(batch)
-    mean, covariance, means = moments.centred()
+        z = batch.double()
+        count, square, sums = count + len(z), square + torch.einsum("bnd,bne->de", z, z), sums + z.sum(0)
+    means = sums / count  # of the tokens at each place
+    mean = means.mean(0)
+    means, covariance = means - mean, square / (count * n) - torch.outer(mean, mean)
     apart, whole = tested.double() - mean, torch.eye(len(mean), dtype=torch.float64)
 
     def score(done: Tensor) -> ProbeScore:
@@ -135,7 +115,7 @@ def remove_positions(
     basis = torch.linalg.qr(means.T @ offsets).Q  # Gram-Schmidt
     done = whole - basis @ basis.T
     chance = ProbeScore(0.0, offsets.norm(dim=-1).mean().item(), 1 / n)
-    return PositionRemoval(done.float(), score(whole), score(done), chance, moments.images, len(tested), noun)
+    return PositionRemoval(done.float(), score(whole), score(done), chance, count, len(tested), noun)
 
 
 def remove_positions_of(vit: Encoder, card: EncoderCard, source: Source) -> PositionRemoval:

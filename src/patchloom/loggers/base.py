@@ -29,7 +29,7 @@ class FinalResult(NamedTuple):
         summary: closing sentence of the run.
         results: quoted results, the run's encoder first in each protocol.
         images: file names of the last pictures, in the run's folder of pictures.
-        health: values of the verdict, as `Health.plain` has them; empty if nothing was measured.
+        health: the verdict; None if nothing was measured.
     """
 
     step: int
@@ -37,7 +37,7 @@ class FinalResult(NamedTuple):
     summary: str
     results: Sequence[Result] = ()
     images: Sequence[str] = ()
-    health: Mapping[str, Any] = {}
+    health: Health | None = None
 
     @classmethod
     def read(cls, path: Path) -> FinalResult:
@@ -47,16 +47,17 @@ class FinalResult(NamedTuple):
             ValueError, TypeError, KeyError: if it is damaged.
         """
         values = json.loads(read_text(path))
-        result = cls(**typed_fields(cls, values | {"results": tuple(map(Result.of, values["results"]))}))
+        health = None if values["health"] is None else Health.of(values["health"])
+        read = {"results": tuple(map(Result.of, values["results"])), "health": health}
+        result = cls(**typed_fields(cls, values | read))
         if any(name == ".." or name != Path(name).name for name in result.images):
             raise ValueError("images have to be names of files")
-        result.scores()
-        result.tags()
         return result
 
     def plain(self) -> dict[str, Any]:
         """Return values for JSON."""
-        return self._asdict() | {"results": [one.plain() for one in self.results]}
+        health = None if self.health is None else self.health.plain()
+        return self._asdict() | {"results": [one.plain() for one in self.results], "health": health}
 
     def table(self) -> list[dict[str, Any]]:
         """Return the quoted results as rows with the same columns; None for numbers that are not finite."""
@@ -73,17 +74,18 @@ class FinalResult(NamedTuple):
         for one in self.results:
             of_run = f"results/{one.protocol}/trained"
             found[f"results/{one.protocol}/{one.encoder}" if of_run in found else of_run] = one.value
-        measure = Health.of(self.health).measure if self.health else None
-        if measure is None:
+        if self.health is None or self.health.measure is None:
             return found
+        measure = self.health.measure
         way = measure.to_beat.share
         own = {"held_out": measure.value, "share": way.value, "share/low": way.low, "share/high": way.high}
         return {f"results/{name}": value for name, value in own.items() if math.isfinite(value)} | found
 
     def tags(self) -> dict[str, str]:
         """Return the verdict in a few words and its rule, for filtering runs."""
-        health = Health.of(self.health) if self.health else None
-        return {} if health is None else {"verdict_value": health.verdict.value, "verdict_rule": health.rule}
+        if self.health is None:
+            return {}
+        return {"verdict_value": self.health.verdict.value, "verdict_rule": self.health.rule}
 
 
 @dataclass

@@ -8,6 +8,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -27,8 +28,8 @@ from patchloom.system.network import why_unreachable
 
 _START = 5.0  # seconds that training waits for a server at its start; a slower one is sent everything later
 _END = 60.0  # seconds that each tracker has at the end to take the rest, and one without a server to start
-_CHECK = 5.0  # seconds after which the end says that it waits, and between checks of whether the server is there
-_CHECKS = 2  # number of these checks in a row after which a server that is not there is given up
+_ABSENT = 10.0  # the same for a tracker whose server cannot be reached
+_SOON = 5.0  # seconds after which the end says that it waits, and checks whether the server is there
 _RESULT = "ending.json"  # holds the `FinalResult` of a run with trackers, until training continues
 
 
@@ -75,7 +76,7 @@ class Sender(threading.Thread):
         return why_unreachable(server) if server else ""
 
 
-class TrackerSet:
+class TrackerSet(AbstractContextManager["TrackerSet"]):
     """Trackers of a run, as a context manager that ends the run there on exit.
 
     ``logs/NAME.json`` records the data sent to each, so that a resumed run sends only missing data. A tracker that is
@@ -90,9 +91,6 @@ class TrackerSet:
     def __init__(self, names: Sequence[str], folder: RunFolder, say: Callable[[str], None] = print_line):
         self.names, self.folder, self.say = names, folder, say
         self._senders: list[Sender] = []
-
-    def __enter__(self) -> TrackerSet:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
@@ -157,21 +155,19 @@ class TrackerSet:
         self._senders = []
 
     def _wait_for(self, one: Sender) -> None:
-        begun, absent, why, said = time.monotonic(), 0, "", False
-        while (left := begun + _END - time.monotonic()) > 0 and absent < _CHECKS:
-            one.join(min(left, _CHECK))
-            if not one.is_alive():
-                return
-            why = one.why_silent()
-            absent = absent + 1 if why else 0
-            if not said:
-                said = True
-                most = _CHECK * _CHECKS if why else _END
-                self.say(f"  waiting up to {most:g} s for {one.name} to receive the rest{why and f' ({why})'}")
-        self.say(
-            f"  {one.name} did not receive everything within {time.monotonic() - begun:.0f} s"
-            f"{why and f' ({why})'}: the rest is in the run, and the same command sends it"
-        )
+        one.join(min(_SOON, _END))
+        if not one.is_alive():
+            return
+        why = one.why_silent()
+        most = _ABSENT if why else _END
+        note = f" ({why})" if why else ""
+        self.say(f"  waiting up to {most:g} s for {one.name} to receive the rest{note}")
+        one.join(max(0.0, most - _SOON))
+        if one.is_alive():
+            self.say(
+                f"  {one.name} did not receive everything within {most:g} s{note}: the rest is in the run, and the "
+                "same command sends it"
+            )
 
     def _send(self, job: Callable[[Tracker], None]) -> None:
         self._report()

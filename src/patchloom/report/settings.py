@@ -12,7 +12,7 @@ import numpy as np
 from patchloom.display import duration
 from patchloom.report.page import Setting
 from patchloom.runs.past import RunData
-from patchloom.runs.settings import by_name, command, typed_value, usual_settings
+from patchloom.runs.settings import by_name, command, option_text, usual_settings
 from patchloom.system.files import read_text
 from patchloom.system.hardware import processor
 from patchloom.tasks.custom import Code, is_code
@@ -43,7 +43,7 @@ def settings_of(run: RunData) -> list[Setting]:
             why = f"from the recipe {recipe}"
         elif usual.get(name) == value and name not in ("data", "task.name"):
             place, why = 2, DEFAULT
-        shown = f"{value:g}" if isinstance(value, float) else typed_value(value)
+        shown = f"{value:g}" if isinstance(value, float) else option_text(name, value)
         if name == "task.name" and is_code(shown):
             shown = Code.of(shown).typed
         found[place].append(Setting(name, shown, why))

@@ -200,15 +200,17 @@ def by_name(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings by dotted name; compound values become text."""
     found = {}
     for name, value in dotted(values).items():
-        if name.endswith("_size") and isinstance(value, list):
-            value = in_pixels(value)
-        found[name] = value if isinstance(value, str | int | float | None) else json.dumps(value)
+        found[name] = value if isinstance(value, str | int | float | None) else option_text(name, value)
     return found
 
 
-def typed_value(value: Any) -> str:
-    """Format a value of `by_name` for the command line."""
-    return value if isinstance(value, str) else repr(value) if isinstance(value, float) else json.dumps(value)
+def option_text(name: str, value: Any) -> str:
+    """Return the value of an option as the command line takes it."""
+    if isinstance(value, str | Path):
+        return str(value)
+    if name in ("img_size", "patch_size"):
+        return in_pixels(compact(value))
+    return json.dumps(value).replace('"', "")  # names in lists and mappings stand without quotes
 
 
 def usual_settings(asked: Mapping[str, Any], recipe: str | None = None) -> dict[str, Any]:
@@ -233,7 +235,7 @@ def command(asked: Mapping[str, Any], data: Any, out: Path | None, leave: Collec
     usual = usual_settings(asked, recipe)
     for name, value in by_name(asked).items():
         if name not in ("data", "task.name", "recipe", *leave) and usual.get(name, "auto") != value:
-            option, word = {"from_run": "from", "model.name": "model"}.get(name, name), typed_value(value)
+            option, word = {"from_run": "from", "model.name": "model"}.get(name, name), option_text(name, value)
             words += [f"--{option}={word}"] if word.startswith("--") else [f"--{option}", word]
     if out is not None:
         words += ["--out", str(out)]

@@ -133,9 +133,9 @@ class FinalEvaluation(NamedTuple):
             write_health(folder.path, health)
         # before summary.txt: a run that is killed while trackers take the result sends the rest later
         images = [file.name for file in pictures]
-        verdict, values = ("", {}) if health is None else (str(health), health.plain())
+        verdict = "" if health is None else str(health)
         quoted = [row for one in reports for row in one.quoted]
-        self.tracks.log_result(FinalResult(state.step, verdict, summary, quoted, images, values))
+        self.tracks.log_result(FinalResult(state.step, verdict, summary, quoted, images, health))
         write_whole(folder.summary, summary + "\n")
         return summary
 
