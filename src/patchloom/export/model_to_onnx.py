@@ -33,7 +33,8 @@ from patchloom.export.preprocessing import (
     segmenting_by_pillow,
 )
 from patchloom.export.to_onnx import describe_file, export_error
-from patchloom.nets.checkpoints.format import CLASSIFIER_FORMAT, EncoderCard, read_metadata
+from patchloom.nets.checkpoints.format import CLASSIFIER_FORMAT, EncoderCard
+from patchloom.nets.checkpoints.read import read_metadata
 from patchloom.nets.heads import OnEncoder
 from patchloom.system.files import write_whole
 
