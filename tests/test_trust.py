@@ -54,7 +54,6 @@ from patchloom.nets.checkpoints import format
 from patchloom.nets.checkpoints.format import (
     EncoderCard,
     load_encoder_file,
-    load_module_file,
     save_encoder,
     save_extra_module,
 )
@@ -381,7 +380,7 @@ def self_describing(made, tmp_path_factory) -> dict[str, tuple[Path, Callable[[]
         "encoder": (parts["encoder"], lambda: load_encoder_file(parts["encoder"])),
         "classifier": (parts["classifier"], lambda: load_classifier(parts["classifier"])),
         "dense": (parts["dense"], lambda: load_dense(parts["dense"])),
-        "module": (parts["instance_head"], lambda: load_module_file(parts["encoder"], "pooling")),
+        "module": (parts["instance_head"], lambda: patchloom.load_extra_module(parts["encoder"], "pooling")),
         "timm": (hub / "config.json", lambda: patchloom.load_encoder(hub)),
         "transformers": (other / "config.json", lambda: patchloom.load_encoder(other)),
         "preprocessor": (other / "preprocessor_config.json", lambda: patchloom.load_encoder(other)),

@@ -14,9 +14,8 @@ from patchloom.evaluate.protocols.order import without_positions
 from patchloom.evaluate.protocols.sensitivity import PositionProbe
 from patchloom.nets.attention import attention_each
 from patchloom.nets.build import EncoderSpec, build_encoder, rotates
-from patchloom.nets.checkpoints.fit import load_published
+from patchloom.nets.checkpoints.fit import load_pretrained, load_published
 from patchloom.nets.checkpoints.format import EncoderCard
-from patchloom.nets.checkpoints.load import load_pretrained
 from patchloom.nets.checkpoints.origin import Weights, public_shape
 from patchloom.nets.checkpoints.resize import resize_input
 from patchloom.nets.encode import (

@@ -275,7 +275,7 @@ def on_meta() -> Iterator[None]:
 def _stock(model: str) -> Encoder:
     """Build timm's model of a name, or behind a preset, on the meta device."""
     with on_meta():
-        stock = _create(model_name=PRESETS.get(model, (model, {}))[0], num_classes=0)
+        stock = _create(PRESETS.get(model, (model, {}))[0], num_classes=0)
     return check_servable(stock, model)
 
 
@@ -292,7 +292,7 @@ def stock_encoder(name: str) -> Encoder:
         there = ", ".join(timm.list_pretrained(model)[:4]) or "none of that model"
         raise PatchloomError(f"timm has no weights called {name}: it has {there}") from problem
     with on_meta():
-        vit = _create(model_name=name, num_classes=0)
+        vit = _create(name, num_classes=0)
     return check_servable(vit, name)
 
 
@@ -318,18 +318,17 @@ def swin_sizes(model: str, options: Mapping[str, Any]) -> tuple[int | None, int]
     return None if model in PRESETS else patch_embedding(stock).patch_size[0], along
 
 
-def _create(**arguments: Any) -> nn.Module:
-    name = arguments["model_name"]
-    if not (is_model_name(name) and timm.is_model(name)):
-        meant = models_like(name, own=PRESETS)
+def _create(model_name: str, **arguments: Any) -> nn.Module:
+    if not (is_model_name(model_name) and timm.is_model(model_name)):
+        meant = models_like(model_name, own=PRESETS)
         hint = f"; did you mean {listing(meant)}?" if meant else "."
         raise PatchloomError(
-            f"no model is called {name}{hint} Choose {', '.join(PRESETS)}, or a ViT, Eva or Swin that timm lists."
+            f"no model is called {model_name}{hint} Choose {', '.join(PRESETS)}, or a ViT, Eva or Swin that timm lists."
         )
     try:
-        return timm.create_model(**arguments)
+        return timm.create_model(model_name, **arguments)
     except (TypeError, AssertionError, IndexError, ValueError, RuntimeError) as problem:
-        raise PatchloomError(f"timm cannot build {name} with these options: {problem}") from problem
+        raise PatchloomError(f"timm cannot build {model_name} with these options: {problem}") from problem
 
 
 def build_encoder(spec: EncoderSpec) -> Encoder:
@@ -446,6 +445,26 @@ def spec_of_stock(vit: Encoder, model: str) -> EncoderSpec:
         }
     patch, channels = compact(patch_embedding(vit).patch_size), patch_embedding(vit).proj.in_channels
     return EncoderSpec(model.partition(".")[0], input_size(vit), patch, channels, positions, options)
+
+
+def options_in_weights(weights: Mapping[str, Tensor], heads: int, layer_scale: float = 1e-5) -> dict[str, Any]:
+    """Return the options of a ViT that its weights show; they show neither heads nor the first value of LayerScale."""
+    width = len(weights["patch_embed.proj.weight"])
+    depth = len({found[1] for name in weights if (found := re.match(r"blocks\.(\d+)\.", name))})
+    options: dict[str, Any] = {"embed_dim": width, "depth": depth, "num_heads": heads}
+    for name, dim in (("blocks.0.mlp.fc1.weight", 0), ("blocks.0.mlp.fc2.weight", 1)):  # of gates, fc1 is twice as wide
+        if name in weights and weights[name].ndim == 2:
+            options["mlp_ratio"] = weights[name].shape[dim] / width
+    if "cls_token" not in weights:
+        options["class_token"] = False
+    if "reg_token" in weights:
+        options["reg_tokens"] = weights["reg_token"].shape[1]
+    if "blocks.0.ls1.gamma" in weights:
+        options["init_values"] = layer_scale
+    biases = "blocks.0.attn.qkv.bias", "blocks.0.attn.q_bias"  # of a plain ViT, and of an Eva
+    if "blocks.0.attn.qkv.weight" in weights and weights.keys().isdisjoint(biases):
+        options["qkv_bias"] = False
+    return options
 
 
 def outline(spec: EncoderSpec) -> Encoder:

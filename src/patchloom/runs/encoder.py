@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from patchloom.arguments import PathLike, plain_path, validate_arguments
 from patchloom.errors import PatchloomError
 from patchloom.nets.checkpoints import format
+from patchloom.nets.checkpoints.fit import load_bare_module, load_pretrained
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.checkpoints.live import LiveEncoder, has_no_folder
-from patchloom.nets.checkpoints.load import load_bare_module, load_pretrained
 from patchloom.nets.checkpoints.origin import Weights, check_model, kind_of
 from patchloom.nets.heads import InstanceHead, Use
 from patchloom.nets.lora import merged
@@ -289,5 +289,5 @@ def named_extra_module(source: str | Path, use: Use, network: Network | None = N
         return None if module is None else ("instance_head.safetensors", module)
     if network == "teacher":
         source = _teacher_file(source)
-    module, path = format.load_module_file(source, use), format.extra_module_file(source, use)
-    return None if module is None or path is None else (path.name, module)
+    path = format.extra_module_file(source, use)
+    return None if path is None else (path.name, format.load_module_file(path))

@@ -20,9 +20,8 @@ import patchloom
 from patchloom.errors import PatchloomError
 from patchloom.export.export import export
 from patchloom.nets.checkpoints import format
-from patchloom.nets.checkpoints.fit import inherit, load_published
+from patchloom.nets.checkpoints.fit import inherit, load_pretrained, load_published
 from patchloom.nets.checkpoints.format import read_encoder_card, save_encoder, timm_license
-from patchloom.nets.checkpoints.load import load_pretrained
 from patchloom.nets.checkpoints.origin import Weights, kind_of, public_shape
 from patchloom.nets.checkpoints.programs import DINOV2_PROGRAM, MAE_PROGRAM
 from patchloom.runs.encoder import load_encoder

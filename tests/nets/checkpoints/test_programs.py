@@ -12,8 +12,7 @@ from patchloom.errors import PatchloomError
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.evaluate.subjects import open_subjects
 from patchloom.nets.build import EncoderSpec, build_encoder
-from patchloom.nets.checkpoints.fit import inherit, load_published
-from patchloom.nets.checkpoints.load import load_bare_module, load_pretrained
+from patchloom.nets.checkpoints.fit import inherit, load_bare_module, load_pretrained, load_published
 from patchloom.nets.checkpoints.origin import Weights, infer_architecture, public_shape
 from patchloom.nets.checkpoints.programs import recognise
 from patchloom.nets.heads import InstanceHead, Stem

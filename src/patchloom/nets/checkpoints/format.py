@@ -464,11 +464,8 @@ class ModuleCard:
     sizes: dict[str, Any]
 
 
-def load_module_file(source: str | Path, use: Use) -> nn.Module | None:
-    """Load the module beside an encoder for ``use``, in eval mode; None if there is none."""
-    path = extra_module_file(source, use)
-    if path is None:
-        return None
+def load_module_file(path: Path) -> nn.Module:
+    """Load a module that `save_extra_module` wrote, in eval mode."""
     about, weights = read_about(path, MODULE_FORMAT, "a module beside an encoder"), read_weights(path)
     with expect_intact(path):
         card = checked_card(ModuleCard, about)

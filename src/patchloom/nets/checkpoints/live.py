@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from patchloom.errors import PatchloomError
-from patchloom.nets.build import EncoderSpec, check_servable, outline, spec_of_stock
+from patchloom.nets.build import EncoderSpec, check_servable, options_in_weights, outline, spec_of_stock
 from patchloom.nets.checkpoints.format import EncoderCard, check_statistics
 from patchloom.nets.encode import grid_size, heads_by_stage, input_channels, patch_positions
 from patchloom.nets.swin import Encoder, blocks_of, is_hierarchical, stages_of
@@ -98,26 +98,19 @@ def _statistics(module: Encoder, mean: Any, std: Any) -> tuple[tuple[float, ...]
 def _spec_of(module: Encoder, about: dict[str, Any]) -> EncoderSpec:
     """Return how to build an encoder with the sizes of ``module``."""
     name = about.get("architecture") or _BASES.get(type(module).__name__)
-    options: dict[str, Any] = {}
+    weights, heads = module.state_dict(), heads_by_stage(module)
     if is_hierarchical(module):
         stages = stages_of(module)
         options = {"embed_dim": module.embed_dim, "depths": [len(stage.blocks) for stage in stages]}
-        options |= {"num_heads": heads_by_stage(module), "window_size": max(blocks_of(stages[0])[0].window_size)}
+        options |= {"num_heads": heads, "window_size": max(blocks_of(stages[0])[0].window_size)}
     else:
-        blocks = blocks_of(module)
-        options = {"embed_dim": module.embed_dim, "depth": len(blocks), "num_heads": heads_by_stage(module)[0]}
-        mlp: Any = blocks[0].mlp
-        options["mlp_ratio"] = mlp.fc2.in_features / module.embed_dim
-        if module.cls_token is None:
-            options["class_token"] = False
-        if module.reg_token is not None:
-            options["reg_tokens"] = module.reg_token.shape[1]
+        options = options_in_weights(weights, heads[0])
     stock = spec_of_stock(module, str(name))
     table = None if is_hierarchical(module) else patch_positions(module)
     if table is not None and table.shape[-1] % 4 == 0:
         fixed = torch.equal(table.detach().cpu(), sincos_2d(table.shape[-1], grid_size(module)))
         stock = replace(stock, positions="sincos" if fixed else "learned")
-    plain = {key: tuple(one.shape) for key, one in module.state_dict().items() if not key.startswith("head.")}
+    plain = {key: tuple(one.shape) for key, one in weights.items() if not key.startswith("head.")}
     for chosen in ({}, options):  # a stock model needs no options
         try:
             spec = replace(stock, options=chosen)
@@ -125,7 +118,7 @@ def _spec_of(module: Encoder, about: dict[str, Any]) -> EncoderSpec:
         except (PatchloomError, TypeError, AssertionError, ValueError, RuntimeError):
             continue
         shapes = {key: tuple(one.shape) for key, one in twin.state_dict().items()}
-        if shapes == plain and heads_by_stage(twin) == heads_by_stage(module):
+        if shapes == plain and heads_by_stage(twin) == heads:
             return spec
     raise PatchloomError(
         f"{type(module).__name__} cannot be built anew from its sizes, and its untrained twin is the control of every "

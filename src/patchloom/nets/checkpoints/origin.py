@@ -21,7 +21,7 @@ import yaml
 from timm.models.eva import Eva
 
 from patchloom.errors import PatchloomError, listing
-from patchloom.nets.build import EncoderSpec, outline, own_names, spec_of_stock, stock_encoder
+from patchloom.nets.build import EncoderSpec, options_in_weights, outline, own_names, spec_of_stock, stock_encoder
 from patchloom.nets.checkpoints.format import (
     ENCODER_FILE,
     HUB_CONFIG,
@@ -280,9 +280,7 @@ def public_shape(weights: Weights, model: str | None = None) -> dict[str, Any] |
     named = None if model == "auto" else model
     if weights.card is not None:
         return shape_of(weights.card.own_spec, "img_size", "channels")
-    if weights.path is None:
-        return _trainable(weights.stated.spec)
-    if named is not None:
+    if named is not None and weights.path is not None:
         if not timm.is_model(named.split(".")[0]):
             return None
         foreign = weights.foreign
@@ -457,7 +455,7 @@ def infer_architecture(weights: State, program: Program | None = None, heads: in
     if any(weights[name].ndim != 3 for name in ("cls_token", "reg_token") if name in weights):
         return None
     width, channels, p, across = projection.shape
-    if p != across or first.shape[1] != width or seems_rotary(weights):
+    if not width or p != across or first.shape[1] != width or seems_rotary(weights):
         return None
     model, usual_depth, usual_heads = _USUAL.get(width, ("vit_tiny_patch16_224", 12, 3))
     depth, tokens = depth_of(weights), token_counts(weights)
@@ -470,21 +468,10 @@ def infer_architecture(weights: State, program: Program | None = None, heads: in
     if not side:
         return None
     count = heads or (usual_heads if program is None else program.heads.get(width, usual_heads))
-    options: dict[str, Any] = {} if width in _USUAL else {"embed_dim": width}
-    if depth != usual_depth:
-        options["depth"] = depth
-    if count != usual_heads:
-        options["num_heads"] = count
-    if len(first) != 4 * width:
-        options["mlp_ratio"] = len(first) / width
-    if "cls_token" not in weights:
-        options["class_token"] = False
-    if "reg_token" in weights:
-        options["reg_tokens"] = tokens["reg_token"]
-    if "blocks.0.ls1.gamma" in weights:
-        options["init_values"] = 1e-5 if program is None else program.layer_scale
-    if "blocks.0.attn.qkv.weight" in weights and "blocks.0.attn.qkv.bias" not in weights:
-        options["qkv_bias"] = False
+    usual = {"depth": usual_depth, "num_heads": usual_heads, "mlp_ratio": 4.0}
+    usual |= {"embed_dim": width} if width in _USUAL else {}
+    shown = options_in_weights(weights, count, 1e-5 if program is None else program.layer_scale)
+    options = {name: value for name, value in shown.items() if value != usual.get(name)}
     named = re.sub(r"patch\d+", f"patch{p}", model)
     named = named if timm.is_model(named) else model
     spec = EncoderSpec(named, (p * side, p * side), p, channels, positions_of(weights, program), options)

@@ -344,11 +344,12 @@ def _from_transformers(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def _merging(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Rename a Swin's patch merging as in timm."""
-    merging = {name: found for name in state if (found := _MERGING.fullmatch(name))}
-    ending = {found[1] for found in merging.values() if found[2] == "0"}  # in timm there is no merging before stage 0
+    # in timm there is no merging before stage 0
+    ending = {found[1] for name in state if (found := _MERGING.fullmatch(name)) and found[2] == "0"}
     named = {}
     for name, value in state.items():
-        if (found := merging.get(name)) and found[1] in ending:
+        found = _MERGING.fullmatch(name)
+        if found is not None and found[1] in ending:
             name = f"{found[1]}{int(found[2]) + 1}{found[3]}"
         if not _COMPUTED.search(name):
             named[name] = value
