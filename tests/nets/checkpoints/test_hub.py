@@ -12,7 +12,7 @@ import torch
 from huggingface_hub import constants
 from huggingface_hub.errors import EntryNotFoundError
 from published import TINY, ours, written
-from refusing import refusal
+from refusing import refusal, rejection
 from safetensors.torch import save_file
 from timm.models import save_for_hf
 
@@ -272,7 +272,9 @@ def test_without_a_network_the_cache_is_tried_and_one_sentence_says_what_to_do(m
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", fails)
     monkeypatch.setattr(format, "why_offline", lambda: offline)
     said = rf"{offline or 'not in the cache'}\): check the network.* give that file with --model"
-    assert re.search(said, refusal(load_encoder, ADDRESS)) and not constants.HF_HUB_OFFLINE
+    error = rejection(load_encoder, ADDRESS)
+    assert re.search(said, str(error)) and not constants.HF_HUB_OFFLINE
+    assert error.exit_code == (75 if offline else 2)
     for name in ("timm:hf-hub:", "timm:hf-hub:small", "timm:hf-hub:../../etc/passwd"):
         assert "names no repository of the Hub" in refusal(load_encoder, name)
 

@@ -397,8 +397,8 @@ def _load_foreign(
     if statistics is None:
         about = cast(dict[str, Any], vit.pretrained_cfg)
         statistics = tuple(about["mean"]), tuple(about["std"])
-        tag = timm.list_pretrained(f"{model}.*")[-1]
-        by += f", whose weights differ in this (a tag, such as in {tag}, chooses)"
+        if tags := timm.list_pretrained(f"{model}.*"):
+            by += f", whose weights differ in this (a tag, such as in {tags[-1]}, chooses)"
     if spec is not None and len(statistics[0]) != spec.channels:
         raise PatchloomError(
             f"{source} is for images of {spec.channels} channels, and they are normalised by {len(statistics[0])} "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from functools import partial
@@ -21,7 +21,7 @@ import torch
 from huggingface_hub.errors import EntryNotFoundError, HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # public, though not in its __all__
 from safetensors.torch import save
-from torch import nn
+from torch import Tensor, nn
 
 from patchloom.audio.config import Sound, sound_from
 from patchloom.audio.recordings import modality_of
@@ -40,7 +40,6 @@ from patchloom.nets.checkpoints.read import (
     CHECKSUM,
     State,
     checksum,
-    damaged,
     expect_intact,
     is_pickle,
     printable,
@@ -352,7 +351,7 @@ def build_with(spec: EncoderSpec, weights: State, path: Path) -> Encoder:
     """Build an encoder in eval mode with the weights in a file, unless these have other sizes than its card."""
     with expect_intact(path):
         net = outline(spec)  # before memory is allocated
-        check_buffers(net)
+        check_affordable(net, weights.values())
         _expect_shapes(net, weights)
     vit = build_encoder(spec)
     vit.load_state_dict(weights, strict=True)
@@ -365,17 +364,19 @@ def _expect_shapes(net: nn.Module, weights: State) -> None:
         raise ValueError("its weights have other sizes than its card names")
 
 
-def check_buffers(net: Encoder) -> None:
-    """Raise an error for an encoder whose buffers, such as rotations, are too large: files do not hold them."""
+def check_affordable(net: Encoder, weights: Iterable[Tensor]) -> None:
+    """Raise an error for a net that is much larger than its weights, or has large buffers, which files do not hold."""
+    if sum(one.numel() for one in net.parameters()) > 4 * sum(one.numel() for one in weights) + 2**22:
+        raise ValueError("it holds fewer weights than its encoder has")
     if (size := sum(one.nbytes for one in net.buffers())) > _LARGEST_BUFFERS:
         raise ValueError(f"its buffers need {size / 2**30:.1f} GiB")
 
 
 def refuse_larger(card: EncoderCard, weights: State, path: Path) -> None:
-    """Raise an error if a card's encoder is much larger than its weights, before memory is allocated."""
-    net = stock_encoder(card.timm_name) if card.spec is None else outline(card.spec)
-    if sum(one.numel() for one in net.parameters()) > 4 * sum(one.numel() for one in weights.values()) + 2**22:
-        raise damaged(path, "its encoder is larger than its weights")
+    """Raise an error if a card's encoder is not affordable, before memory is allocated."""
+    with expect_intact(path):
+        net = stock_encoder(card.timm_name) if card.spec is None else outline(card.spec)
+        check_affordable(net, weights.values())
 
 
 def _from_timm(name: str) -> tuple[Encoder, EncoderCard]:

@@ -30,7 +30,7 @@ from patchloom.nets.checkpoints.format import (
     UNKNOWN_LICENSE,
     EncoderCard,
     card_of,
-    check_buffers,
+    check_affordable,
     check_statistics,
     find_weights,
     is_on_hub,
@@ -209,14 +209,12 @@ class Weights:
             if self.architecture is None or (self.foreign is None and self.kind != "hub"):
                 raise PatchloomError(self.why_no_model())
             spec = self.architecture.spec
-        there = sum(value.numel() for _, state in self.states for value in state.values())
-        net = outline(spec)
-        if sum(one.numel() for one in net.parameters()) > 2 * there + 2**16:  # before memory is allocated
-            raise PatchloomError(f"{self.path} holds fewer weights than {spec.model} has with its sizes: is it whole?")
-        try:
-            check_buffers(net)
+        try:  # before memory is allocated
+            check_affordable(outline(spec), (value for _, state in self.states for value in state.values()))
         except ValueError as problem:
-            raise PatchloomError(f"{spec.model} cannot be built with the sizes of {self.path}: {problem}") from problem
+            raise PatchloomError(
+                f"{self.path} does not have a {spec.model} with its sizes ({problem}): is it whole?"
+            ) from problem
         return spec
 
     def why_no_model(self) -> str:
