@@ -47,7 +47,8 @@ from patchloom.dense.annotations.segmentation import read_ids
 from patchloom.embed.formats import read_card, read_rows
 from patchloom.errors import PatchloomError
 from patchloom.nets.build import EncoderSpec, build_encoder
-from patchloom.nets.checkpoints.format import EncoderCard, checksum, load_encoder_file, save_encoder
+from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file, save_encoder
+from patchloom.nets.checkpoints.read import checksum
 from patchloom.results import store
 from patchloom.results.result import Result
 from patchloom.runs.checkpoint import Checkpoints

@@ -365,7 +365,7 @@ def load(path: Path, job: Job) -> tuple[Any, Any, Any]:
     import torch
 
     from patchloom.nets.build import EncoderSpec, build_encoder
-    from patchloom.nets.checkpoints.load import load_pretrained
+    from patchloom.nets.checkpoints.fit import load_pretrained
 
     if path.suffix == ".safetensors":
         vit, card = load_pretrained(path.parent)

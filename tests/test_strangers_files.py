@@ -24,7 +24,7 @@ from patchloom.dense.annotations.detection import open_boxes
 from patchloom.dense.annotations.segmentation import open_label_maps
 from patchloom.embed.formats import read_rows
 from patchloom.errors import PatchloomError
-from patchloom.nets.checkpoints.format import checksum, read_weights
+from patchloom.nets.checkpoints.read import checksum, read_weights
 from patchloom.runs.checkpoint import Checkpoints
 from patchloom.system.checksummed import read_checksummed
 from patchloom.system.documents import is_whole, parse_json, parse_number

@@ -49,17 +49,15 @@ from patchloom.data.sources.urls import expand_braces, find_remote
 from patchloom.dense.checkpoint import load_dense
 from patchloom.errors import PatchloomError, TemporaryError
 from patchloom.export.export import export
-from patchloom.nets.build import OPTIONS, EncoderSpec, build_encoder, check_model_options
+from patchloom.nets.build import OPTIONS, EncoderSpec, build_encoder, check_model_options, stock_encoder
 from patchloom.nets.checkpoints import format
 from patchloom.nets.checkpoints.format import (
     EncoderCard,
     load_encoder_file,
-    load_module_file,
-    read_weights,
     save_encoder,
     save_extra_module,
-    stock_encoder,
 )
+from patchloom.nets.checkpoints.read import read_weights
 from patchloom.nets.heads import InstanceHead
 from patchloom.options.parse import VERBS, parse_call, parse_evaluate, parse_pretrain
 from patchloom.options.verbs import Compare
@@ -383,7 +381,7 @@ def self_describing(made, tmp_path_factory) -> dict[str, tuple[Path, Callable[[]
         "encoder": (parts["encoder"], lambda: load_encoder_file(parts["encoder"])),
         "classifier": (parts["classifier"], lambda: load_classifier(parts["classifier"])),
         "dense": (parts["dense"], lambda: load_dense(parts["dense"])),
-        "module": (parts["instance_head"], lambda: load_module_file(parts["encoder"], "pooling")),
+        "module": (parts["instance_head"], lambda: patchloom.load_extra_module(parts["encoder"], "pooling")),
         "timm": (hub / "config.json", lambda: patchloom.load_encoder(hub)),
         "transformers": (other / "config.json", lambda: patchloom.load_encoder(other)),
         "preprocessor": (other / "preprocessor_config.json", lambda: patchloom.load_encoder(other)),
@@ -519,7 +517,7 @@ def test_a_model_is_a_name_alone(monkeypatch):
     for name in names:
         for build in (
             lambda name=name: build_encoder(EncoderSpec(name, (16, 16), 4)),
-            lambda name=name: format.stock_encoder(name),
+            lambda name=name: stock_encoder(name),
             lambda name=name: format.load_encoder_file(f"timm:{name}"),
         ):
             with pytest.raises(PatchloomError):

@@ -38,7 +38,7 @@ from patchloom.evaluate.settings import EvalSettings, Parts, open_with_notes, pa
 from patchloom.evaluate.subjects import Subject
 from patchloom.evaluate.trainer import Forward, Trainer, keep_until_done
 from patchloom.nets.checkpoints.format import EncoderCard
-from patchloom.nets.checkpoints.load import check_model
+from patchloom.nets.checkpoints.origin import check_model
 from patchloom.nets.encode import grid_size, input_size
 from patchloom.nets.student import Student, create_backbone, pooled_features, student_options
 from patchloom.nets.swin import refuse_hierarchical

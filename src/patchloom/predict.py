@@ -26,7 +26,8 @@ from patchloom.evaluate.calibration import Calibration, describe_calibration
 from patchloom.evaluate.classifier import ClassifierCard, load_classifier
 from patchloom.evaluate.predictions import CLASS_FILES, PAGE, TABLE, write_classes
 from patchloom.evaluate.settings import EvalSettings
-from patchloom.nets.checkpoints.format import CLASSIFIER_FORMAT, DENSE_FORMAT, is_model, read_metadata
+from patchloom.nets.checkpoints.format import CLASSIFIER_FORMAT, DENSE_FORMAT, is_model
+from patchloom.nets.checkpoints.read import read_metadata
 from patchloom.options.declare import verb
 from patchloom.options.verbs import Predict
 from patchloom.results.evaluation import note_unreadable

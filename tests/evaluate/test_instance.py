@@ -21,7 +21,6 @@ from patchloom.evaluate.settings import EvalSettings, parts_of
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.format import (
     EncoderCard,
-    load_module_file,
     save_encoder,
     save_extra_module,
     untrained_twin,
@@ -87,16 +86,16 @@ def test_a_head_is_saved_whole_and_read_back(tmp_path: Path) -> None:
         back = patchloom.load_extra_module(source, "pooling")
         assert back.sizes == {"width": 32, "heads": 2, "depth": 2} and not back.training
         assert all(torch.equal(value, head.state_dict()[name]) for name, value in back.state_dict().items())
-        assert load_module_file(source, "stem") is None
+        assert patchloom.load_extra_module(source, "stem") is None
     shutil.copy(tmp_path / "encoder.safetensors", tmp_path / "another.safetensors")
     for alone in (tmp_path / "another.safetensors", "timm:vit_tiny_patch16_224"):
-        assert load_module_file(alone, "pooling") is None
+        assert patchloom.load_extra_module(alone, "pooling") is None
     path.write_bytes(before[: len(before) // 2])
-    assert "cannot be read as a module" in refusal(load_module_file, tmp_path, "pooling")
+    assert "cannot be read as a module" in refusal(patchloom.load_extra_module, tmp_path, "pooling")
     path.unlink()
-    assert load_module_file(tmp_path, "pooling") is None, "an encoder may have been copied alone"
+    assert patchloom.load_extra_module(tmp_path, "pooling") is None, "an encoder may have been copied alone"
     save_encoder(task.encoder, replace(card, extra_modules={"a/b": "pooling"}), tmp_path / "encoder.safetensors")
-    assert "is not what patchloom wrote" in refusal(load_module_file, tmp_path, "pooling")
+    assert "is not what patchloom wrote" in refusal(patchloom.load_extra_module, tmp_path, "pooling")
     with pytest.raises(ValueError, match="Identity is not in EXTRA_MODULES"):
         save_extra_module(torch.nn.Identity(), tmp_path / "other.safetensors")
     assert not (tmp_path / "other.safetensors").exists()
@@ -150,7 +149,9 @@ def test_the_closing_evaluation_reports_it(run: Path) -> None:
     assert [row.pooling for row in knn] == ["mean"]
     linear = [row for row in rows if row.protocol == "linear" and row.encoder == "run"]
     vit, _ = patchloom.load_encoder(run)
-    assert {row.pooling for row in linear} == set(poolings_of(tokens_of(vit, load_module_file(run, "pooling"))))
+    assert {row.pooling for row in linear} == set(
+        poolings_of(tokens_of(vit, patchloom.load_extra_module(run, "pooling")))
+    )
 
 
 def test_export_prints_how_to_use_it_with_timm_alone(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -14,8 +14,9 @@ from patchloom.evaluate.protocols.order import without_positions
 from patchloom.evaluate.protocols.sensitivity import PositionProbe
 from patchloom.nets.attention import attention_each
 from patchloom.nets.build import EncoderSpec, build_encoder, rotates
+from patchloom.nets.checkpoints.fit import load_pretrained, load_published
 from patchloom.nets.checkpoints.format import EncoderCard
-from patchloom.nets.checkpoints.load import Weights, load_pretrained, load_published, public_shape
+from patchloom.nets.checkpoints.origin import Weights, public_shape
 from patchloom.nets.checkpoints.resize import resize_input
 from patchloom.nets.encode import (
     attend,
@@ -272,7 +273,7 @@ def loaded(vit, state):
     with torch.no_grad():
         for weight in other.parameters():
             weight.zero_()
-    return other, load_published(other, "weights", state, GRID)
+    return other, load_published(other, "weights", state, like=vit)
 
 
 def equal(one, other):

@@ -9,7 +9,7 @@ from swins import DEEP, spec_of, swin
 
 from patchloom.errors import PatchloomError
 from patchloom.nets.build import EncoderSpec, build_encoder
-from patchloom.nets.checkpoints.load import load_published
+from patchloom.nets.checkpoints.fit import load_published
 from patchloom.nets.checkpoints.resize import fit_biases
 from patchloom.nets.encode import encode, grid_size, layer_names, patch_count, patch_layers, patch_positions
 from patchloom.nets.performance import checkpoint_gradients, fuse_attention

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from patchloom.errors import PatchloomError, TemporaryError
 from patchloom.nets.build import EncoderSpec, build_encoder
-from patchloom.nets.checkpoints.format import checksum
+from patchloom.nets.checkpoints.read import checksum
 from patchloom.runs import checkpoint
 from patchloom.runs.checkpoint import (
     _MARGIN,

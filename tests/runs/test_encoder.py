@@ -17,7 +17,7 @@ from patchloom.errors import PatchloomError
 from patchloom.evaluate.features import extract
 from patchloom.evaluate.protocols import evaluate
 from patchloom.export.export import export
-from patchloom.nets.checkpoints.load import Weights
+from patchloom.nets.checkpoints.origin import Weights
 from patchloom.nets.encode import encode, patch_count
 from patchloom.nets.finetune import without_last_norm
 from patchloom.nets.heads import InstanceHead
@@ -157,9 +157,9 @@ def test_bare_weights_are_evaluated_with_a_model_name(plain, shallow, images, su
 def test_the_statistics_of_a_name_are_those_of_all_its_weights(plain):
     """timm's vit_small_patch16_224 has weights of two kinds of normalisation, and vit_tiny_patch16_224 of one."""
     weights = Weights(plain / "one.pth")
-    assert weights.own_statistics(NAME) == ((0.5,) * 3, (0.5,) * 3)
-    assert weights.own_statistics("vit_small_patch16_224") is None
-    assert weights.own_statistics("vit_small_patch16_224.dino")[0] == pytest.approx((0.485, 0.456, 0.406))
+    assert weights.statistics(NAME)[0] == ((0.5,) * 3, (0.5,) * 3)
+    assert weights.statistics("vit_small_patch16_224")[0] is None
+    assert weights.statistics("vit_small_patch16_224.dino")[0][0] == pytest.approx((0.485, 0.456, 0.406))
     given = {"init": str(plain / "one.pth"), "model": "vit_small_patch16_224"}
     found, why = Start(request("x", {"name": "mae"}, given)).normalization(3)
     assert found is None and why.endswith("and timm's weights of vit_small_patch16_224 differ in these")

@@ -16,7 +16,8 @@ from safetensors.torch import save
 from patchloom.data.sources.open import open_data
 from patchloom.data.stats import channels_of, statistics_of
 from patchloom.nets.build import EncoderSpec, build_encoder
-from patchloom.nets.checkpoints.format import EncoderCard, checksum, save_encoder
+from patchloom.nets.checkpoints.format import EncoderCard, save_encoder
+from patchloom.nets.checkpoints.read import checksum
 from patchloom.results import store
 from patchloom.results.result import Result
 from patchloom.runs.folder import RunFolder

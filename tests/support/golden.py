@@ -10,7 +10,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from patchloom.nets.build import EncoderSpec, build_encoder
-from patchloom.nets.checkpoints.load import inherit, load_published
+from patchloom.nets.checkpoints.fit import inherit, load_published
 from patchloom.nets.checkpoints.programs import (
     BEYOND_MASKING_PROGRAM,
     DROPPOS_PROGRAM,

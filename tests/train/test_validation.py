@@ -13,8 +13,8 @@ from patchloom.data.sources.open import open_data
 from patchloom.data.workers import living_workers
 from patchloom.evaluate.features import extract
 from patchloom.evaluate.protocols.knn import knn_accuracies
-from patchloom.nets.checkpoints.format import load_module_file
 from patchloom.results import store
+from patchloom.runs.encoder import load_extra_module
 from patchloom.runs.held_out import stored_held_out
 from patchloom.runs.task import load_task
 from patchloom.system import signals
@@ -68,7 +68,7 @@ def test_knn_of_the_instance_representation(images, tmp_path, kind, pooling, giv
     loaded, source = load_task(run), open_data(images).train
     training, held_out = stored_held_out(loaded.folder, loaded.settings, source).parts(source)
     some = np.random.default_rng(0).permutation(len(training))[: given.get("knn_gallery", len(training))]
-    head = load_module_file(run, "pooling")
+    head = load_extra_module(run, "pooling")
     gallery, queries = (
         extract(loaded.task.encoder, loaded.card, one, device="cpu", head=head)
         for one in (training.subset(some), held_out)

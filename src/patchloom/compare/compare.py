@@ -27,8 +27,9 @@ from patchloom.evaluate.features import count_classes, only_labelled
 from patchloom.evaluate.recipes import RECIPES
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.loggers.trackers import check_installed, parse_trackers
-from patchloom.nets.checkpoints.format import is_on_hub, stock_encoder
-from patchloom.nets.checkpoints.load import Weights
+from patchloom.nets.build import stock_encoder
+from patchloom.nets.checkpoints.format import is_on_hub
+from patchloom.nets.checkpoints.origin import Weights
 from patchloom.options.declare import verb
 from patchloom.options.verbs import Compare
 from patchloom.report.page import Table, render

@@ -17,14 +17,12 @@ from patchloom.nets.checkpoints.format import (
     EncoderCard,
     check_arguments,
     checked_card,
-    expect_intact,
     read_about,
-    read_metadata,
-    read_weights,
     refuse_larger,
     save_net,
     untrained_twin,
 )
+from patchloom.nets.checkpoints.read import expect_intact, read_metadata, read_weights
 from patchloom.nets.finetune import Variant, at_size
 from patchloom.system.hardware import MemoryGuard
 

@@ -45,7 +45,7 @@ from patchloom.evaluate.features import digest_tensors, each_batch, runs_in_bflo
 from patchloom.evaluate.settings import EvalSettings, open_with_notes, print_input_notes, print_notes_once
 from patchloom.look.context import NamedEncoder
 from patchloom.nets.checkpoints.format import EncoderCard
-from patchloom.nets.checkpoints.load import check_model
+from patchloom.nets.checkpoints.origin import check_model
 from patchloom.nets.encode import (
     attention_heads,
     encode,

@@ -20,13 +20,12 @@ from patchloom.nets.checkpoints.format import (
     CLASSIFIER_FORMAT,
     EncoderCard,
     checked_card,
-    expect_intact,
     read_about,
-    read_weights,
     refuse_larger,
     save_net,
     untrained_twin,
 )
+from patchloom.nets.checkpoints.read import expect_intact, read_weights
 from patchloom.nets.encode import (
     attention_heads,
     encode,

@@ -20,7 +20,7 @@ from patchloom.data.sources.open import open_data, open_stored
 from patchloom.data.stats import normalize
 from patchloom.errors import PatchloomError
 from patchloom.nets.checkpoints.format import EncoderCard
-from patchloom.nets.checkpoints.load import kind_of
+from patchloom.nets.checkpoints.origin import kind_of
 from patchloom.runs.folder import RunFolder
 
 _IMAGES = 16

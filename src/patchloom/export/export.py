@@ -14,7 +14,7 @@ from patchloom.export.examples import make_examples, open_run_images
 from patchloom.export.to_timm import to_timm
 from patchloom.export.without_positions import remove_positions_of
 from patchloom.nets.checkpoints.format import is_model
-from patchloom.nets.checkpoints.load import check_model
+from patchloom.nets.checkpoints.origin import check_model
 from patchloom.options import verbs
 from patchloom.options.declare import verb
 

@@ -30,7 +30,8 @@ from patchloom.evaluate.classifier import Classifier, load_classifier
 from patchloom.export.encoder import Export, Exportable, silence_libraries
 from patchloom.export.examples import Examples, describe_files, largest_difference, vectors_of_files
 from patchloom.export.render import render
-from patchloom.nets.checkpoints.format import CLASSIFIER_FORMAT, EncoderCard, read_metadata
+from patchloom.nets.checkpoints.format import CLASSIFIER_FORMAT, EncoderCard
+from patchloom.nets.checkpoints.read import read_metadata
 from patchloom.nets.heads import POOLED, select_pooling, summaries
 from patchloom.system.files import write_whole
 from patchloom.version import __version__

@@ -126,12 +126,9 @@ def _servable(name: str) -> bool:
     try:
         with on_meta():
             vit = timm.create_model(name.partition(".")[0], num_classes=0)
-        if _is_plain(vit):
-            check_servable(vit, name)
-            return True
+        return _is_plain(vit) and check_servable(vit, name) is vit
     except Exception:  # timm's constructors raise many kinds of errors
-        pass
-    return False
+        return False
 
 
 # patchloom's presets are small, for images of 8 to 64 pixels: stock timm models with other sizes, loadable by timm.
@@ -226,7 +223,7 @@ class EncoderSpec:
     def timm_arguments(self) -> dict[str, Any]:
         """Return the keyword arguments with which ``timm.create_model`` builds this encoder."""
         base, sizes = PRESETS.get(self.model, (self.model, {}))
-        options = {**sizes, **self.options}
+        options, stock = {**sizes, **self.options}, _stock(self.model)
         common = {
             "model_name": base,
             "img_size": tuple(self.img_size),
@@ -234,12 +231,12 @@ class EncoderSpec:
             "in_chans": self.channels,
             "num_classes": 0,
         }
-        if is_hierarchical(_stock(base)):
+        if is_hierarchical(stock):
             return {**common, "drop_path_rate": 0.0, **options}  # timm's default rate is for supervised training
         # pooling with parameters, or a norm after pooling, would be weights that no pretext task trains
-        class_token = options.get("class_token", has_class_token(_stock(base)))
+        class_token = options.get("class_token", has_class_token(stock))
         common["global_pool"] = "token" if class_token else ""
-        if isinstance(_stock(base), Eva):
+        if isinstance(stock, Eva):
             renamed = {_OF_EVA.get(name, name): value for name, value in options.items()}
             return {**common, "use_abs_pos_emb": self.positions not in ("rotary", "none"), **renamed}
         return {
@@ -276,16 +273,32 @@ def on_meta() -> Iterator[None]:
 
 @cache
 def _stock(model: str) -> Encoder:
-    """Build timm's model of a name on the meta device."""
+    """Build timm's model of a name, or behind a preset, on the meta device."""
     with on_meta():
-        stock = _create(model_name=model)
+        stock = _create(PRESETS.get(model, (model, {}))[0], num_classes=0)
     return check_servable(stock, model)
+
+
+def stock_encoder(name: str) -> Encoder:
+    """Return timm's model of a name, with or without the tag of its weights, on the meta device."""
+    model = name.partition(".")[0]
+    if not (is_model_name(name) and timm.is_model(model)):
+        meant = models_like(name, pretrained=True)
+        hint = f"; did you mean {listing(f'timm:{one}' for one in meant)}?" if meant else "."
+        raise PatchloomError(f"timm has no model called {name}{hint} https://huggingface.co/timm lists them.")
+    try:
+        timm.models.get_pretrained_cfg(name)
+    except RuntimeError as problem:
+        there = ", ".join(timm.list_pretrained(model)[:4]) or "none of that model"
+        raise PatchloomError(f"timm has no weights called {name}: it has {there}") from problem
+    with on_meta():
+        vit = _create(name, num_classes=0)
+    return check_servable(vit, name)
 
 
 def rotates(model: str) -> PositionKind | None:
     """Return the usual positions of a model that rotates queries and keys by place; None for other models."""
-    stock = None if model == "auto" else _stock(PRESETS.get(model, (model, {}))[0])
-    if stock is None or not has_rotations(stock):
+    if model == "auto" or not has_rotations(stock := _stock(model)):
         return None
     return "rotary" if patch_positions(stock) is None else "sincos"
 
@@ -298,26 +311,24 @@ def own_names(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 def swin_sizes(model: str, options: Mapping[str, Any]) -> tuple[int | None, int] | None:
     """Return the side of a Swin's patch, if its name implies it, and patches along a unit; None for other models."""
-    base, sizes = PRESETS.get(model, (model, {}))
-    if model == "auto" or not is_hierarchical(stock := _stock(base)):
+    if model == "auto" or not is_hierarchical(stock := _stock(model)):
         return None
-    depths = {**sizes, **options}.get("depths")
+    depths = {**PRESETS.get(model, ("", {}))[1], **options}.get("depths")
     along = patches_along_unit(stock) if depths is None else 2 ** max(0, len(depths) - 1)
     return None if model in PRESETS else patch_embedding(stock).patch_size[0], along
 
 
-def _create(**arguments: Any) -> nn.Module:
-    name = arguments["model_name"]
-    if not (is_model_name(name) and timm.is_model(name)):
-        meant = models_like(name, own=PRESETS)
+def _create(model_name: str, **arguments: Any) -> nn.Module:
+    if not (is_model_name(model_name) and timm.is_model(model_name)):
+        meant = models_like(model_name, own=PRESETS)
         hint = f"; did you mean {listing(meant)}?" if meant else "."
         raise PatchloomError(
-            f"no model is called {name}{hint} Choose {', '.join(PRESETS)}, or a ViT, Eva or Swin that timm lists."
+            f"no model is called {model_name}{hint} Choose {', '.join(PRESETS)}, or a ViT, Eva or Swin that timm lists."
         )
     try:
-        return timm.create_model(**arguments)
+        return timm.create_model(model_name, **arguments)
     except (TypeError, AssertionError, IndexError, ValueError, RuntimeError) as problem:
-        raise PatchloomError(f"timm cannot build {name} with these options: {problem}") from problem
+        raise PatchloomError(f"timm cannot build {model_name} with these options: {problem}") from problem
 
 
 def build_encoder(spec: EncoderSpec) -> Encoder:
@@ -406,9 +417,9 @@ def _check_rotary(spec: EncoderSpec) -> None:
 
 def _check_stages(spec: EncoderSpec) -> None:
     """Raise an error if the number of heads does not fit a Swin's stages; timm would only report an index error."""
-    base, sizes = PRESETS.get(spec.model, (spec.model, {}))
-    if spec.options.keys().isdisjoint(("num_heads", "depths")) or not is_hierarchical(stock := _stock(base)):
+    if spec.options.keys().isdisjoint(("num_heads", "depths")) or not is_hierarchical(stock := _stock(spec.model)):
         return
+    _, sizes = PRESETS.get(spec.model, ("", {}))
     heads, own = spec.options.get("num_heads"), {**sizes, **spec.options}
     stages = len(own.get("depths") or stock.layers)
     usual = len(sizes.get("num_heads", stock.layers))
@@ -434,6 +445,26 @@ def spec_of_stock(vit: Encoder, model: str) -> EncoderSpec:
         }
     patch, channels = compact(patch_embedding(vit).patch_size), patch_embedding(vit).proj.in_channels
     return EncoderSpec(model.partition(".")[0], input_size(vit), patch, channels, positions, options)
+
+
+def options_in_weights(weights: Mapping[str, Tensor], heads: int, layer_scale: float = 1e-5) -> dict[str, Any]:
+    """Return the options of a ViT that its weights show; they show neither heads nor the first value of LayerScale."""
+    width = len(weights["patch_embed.proj.weight"])
+    depth = len({found[1] for name in weights if (found := re.match(r"blocks\.(\d+)\.", name))})
+    options: dict[str, Any] = {"embed_dim": width, "depth": depth, "num_heads": heads}
+    for name, dim in (("blocks.0.mlp.fc1.weight", 0), ("blocks.0.mlp.fc2.weight", 1)):  # of gates, fc1 is twice as wide
+        if name in weights and weights[name].ndim == 2:
+            options["mlp_ratio"] = weights[name].shape[dim] / width
+    if "cls_token" not in weights:
+        options["class_token"] = False
+    if "reg_token" in weights:
+        options["reg_tokens"] = weights["reg_token"].shape[1]
+    if "blocks.0.ls1.gamma" in weights:
+        options["init_values"] = layer_scale
+    biases = "blocks.0.attn.qkv.bias", "blocks.0.attn.q_bias"  # of a plain ViT, and of an Eva
+    if "blocks.0.attn.qkv.weight" in weights and weights.keys().isdisjoint(biases):
+        options["qkv_bias"] = False
+    return options
 
 
 def outline(spec: EncoderSpec) -> Encoder:

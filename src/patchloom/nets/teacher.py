@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from patchloom.nets.checkpoints.format import checksum
+from patchloom.nets.checkpoints.read import checksum
 from patchloom.nets.checkpoints.resize import resize_input
 from patchloom.nets.encode import encode, grid_size, patch_count, patch_size, pooled_norm
 from patchloom.nets.lora import effective_parameters, has_adapters, plain_buffers

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from patchloom.errors import PatchloomError, conforms
-from patchloom.nets.checkpoints.format import checksum, read_tensors
+from patchloom.nets.checkpoints.read import checksum, read_tensors
 from patchloom.system.files import (
     BackgroundWork,
     regular,

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from patchloom.arguments import PathLike, plain_path, validate_arguments
 from patchloom.errors import PatchloomError
-from patchloom.nets.build import build_encoder
 from patchloom.nets.checkpoints import format
+from patchloom.nets.checkpoints.fit import load_bare_module, load_pretrained
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.checkpoints.live import LiveEncoder, has_no_folder
-from patchloom.nets.checkpoints.load import Weights, check_model, kind_of, load_bare_module, load_pretrained
+from patchloom.nets.checkpoints.origin import Weights, check_model, kind_of
 from patchloom.nets.heads import InstanceHead, Use
 from patchloom.nets.lora import merged
 from patchloom.nets.swin import Encoder
@@ -142,12 +142,9 @@ def load_encoder(
         own = {_TEACHER.sub("", name): value for name, value in tensors.items() if _TEACHER.match(name)}
         if not own:
             raise _no_teacher(source)
-    spec = format.refuse_other_sizes(settings.encoder_spec(), own, folder.checkpoints.last)
-    vit = build_encoder(spec)
-    with format.expect_intact(folder.checkpoints.last):
-        vit.load_state_dict(own, strict=True)
+    vit = format.build_with(settings.encoder_spec(), own, folder.checkpoints.last)
     card = newest_card(folder, settings, about)
-    return vit.eval(), replace(card, name=card.name + OF_TEACHER) if network == "teacher" else card
+    return vit, replace(card, name=card.name + OF_TEACHER) if network == "teacher" else card
 
 
 def _run_of(source: str | Path) -> RunFolder | None:
@@ -292,5 +289,5 @@ def named_extra_module(source: str | Path, use: Use, network: Network | None = N
         return None if module is None else ("instance_head.safetensors", module)
     if network == "teacher":
         source = _teacher_file(source)
-    module, path = format.load_module_file(source, use), format.extra_module_file(source, use)
-    return None if module is None or path is None else (path.name, module)
+    path = format.extra_module_file(source, use)
+    return None if path is None else (path.name, format.load_module_file(path))

@@ -12,7 +12,7 @@ from patchloom.data.duplicates import comparable, copies_among, copies_sentence
 from patchloom.data.source import Source
 from patchloom.data.splits import MAX_HELD_OUT, choose_indices, default_held_out_share, split_off
 from patchloom.errors import PatchloomError
-from patchloom.nets.checkpoints.format import is_encoder_file, read_encoder_card, weights_file
+from patchloom.nets.checkpoints.format import card_of, weights_file
 from patchloom.nets.checkpoints.live import has_no_folder
 from patchloom.runs.encoder import unfinished_run
 from patchloom.runs.folder import RunFolder
@@ -215,7 +215,8 @@ def _known_again(asked: Settings, contents: np.ndarray, before: Record) -> bool:
 
 def _record_beside(encoder: Path) -> Record | None:
     """Return the record beside an encoder's file, if it belongs to that file."""
-    if not is_encoder_file(encoder) or not (digest := read_encoder_card(encoder).trained_on):
+    card = card_of(encoder)
+    if card is None or not (digest := card.trained_on):
         return None
     # a teacher is in a folder of the run
     places = [RunFolder(folder).trained_on for folder in list(encoder.parents)[:2]]

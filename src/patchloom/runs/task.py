@@ -14,7 +14,7 @@ from patchloom.display import print_line
 from patchloom.errors import PatchloomError
 from patchloom.nets.build import build_encoder, initialized_as
 from patchloom.nets.checkpoints.format import UNKNOWN_LICENSE, EncoderCard, join_licenses, read_encoder_card
-from patchloom.nets.checkpoints.load import Weights
+from patchloom.nets.checkpoints.origin import Weights
 from patchloom.nets.finetune import add_low_rank, freeze_for
 from patchloom.nets.performance import checkpoint_gradients, fuse_attention, use_kernels
 from patchloom.nets.swin import Encoder
@@ -48,7 +48,7 @@ def _teacher_license(settings: ResolvedSettings) -> str:
         return ""
     try:
         with from_cache_alone(True):
-            return Weights(source).license
+            return Weights(source).stated.license
     except (PatchloomError, OSError):  # moved since the training
         return UNKNOWN_LICENSE
 

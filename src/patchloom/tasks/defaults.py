@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from patchloom.errors import PatchloomError
-from patchloom.nets.checkpoints.load import load_pretrained
+from patchloom.nets.checkpoints.fit import load_pretrained
 from patchloom.nets.decoders import MAEDecoder
 from patchloom.nets.encode import attention_heads, has_class_token, has_rotations, patch_positions
 from patchloom.nets.geometry import Geometry

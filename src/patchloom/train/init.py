@@ -12,20 +12,10 @@ from torch import Tensor
 from patchloom.display import is_first
 from patchloom.errors import PatchloomError
 from patchloom.nets.build import build_encoder, outline
+from patchloom.nets.checkpoints.fit import LoadedWeights, inherit, load_published
 from patchloom.nets.checkpoints.format import EncoderCard, save_encoder
-from patchloom.nets.checkpoints.load import (
-    LoadedWeights,
-    Weights,
-    check_heads,
-    describe_assumptions,
-    inherit,
-    load_published,
-    public_shape,
-    statistics_in_words,
-    timm_statistics,
-)
+from patchloom.nets.checkpoints.origin import Weights, public_shape, shape_of, statistics_in_words
 from patchloom.nets.checkpoints.programs import MeanStd
-from patchloom.nets.encode import heads_by_stage
 from patchloom.nets.finetune import frozen_names
 from patchloom.nets.swin import Encoder
 from patchloom.nets.teacher import FrozenTeacher
@@ -79,31 +69,25 @@ class Start:
         asked = self.asked
         chosen: dict[str, Any] = {}
         reasons: dict[str, str] = {}
-        shape = self._shape()
+        shape = None
+        if self.run is not None:
+            shape = shape_of(self.run.encoder_spec(), "img_size", "channels")
+        elif asked.init is not None:
+            shape = public_shape(self._weights, asked.model["name"])
         if shape is None:
             return asked, reasons
         source = asked.from_run or asked.init
-        named = source if self.run is not None or self._weights.kind != "bare" else f"timm's {shape['name']}"
-        read_off = shape.get("read_off", ())
+        by_name = self.run is None and self._weights.kind == "bare" and asked.model["name"] != "auto"
         for name in ("patch_size", "positions", "img_size", "channels"):
             if name in shape and getattr(asked, name) == "auto":
-                chosen[name], reasons[name] = shape[name], f"as in {source if name in read_off else named}"
+                # a fixed table shows in the weights themselves, and no model of timm has one
+                named = f"timm's {shape['name']}" if by_name and shape[name] != "sincos" else source
+                chosen[name], reasons[name] = shape[name], f"as in {named}"
         if asked.model["name"] == "auto":
             given = {name: value for name, value in asked.model.items() if name != "name" and value is not None}
             chosen["model"] = {**shape["options"], **given, "name": shape["name"]}
             reasons["model"] = f"as in {source}"
         return replace(asked, **chosen), reasons
-
-    def _shape(self) -> dict[str, Any] | None:
-        if self.run is not None:
-            run = self.run
-            options = {name: value for name, value in run.model.items() if name != "name" and value is not None}
-            sizes = {"patch_size": run.patch_size, "positions": run.positions}
-            sizes |= {"img_size": run.img_size, "channels": run.channels}
-            return {"name": run.model["name"], "options": options, **sizes}
-        if self.asked.init is None:
-            return None
-        return public_shape(self._weights, self.asked.model["name"])
 
     @cached_property
     def _weights(self) -> Weights:
@@ -116,9 +100,7 @@ class Start:
         if self.run is not None and self.folder is not None:
             weights, about = self.checkpoint
             own = f"the encoder of {self.asked.from_run or self.asked.init}"
-            spec = self.run.encoder_spec()
-            check_heads(own, heads_by_stage(outline(spec)), vit)
-            done = load_published(vit, own, encoder_weights(weights), spec.grid)
+            done = load_published(vit, own, encoder_weights(weights), outline(self.run.encoder_spec()))
             self._refuse_random(vit, done)
             self.sentences += done.sentences()
             if note := newest_card(self.folder, self.run, about).note:
@@ -129,8 +111,8 @@ class Start:
             self._refuse_random(vit, done)
             self.sentences += done.sentences()
             if shape is not None and self.asked.model["name"] == "auto":
-                self.sentences.append(describe_assumptions(shape))
-            self.sentences += self._statistics(self._weights)
+                self.sentences.append(shape.sentence())
+            self.sentences += self._statistics()
         if is_first() and (self.asked.init is not None or self.asked.from_run is not None):
             self.loaded = {name: weight.detach().clone() for name, weight in vit.state_dict().items()}
 
@@ -155,7 +137,7 @@ class Start:
     def _license(self) -> str:
         """Return the licence of the weights, for a run that of the weights that it began with."""
         if self.folder is None or self.run is None:
-            return self._weights.license
+            return self._weights.stated.license
         return run_card(self.run, self.folder.read_stats(), self.folder).license
 
     def _refuse_random(self, vit: Encoder, done: LoadedWeights) -> None:
@@ -176,7 +158,12 @@ class Start:
         None if they are unknown, or are for another number of ``channels``; then the reason says so.
         """
         source = self.asked.from_run or self.asked.init
-        found = self._own_statistics()
+        found: MeanStd | None = None
+        if self.folder is not None:
+            stats = self.folder.read_stats()
+            found = stats.mean, stats.std
+        elif self.asked.init is not None:
+            found, _ = self._weights.statistics(self.asked.model["name"])
         if found is None:
             name = self.asked.model["name"]
             tag = f", and timm's weights of {name} differ in these" if self._by_name and timm.is_model(name) else ""
@@ -191,25 +178,14 @@ class Start:
         """Whether only the name of a model tells how bare weights were trained."""
         return self.folder is None and self._weights.kind == "bare" and self._weights.program is None
 
-    def _own_statistics(self) -> MeanStd | None:
-        if self.folder is not None:
-            stats = self.folder.read_stats()
-            return stats.mean, stats.std
-        if self.asked.init is None:
-            return None
-        return self._weights.own_statistics(self.asked.model["name"])
-
-    def _statistics(self, weights: Weights) -> list[str]:
-        """Return a sentence on the normalisation with which public weights were trained, if it is known."""
-        if self.asked.normalization == "init":
+    def _statistics(self) -> list[str]:
+        """Return a sentence on the normalisation with which public weights were trained, if it is inferred."""
+        found, of = self._weights.statistics(self.asked.model["name"])
+        inferred = self._weights.program is not None or self._weights.kind == "bare"
+        if self.asked.normalization == "init" or found is None or not inferred:
             return []
-        name = self.asked.model["name"]
         how = f"this run uses --normalization {self.asked.normalization}"
-        if weights.program is not None:
-            theirs = statistics_in_words(*weights.program.statistics)
-            return [f"{weights.program.name} normalises images by {theirs}; {how}."]
-        of = timm_statistics(name) if weights.kind == "bare" else None
-        return [] if of is None else [f"For {name}, timm normalises images by {of}; {how}."]
+        return [f"As {of}, images of these weights are normalised by {statistics_in_words(*found)}; {how}."]
 
     def load_task_weights(self, task: Task) -> None:
         """Load decoder, heads and teacher from a run of the same task, or from the authors' file.
@@ -238,5 +214,5 @@ class Start:
             return
         missing = tuple(name for name in own if name not in fits)
         unexpected = tuple(name for name in source if name not in fits)
-        found = LoadedWeights(f"the rest of {self.asked.from_run}", tuple(fits), missing, unexpected, ())
+        found = LoadedWeights(f"the rest of {self.asked.from_run}", tuple(fits), missing, unexpected)
         self.sentences += found.sentences()

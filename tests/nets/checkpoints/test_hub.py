@@ -12,7 +12,7 @@ import torch
 from huggingface_hub import constants
 from huggingface_hub.errors import EntryNotFoundError
 from published import TINY, ours, written
-from refusing import refusal
+from refusing import refusal, rejection
 from safetensors.torch import save_file
 from timm.models import save_for_hf
 
@@ -20,8 +20,9 @@ import patchloom
 from patchloom.errors import PatchloomError
 from patchloom.export.export import export
 from patchloom.nets.checkpoints import format
+from patchloom.nets.checkpoints.fit import inherit, load_pretrained, load_published
 from patchloom.nets.checkpoints.format import read_encoder_card, save_encoder, timm_license
-from patchloom.nets.checkpoints.load import Weights, inherit, kind_of, load_pretrained, load_published, public_shape
+from patchloom.nets.checkpoints.origin import Weights, kind_of, public_shape
 from patchloom.nets.checkpoints.programs import DINOV2_PROGRAM, MAE_PROGRAM
 from patchloom.runs.encoder import load_encoder
 from patchloom.tasks import build_task
@@ -83,7 +84,9 @@ def test_features_are_those_of_transformers_also_by_the_names_of_its_classes(tmp
     assert vit.blocks[0].attn.num_heads == 4 and "4 attention heads are those in its config.json" in card.note
     assert card.spec.img_size == (16, 16) and card.name == tmp_path.name and kind_of(tmp_path) == "hub"
     assert card.spec.positions == ("sincos" if "MAE" in name else "learned")
-    again = ours(**Weights(tmp_path).architecture.options)  # in a state_dict, names since 5.0 differ from those saved
+    again = ours(
+        **Weights(tmp_path).architecture.spec.options
+    )  # in a state_dict, names since 5.0 differ from those saved
     assert not load_published(again, written(tmp_path / "own.pth", model.state_dict())).missing
     assert all(torch.equal(value, again.state_dict()[key]) for key, value in vit.state_dict().items())
 
@@ -103,7 +106,7 @@ def test_the_original_program_is_recognised(tmp_path):
 def test_the_decoder_of_transformers_mae_is_loaded(tmp_path):
     model = made("ViTMAEForPreTraining", tmp_path)
     weights = Weights(tmp_path)
-    vit = ours(positions="sincos", **weights.architecture.options)
+    vit = ours(positions="sincos", **weights.architecture.spec.options)
     done = load_published(vit, weights, task="mae")
     task = build_task({"name": "mae", "decoder_width": 16, "decoder_depth": 1, "decoder_heads": 2}, vit)
     assert inherit(done.foreign, task, True, "x") == ["Also loaded, from MAE: pixel decoder."]
@@ -142,7 +145,7 @@ def test_a_folder_in_timms_format(tmp_path, name, size, arguments):
 
 def test_images_that_are_not_normalised(tmp_path):
     made("ViTModel", tmp_path, PIXELS | {"do_normalize": False})
-    assert Weights(tmp_path).hub.statistics == ((0.0,) * 3, (1.0,) * 3)
+    assert Weights(tmp_path).stated.statistics == ((0.0,) * 3, (1.0,) * 3)
     for other in ({"rescale_factor": 1 / 127.5}, {"do_rescale": False}):
         (tmp_path / "preprocessor_config.json").write_text(json.dumps(PIXELS | other))
         with pytest.raises(PatchloomError, match="preprocessor_config.json multiplies images by .*, and 1/255 is"):
@@ -269,7 +272,9 @@ def test_without_a_network_the_cache_is_tried_and_one_sentence_says_what_to_do(m
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", fails)
     monkeypatch.setattr(format, "why_offline", lambda: offline)
     said = rf"{offline or 'not in the cache'}\): check the network.* give that file with --model"
-    assert re.search(said, refusal(load_encoder, ADDRESS)) and not constants.HF_HUB_OFFLINE
+    error = rejection(load_encoder, ADDRESS)
+    assert re.search(said, str(error)) and not constants.HF_HUB_OFFLINE
+    assert error.exit_code == (75 if offline else 2)
     for name in ("timm:hf-hub:", "timm:hf-hub:small", "timm:hf-hub:../../etc/passwd"):
         assert "names no repository of the Hub" in refusal(load_encoder, name)
 
@@ -310,20 +315,22 @@ def test_licences_are_those_at_the_end_of_the_chain_and_of_the_teacher(repositor
 def test_licences_are_those_that_the_source_states(repository, tmp_path):
     folder, _ = repository
     vit, _ = load_pretrained(folder)
-    assert Weights(folder).license == Weights(ADDRESS).license == "apache-2.0"  # timm's, in its configuration
+    assert (
+        Weights(folder).stated.license == Weights(ADDRESS).stated.license == "apache-2.0"
+    )  # timm's, in its configuration
     # 2024-13-45 is no date, and !!int no integer
     headers = {"license: mit\ndate: 2024-13-45": "mit", "license: mit\na: !!int": "mit"}
     headers |= {"license: [1]": "apache-2.0", "- a: [": "apache-2.0"}
     for header, license in headers.items():
         (folder / "README.md").write_text(f"---\n{header}\n---\n")
-        assert Weights(folder).license == license
+        assert Weights(folder).stated.license == license
     text = (folder / "config.json").read_text()
     (folder / "config.json").write_text(text.replace('"license"', '"other"'))
-    assert Weights(folder).license == "unknown"
+    assert Weights(folder).stated.license == "unknown"
     for about, license in (({}, "unknown"), ({"license": "cc-by-4.0"}, "cc-by-4.0"), ({"license": "a\nb\x1b"}, "a b?")):
         save_file(vit.state_dict(), tmp_path / "bare.safetensors", about)
-        assert Weights(tmp_path / "bare.safetensors").license == license
+        assert Weights(tmp_path / "bare.safetensors").stated.license == license
     torch.save(vit.state_dict(), tmp_path / "bare.pth")
-    assert Weights(tmp_path / "bare.pth").license == "unknown"
+    assert Weights(tmp_path / "bare.pth").stated.license == "unknown"
     assert timm_license("vit_small_patch16_dinov3.lvd1689m") == "dinov3-license"
-    assert Weights("timm:vit_tiny_patch16_224").license == "apache-2.0"
+    assert Weights("timm:vit_tiny_patch16_224").stated.license == "apache-2.0"

@@ -54,11 +54,12 @@ def test_a_module_is_measured_as_its_file_and_nothing_is_written(labelled, tmp_p
     [
         small(),
         small(reg_tokens=2, class_token=False, global_pool="avg", fc_norm=False),
+        small(init_values=0.1, qkv_bias=False, mlp_ratio=2),
         timm.models.VisionTransformer(img_size=32, patch_size=8, **SMALL),
         build_encoder(EncoderSpec("swin-nano", (64, 64), 4, positions="none")),
         build_encoder(EncoderSpec("nano", (32, 32), (8, 4), channels=1, positions="none", options={"depth": 1})),
     ],
-    ids=["timm", "registers", "head", "swin", "grey"],
+    ids=["timm", "registers", "scaled", "head", "swin", "grey"],
 )
 def test_the_untrained_twin_has_the_sizes_of_the_module(vit):
     channels = LiveEncoder.of(vit, (0.5,) * (n := vit.patch_embed.proj.in_channels), (0.2,) * n)

@@ -12,8 +12,9 @@ from refusing import refusal
 
 from patchloom.errors import PatchloomError
 from patchloom.nets.build import EncoderSpec, build_encoder
+from patchloom.nets.checkpoints.fit import load_published
 from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file, save_encoder
-from patchloom.nets.checkpoints.load import Weights, kind_of, load_published, public_shape
+from patchloom.nets.checkpoints.origin import Weights, kind_of, public_shape
 
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pth", "pt", "bin", "pth.tar"])

@@ -15,7 +15,7 @@ from published import ours, same, theirs, written
 from refusing import refusal
 
 from patchloom.errors import PatchloomError
-from patchloom.nets.checkpoints.load import load_published
+from patchloom.nets.checkpoints.fit import load_published
 
 OPTIMIZER = {"state": {0: {"exp_avg": torch.ones(3), "step": torch.tensor(1.0)}}}
 HEAD = {"head.mlp.0.weight": torch.zeros(3, 3), "head.last_layer.weight_v": torch.zeros(3, 3)}

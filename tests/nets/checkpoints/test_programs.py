@@ -12,15 +12,8 @@ from patchloom.errors import PatchloomError
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.evaluate.subjects import open_subjects
 from patchloom.nets.build import EncoderSpec, build_encoder
-from patchloom.nets.checkpoints.load import (
-    Weights,
-    infer_architecture,
-    inherit,
-    load_bare_module,
-    load_pretrained,
-    load_published,
-    public_shape,
-)
+from patchloom.nets.checkpoints.fit import inherit, load_bare_module, load_pretrained, load_published
+from patchloom.nets.checkpoints.origin import Weights, infer_architecture, public_shape
 from patchloom.nets.checkpoints.programs import recognise
 from patchloom.nets.heads import InstanceHead, Stem
 from patchloom.patches.tokens import unpatchify
@@ -187,9 +180,8 @@ def sized(width, depth, patch=16, grid=14, class_token=True, **more):
     ],
 )
 def test_usual_sizes_are_known(state, model, heads, side, options):
-    found = infer_architecture(state)
-    assert (found.model, found.heads, found.side, found.options) == (model, heads, side, options)
-    assert found.positions == "learned" and found.patch_size == state["patch_embed.proj.weight"].shape[-1]
+    found, patch = infer_architecture(state), state["patch_embed.proj.weight"].shape[-1]
+    assert found.spec == EncoderSpec(model, (side, side), patch, 3, "learned", options) and found.heads == heads
     assert infer_architecture(state | {"pos_embed": torch.zeros(1, 199, found.width)}) is None
     assert infer_architecture({name: value for name, value in state.items() if "fc1" not in name}) is None
 
@@ -199,7 +191,7 @@ def test_the_number_of_heads_is_not_assumed_for_other_sizes_and_is_12_in_mocos_s
     vit = theirs(32, 16, embed_dim=384, depth=1, num_heads=12).state_dict()
     state = moved(vit, "module.base_encoder.") | moved(vit, "module.momentum_encoder.")
     path = written(tmp_path / "moco.pth.tar", {"state_dict": state})
-    assert Weights(path).architecture.options == {"depth": 1, "num_heads": 12}
+    assert Weights(path).architecture.spec.options == {"depth": 1, "num_heads": 12}
     assert load_pretrained(path)[0].blocks[0].attn.num_heads == 12
     with pytest.raises(PatchloomError, match="of MoCo v3, .* has 12 attention heads, .* 6: give --model.num_heads 12"):
         load_published(ours(32, 16, embed_dim=384, depth=1, num_heads=6), path)

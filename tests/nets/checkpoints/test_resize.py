@@ -10,7 +10,7 @@ from timm.models.vision_transformer import checkpoint_filter_fn
 from torch.nn import functional as F
 
 from patchloom.nets.build import EncoderSpec, build_encoder
-from patchloom.nets.checkpoints.load import load_published
+from patchloom.nets.checkpoints.fit import load_published
 from patchloom.nets.checkpoints.resize import resize_input
 
 SWIN = "swin_tiny_patch4_window7_224"
@@ -67,8 +67,8 @@ def test_grids_of_as_many_patches_are_resampled(old, new, positions):
     source, vit = (ours((4 * rows, 4 * columns), positions=positions) for rows, columns in (old, new))
     if positions == "learned":
         torch.nn.init.normal_(source.pos_embed)
-    stated = None if positions == "sincos" and old == (4, 4) else old
-    done = load_published(vit, "other weights", dict(source.state_dict()), grid=stated)
+    like = None if positions == "sincos" and old == (4, 4) else source
+    done = load_published(vit, "other weights", dict(source.state_dict()), like=like)
     picture = source.pos_embed[:, -16:].unflatten(1, old).movedim(-1, 1)
     wanted = F.interpolate(picture, new, mode="bicubic", antialias=True).flatten(2).mT
     assert done.resampled == (f"pos_embed: from a grid of {old[0]}x{old[1]} to {new[0]}x{new[1]}",)

@@ -17,7 +17,7 @@ from patchloom.evaluate.settings import DryRun, EvalSettings, print_notes_once, 
 from patchloom.evaluate.trainer import keep_until_done
 from patchloom.look.charts import draw_confusion
 from patchloom.nets.checkpoints.live import has_no_folder
-from patchloom.nets.checkpoints.load import check_model
+from patchloom.nets.checkpoints.origin import check_model
 from patchloom.options.declare import filled
 from patchloom.options.messages import unknown_option_error
 from patchloom.options.protocols import PROTOCOLS

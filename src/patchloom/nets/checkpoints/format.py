@@ -6,7 +6,6 @@ timm's; the encoder's card lists them and the use of each.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,7 +20,6 @@ import timm
 import torch
 from huggingface_hub.errors import EntryNotFoundError, HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # public, though not in its __all__
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
@@ -33,17 +31,26 @@ from patchloom.nets.build import (
     EncoderSpec,
     build_encoder,
     check_model_options,
-    check_servable,
-    is_model_name,
     models_like,
     on_meta,
     outline,
+    stock_encoder,
+)
+from patchloom.nets.checkpoints.read import (
+    CHECKSUM,
+    State,
+    checksum,
+    expect_intact,
+    is_pickle,
+    printable,
+    read_metadata,
+    read_weights,
 )
 from patchloom.nets.heads import EXTRA_MODULES, InstanceHead, Use
 from patchloom.nets.lora import merged
 from patchloom.nets.swin import Encoder
 from patchloom.sizes import compact
-from patchloom.system.files import regular, write_whole
+from patchloom.system.files import write_whole
 from patchloom.system.network import from_cache_alone, network_error, why_offline
 
 ENCODER_FORMAT = "patchloom-encoder-1"
@@ -55,16 +62,10 @@ _KINDS = {
     CLASSIFIER_FORMAT: "a classifier",
     DENSE_FORMAT: "a segmenter or detector",
 }
-_SUM = "sha256"
 _STATISTICS = {"mean": (-1e6, 1e6), "std": (0.0, 1e6)}
 _LARGEST_IMAGE = 2**28  # numbers in an encoder's input
 _LARGEST_BUFFERS = 2**31  # bytes
-_DTYPES = {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool, torch.uint8}
-_DTYPES |= {torch.int8, torch.int16, torch.int32, torch.int64}
 _Card = TypeVar("_Card")
-_DAMAGED = "{} is not what patchloom wrote ({}): restore it from a copy, or make it again"
-
-
 UNKNOWN_LICENSE = "unknown"
 _AND = " AND "
 
@@ -138,37 +139,35 @@ def save_net(net: nn.Module, key: str, about: dict[str, Any], path: Path) -> Non
 
 def _net_bytes(net: nn.Module, key: str, about: dict[str, Any]) -> bytes:
     weights = {name: value.detach().cpu().contiguous() for name, value in merged(net.state_dict()).items()}
-    about = about | {_SUM: checksum(weights, json.dumps(about))}
+    about = about | {CHECKSUM: checksum(weights, json.dumps(about))}
     # a single key, because the order of several would differ from file to file
     return save(weights, metadata={key: json.dumps(about)})
 
 
-def checksum(tensors: dict[str, Tensor], about: str) -> str:
-    """Return 64 hex digits of names, types, shapes and values of contiguous CPU tensors, and of a text."""
-    total = hashlib.sha256(about.encode())
-    for name in sorted(tensors):
-        value = tensors[name].contiguous()
-        total.update(f"\0{name}\0{value.dtype}\0{tuple(value.shape)}\0".encode())
-        total.update(value.flatten().view(torch.uint8).numpy().data)
-    return total.hexdigest()
+def card_of(path: Path) -> EncoderCard | None:
+    """Return the card of a file that `save_encoder` wrote; None for any other file of weights."""
+    ours = not is_pickle(path) and ENCODER_FORMAT in read_metadata(path, "weights")
+    return read_encoder_card(path) if ours else None
 
 
 def read_encoder_card(path: Path) -> EncoderCard:
     """Read the card of an encoder file."""
     about = read_about(path, ENCODER_FORMAT, "encoder weights")
     with expect_intact(path):
-        return card_from(about)
+        card = card_from(about)
+        if card.spec is None:
+            raise ValueError("its card names no sizes")
+        return card
 
 
 def card_from(about: Any) -> EncoderCard:
     """Validate an encoder's card, as ``asdict`` and JSON represent it; the file is untrusted."""
     if isinstance(about, Mapping):
         about = {**about, "spec": spec_from(about.get("spec")), "sound": sound_from(about.get("sound"))}
-    card = checked_card(EncoderCard, about, _STATISTICS)
-    if not len(card.mean) == len(card.std) == (len(card.mean) if card.spec is None else card.spec.channels):
+    card = checked_card(EncoderCard, about)
+    check_statistics(card.mean, card.std)
+    if card.spec is not None and len(card.mean) != card.spec.channels:
         raise ValueError("mean and std have another number of channels")
-    if 0 in card.std:
-        raise ValueError("a std is 0")
     if not all(re.fullmatch(r"\w[\w-]{0,99}", name) for name in card.extra_modules):
         raise ValueError("a module beside the encoder has an invalid name")
     takes = None if card.spec is None else (card.spec.channels, *card.spec.img_size)
@@ -239,11 +238,6 @@ def spec_from(given: Any) -> EncoderSpec | None:
     return spec
 
 
-def printable(text: str, most: int = 500) -> str:
-    """Replace control characters, which could control a terminal, in a text of a card."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text[:most])
-
-
 def read_about(path: Path, key: str, what: str) -> dict[str, Any]:
     """Read the metadata that `save_net` wrote under ``key``; ``what`` names the expected contents in errors."""
     about = read_metadata(path, what)
@@ -256,59 +250,7 @@ def read_about(path: Path, key: str, what: str) -> dict[str, Any]:
         raise PatchloomError(f"{path} has no patchloom metadata: use a file that patchloom wrote, or timm:NAME")
     with expect_intact(path):
         found = json.loads(about[key])
-        return {name: value for name, value in found.items() if name != _SUM}
-
-
-@contextmanager
-def expect_intact(path: str | Path) -> Iterator[None]:
-    """Report errors inside this block as damage of a file that patchloom wrote."""
-    try:
-        yield
-    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, ArithmeticError) as problem:
-        reason = (str(problem).splitlines() or [""])[0][:200]
-        why = reason if type(problem) is ValueError and reason else type(problem).__name__
-        raise PatchloomError(_DAMAGED.format(path, why)) from problem
-
-
-def read_metadata(path: Path, what: str) -> dict[str, str]:
-    """Read the metadata of any safetensors file."""
-    try:
-        with safe_open(regular(path, follow=True), "pt") as file:
-            return file.metadata() or {}
-    except (OSError, SafetensorError) as problem:
-        raise PatchloomError(f"{path} cannot be read as {what} ({problem}): is it whole?") from problem
-
-
-def read_tensors(file: Any, names: Iterable[str]) -> dict[str, Tensor]:
-    """Read tensors of an open safetensors file, all of types that can be computed with."""
-    found = {name: file.get_tensor(name) for name in names}
-    for name, one in found.items():
-        if one.dtype not in _DTYPES:  # such as packed ones of 4 bits
-            raise ValueError(f"its tensor {name[:80]} is of {one.dtype}: save it as float32")
-    return found
-
-
-def read_weights(path: Path, prefix: str = "") -> dict[str, Tensor]:
-    """Read the tensors of a safetensors file whose names begin with ``prefix``, which is removed."""
-    try:
-        with safe_open(regular(path, follow=True), "pt") as file:
-            about = file.metadata() or {}
-            names = [name for name in file.keys() if name.startswith(prefix)]
-            found = {name.removeprefix(prefix): one for name, one in read_tensors(file, names).items()}
-    except (OSError, SafetensorError, ValueError) as problem:
-        raise PatchloomError(f"{path} cannot be read as weights ({problem}): is it whole?") from problem
-    for text in () if prefix else about.values():
-        with suppress(ValueError, RecursionError):  # metadata of other programs may be anything
-            parsed = json.loads(text)
-            if isinstance(parsed, dict) and (given := parsed.pop(_SUM, None)) is not None:
-                if checksum(found, json.dumps(parsed)) != given:
-                    raise PatchloomError(_DAMAGED.format(path, "its checksum differs"))
-    return found
-
-
-def is_pickle(path: Path) -> bool:
-    """Return whether a file has one of torch's names; all other files of weights are safetensors."""
-    return path.suffix.lower() in (".pth", ".pt", ".bin", ".ckpt", ".tar")
+        return {name: value for name, value in found.items() if name != CHECKSUM}
 
 
 def is_model(path: str | Path) -> bool:
@@ -317,11 +259,6 @@ def is_model(path: str | Path) -> bool:
     if path.suffix != ".safetensors" or not path.is_file():
         return False
     return bool({CLASSIFIER_FORMAT, DENSE_FORMAT} & read_metadata(path, "a model").keys())
-
-
-def is_encoder_file(path: Path) -> bool:
-    """Return whether `save_encoder` wrote a file, which then has a card."""
-    return not is_pickle(path) and ENCODER_FORMAT in read_metadata(path, "weights")
 
 
 ENCODER_FILE, HUB_CONFIG = "encoder.safetensors", "config.json"
@@ -348,23 +285,32 @@ def _fetch_from_hub(source: str) -> Path:
     except HFValidationError as problem:
         raise PatchloomError(f"{source} names no repository of the Hub: give timm:hf-hub:OWNER/NAME") from problem
     get = partial(huggingface_hub.hf_hub_download, repository, revision=revision or None)
+    remedy = (
+        f"check the network, the name and your access to it, or fetch {_HUB_WEIGHTS[0]} elsewhere, and give that file "
+        "with --model and its name in timm"
+    )
+    with _fetching(source, remedy):
+        get(HUB_CONFIG)
+        for name in (HUB_README, HUB_IMAGES):
+            with suppress(EntryNotFoundError):
+                get(name)
+        try:
+            return Path(get(_HUB_WEIGHTS[0]))
+        except EntryNotFoundError:
+            return Path(get(_HUB_WEIGHTS[1]))
+
+
+@contextmanager
+def _fetching(what: str, remedy: str) -> Iterator[str]:
+    """Use the cache alone if the hub does not answer, whose reason is returned; every failure means: no weights."""
     offline = why_offline()
     try:
         with from_cache_alone(bool(offline)):
-            get(HUB_CONFIG)
-            for name in (HUB_README, HUB_IMAGES):
-                with suppress(EntryNotFoundError):
-                    get(name)
-            try:
-                return Path(get(_HUB_WEIGHTS[0]))
-            except EntryNotFoundError:
-                return Path(get(_HUB_WEIGHTS[1]))
-    except Exception as problem:  # hubs fail in many ways, and each means: no weights
+            yield offline
+    except Exception as problem:  # hubs fail in many ways
         reason = offline or (str(problem).strip().splitlines() or [type(problem).__name__])[0]
         raise network_error(
-            f"the weights of {source} could not be fetched ({reason}): check the network, the name and your access to "
-            f"it, or fetch {_HUB_WEIGHTS[0]} elsewhere, and give that file with --model and its name in timm",
-            None if offline else problem,
+            f"the weights of {what} could not be fetched ({reason}): {remedy}", None if offline else problem
         ) from problem
 
 
@@ -397,74 +343,52 @@ def load_encoder_file(source: str | Path) -> tuple[Encoder, EncoderCard]:
     if str(source).startswith("timm:"):
         return _from_timm(str(source).removeprefix("timm:"))
     path = weights_file(source)
-    card, weights = read_encoder_card(path), read_weights(path)
-    vit = build_encoder(refuse_other_sizes(card.spec, weights, path))
+    card = read_encoder_card(path)
+    return build_with(card.own_spec, read_weights(path), path), card
+
+
+def build_with(spec: EncoderSpec, weights: State, path: Path) -> Encoder:
+    """Build an encoder in eval mode with the weights in a file, unless these have other sizes than its card."""
     with expect_intact(path):
-        vit.load_state_dict(weights, strict=True)
-    return vit.eval(), card
+        net = outline(spec)  # before memory is allocated
+        check_affordable(net, weights.values())
+        _expect_shapes(net, weights)
+    vit = build_encoder(spec)
+    vit.load_state_dict(weights, strict=True)
+    return vit.eval()
 
 
-def refuse_other_sizes(spec: EncoderSpec | None, weights: Mapping[str, Tensor], path: Path) -> EncoderSpec:
-    """Return the sizes in a card, unless its weights have others; checked before memory is allocated."""
-    with expect_intact(path):
-        if spec is None:
-            raise ValueError("its card names no sizes")
-        net = outline(spec)
-        check_buffers(net)
-        own = {name: value.shape for name, value in net.state_dict().items()}
-        if own != {name: value.shape for name, value in weights.items()}:
-            raise ValueError("its weights have other sizes than its card names")
-        return spec
+def _expect_shapes(net: nn.Module, weights: State) -> None:
+    own, theirs = ({name: one.shape for name, one in state.items()} for state in (net.state_dict(), weights))
+    if own != theirs:
+        raise ValueError("its weights have other sizes than its card names")
 
 
-def check_buffers(net: Encoder) -> None:
-    """Raise an error for an encoder whose buffers, such as rotations, are too large: files do not hold them."""
+def check_affordable(net: Encoder, weights: Iterable[Tensor]) -> None:
+    """Raise an error for a net that is much larger than its weights, or has large buffers, which files do not hold."""
+    if sum(one.numel() for one in net.parameters()) > 4 * sum(one.numel() for one in weights) + 2**22:
+        raise ValueError("it holds fewer weights than its encoder has")
     if (size := sum(one.nbytes for one in net.buffers())) > _LARGEST_BUFFERS:
         raise ValueError(f"its buffers need {size / 2**30:.1f} GiB")
 
 
-def refuse_larger(card: EncoderCard, weights: Mapping[str, Tensor], path: Path) -> None:
-    """Raise an error if a card's encoder is much larger than its weights, before memory is allocated."""
-    net = stock_encoder(card.timm_name) if card.spec is None else outline(card.spec)
-    if sum(one.numel() for one in net.parameters()) > 4 * sum(one.numel() for one in weights.values()) + 2**22:
-        raise PatchloomError(_DAMAGED.format(path, "its encoder is larger than its weights"))
-
-
-def stock_encoder(name: str) -> Encoder:
-    """Build timm's model of a name, with or without the tag of its weights, on the meta device."""
-    if not (is_model_name(name) and timm.is_model(name.split(".")[0])):
-        meant = models_like(name, pretrained=True)
-        hint = f"; did you mean {listing(f'timm:{one}' for one in meant)}?" if meant else "."
-        raise PatchloomError(f"timm has no model called {name}{hint} https://huggingface.co/timm lists them.")
-    try:
-        timm.models.get_pretrained_cfg(name)
-    except RuntimeError as problem:
-        there = ", ".join(timm.list_pretrained(name.split(".")[0])[:4]) or "none of that model"
-        raise PatchloomError(f"timm has no weights called {name}: it has {there}") from problem
-    try:
-        with on_meta():
-            vit = timm.create_model(name.split(".")[0], num_classes=0)
-    except (TypeError, AssertionError, ValueError, RuntimeError) as problem:
-        raise PatchloomError(f"timm cannot build {name} ({problem}): choose a plain ViT") from problem
-    return check_servable(vit, name)
+def refuse_larger(card: EncoderCard, weights: State, path: Path) -> None:
+    """Raise an error if a card's encoder is not affordable, before memory is allocated."""
+    with expect_intact(path):
+        net = stock_encoder(card.timm_name) if card.spec is None else outline(card.spec)
+        check_affordable(net, weights.values())
 
 
 def _from_timm(name: str) -> tuple[Encoder, EncoderCard]:
     stock_encoder(name)  # reject unsupported models before gigabytes are fetched
-    offline = why_offline()
-    try:
-        if offline and not _has_repository(name):  # only the hub's library can use its cache alone
+    home = timm.models.get_pretrained_cfg(name)
+    repository = None if home is None else home.hf_hub_id
+    there = f"model.safetensors of {repository}" if repository else "them"
+    remedy = f"check the network, or fetch {there} elsewhere, and give that file with --model {name} instead"
+    with _fetching(name, remedy) as offline:
+        if offline and not repository:  # only the hub's library can use its cache alone
             raise network_error(offline)
-        with from_cache_alone(bool(offline)):
-            vit = cast(Encoder, timm.create_model(name, pretrained=True, num_classes=0))
-    except Exception as problem:  # hubs fail in many ways, and each means: no weights
-        home = timm.models.get_pretrained_cfg(name)
-        place = f"model.safetensors of {home.hf_hub_id}" if home and home.hf_hub_id else "them"
-        raise network_error(
-            f"the weights of {name} could not be fetched ({offline or problem}): check the network, or fetch {place} "
-            f"elsewhere, and give that file with --model {name} instead",
-            problem,
-        ) from problem
+        vit = cast(Encoder, timm.create_model(name, pretrained=True, num_classes=0))
     about = cast(dict[str, Any], vit.pretrained_cfg)
     mean, std = tuple(about["mean"]), tuple(about["std"])
     return vit.eval(), EncoderCard(None, mean, std, f"timm:{name}", name, license=timm_license(name))
@@ -490,12 +414,6 @@ def license_from(stated: Any) -> str:
     """Return the licence that an untrusted file or timm states, as printable text, or else `UNKNOWN_LICENSE`."""
     found = printable(" ".join(stated.split()), 100) if isinstance(stated, str) else ""
     return found or UNKNOWN_LICENSE
-
-
-def _has_repository(name: str) -> bool:
-    """Return whether timm fetches the weights of a model from the hub, rather than from an address or not at all."""
-    home = timm.models.get_pretrained_cfg(name)
-    return home is not None and bool(home.hf_hub_id)
 
 
 def untrained_twin(
@@ -530,17 +448,13 @@ def save_extra_module(module: nn.Module, path: Path) -> None:
 
 def extra_module_file(source: str | Path, use: Use) -> Path | None:
     """Return the file of the module beside an encoder for ``use``; None if the encoder's card lists none."""
-    if str(source).startswith("timm:") or (path := weights_file(source)).name != ENCODER_FILE:
+    if str(source).startswith("timm:"):
         return None
-    with expect_intact(path):
-        named = [path.with_name(f"{name}.safetensors") for name, good_for in _extra_modules(path) if good_for == use]
+    path = weights_file(source)
+    card = card_of(path) if path.name == ENCODER_FILE else None
+    uses = {} if card is None else card.extra_modules
+    named = [path.with_name(f"{name}.safetensors") for name, good_for in uses.items() if good_for == use]
     return next((file for file in named if file.exists()), None)  # an encoder may have been copied without its modules
-
-
-def _extra_modules(path: Path) -> Iterable[tuple[str, Use]]:
-    if not is_encoder_file(path):
-        return ()
-    return read_encoder_card(path).extra_modules.items()
 
 
 @dataclass(frozen=True)
@@ -551,11 +465,8 @@ class ModuleCard:
     sizes: dict[str, Any]
 
 
-def load_module_file(source: str | Path, use: Use) -> nn.Module | None:
-    """Load the module beside an encoder for ``use``, in eval mode; None if there is none."""
-    path = extra_module_file(source, use)
-    if path is None:
-        return None
+def load_module_file(path: Path) -> nn.Module:
+    """Load a module that `save_extra_module` wrote, in eval mode."""
     about, weights = read_about(path, MODULE_FORMAT, "a module beside an encoder"), read_weights(path)
     with expect_intact(path):
         card = checked_card(ModuleCard, about)
@@ -565,9 +476,7 @@ def load_module_file(source: str | Path, use: Use) -> nn.Module | None:
         if (depth := card.sizes.get("depth")) is not None and depth > len(weights):
             raise ValueError(f"it has fewer weights than {depth} blocks")
         with on_meta():  # before memory is allocated
-            sizes = {name: value.shape for name, value in builds(**card.sizes).state_dict().items()}
-        if sizes != {name: value.shape for name, value in weights.items()}:
-            raise ValueError("its weights have other sizes than its card names")
+            _expect_shapes(builds(**card.sizes), weights)
         module = builds(**card.sizes)
         module.load_state_dict(weights, strict=True)
     return module.eval()

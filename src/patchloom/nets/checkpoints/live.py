@@ -7,19 +7,18 @@ place of an encoder, and the openers return its copy. Nothing is written for it.
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from patchloom.errors import PatchloomError
-from patchloom.nets.build import EncoderSpec, check_servable, outline
+from patchloom.nets.build import EncoderSpec, check_servable, options_in_weights, outline, spec_of_stock
 from patchloom.nets.checkpoints.format import EncoderCard, check_statistics
-from patchloom.nets.encode import grid_size, has_rotations, heads_by_stage, input_channels, input_size, patch_positions
-from patchloom.nets.swin import Encoder, blocks_of, is_hierarchical, patch_embedding, stages_of
-from patchloom.options.pretrain import PositionKind
+from patchloom.nets.encode import grid_size, heads_by_stage, input_channels, patch_positions
+from patchloom.nets.swin import Encoder, blocks_of, is_hierarchical, stages_of
 from patchloom.patches.positions import sincos_2d
-from patchloom.sizes import compact
 
 # timm's names of models that have the class of a module, if it was built without a name
 _BASES = {"VisionTransformer": "vit_base_patch16_224"}
@@ -99,42 +98,29 @@ def _statistics(module: Encoder, mean: Any, std: Any) -> tuple[tuple[float, ...]
 def _spec_of(module: Encoder, about: dict[str, Any]) -> EncoderSpec:
     """Return how to build an encoder with the sizes of ``module``."""
     name = about.get("architecture") or _BASES.get(type(module).__name__)
-    options: dict[str, Any] = {}
+    weights, heads = module.state_dict(), heads_by_stage(module)
     if is_hierarchical(module):
         stages = stages_of(module)
         options = {"embed_dim": module.embed_dim, "depths": [len(stage.blocks) for stage in stages]}
-        options |= {"num_heads": heads_by_stage(module), "window_size": max(blocks_of(stages[0])[0].window_size)}
+        options |= {"num_heads": heads, "window_size": max(blocks_of(stages[0])[0].window_size)}
     else:
-        blocks = blocks_of(module)
-        options = {"embed_dim": module.embed_dim, "depth": len(blocks), "num_heads": heads_by_stage(module)[0]}
-        mlp: Any = blocks[0].mlp
-        options["mlp_ratio"] = mlp.fc2.in_features / module.embed_dim
-        if module.cls_token is None:
-            options["class_token"] = False
-        if module.reg_token is not None:
-            options["reg_tokens"] = module.reg_token.shape[1]
-    patch = compact(tuple(patch_embedding(module).patch_size))
-    sizes = input_size(module), patch, input_channels(module), _positions(module)
-    plain = {key: tuple(one.shape) for key, one in module.state_dict().items() if not key.startswith("head.")}
+        options = options_in_weights(weights, heads[0])
+    stock = spec_of_stock(module, str(name))
+    table = None if is_hierarchical(module) else patch_positions(module)
+    if table is not None and table.shape[-1] % 4 == 0:
+        fixed = torch.equal(table.detach().cpu(), sincos_2d(table.shape[-1], grid_size(module)))
+        stock = replace(stock, positions="sincos" if fixed else "learned")
+    plain = {key: tuple(one.shape) for key, one in weights.items() if not key.startswith("head.")}
     for chosen in ({}, options):  # a stock model needs no options
         try:
-            spec = EncoderSpec(str(name), *sizes, chosen)
+            spec = replace(stock, options=chosen)
             twin = outline(spec)
         except (PatchloomError, TypeError, AssertionError, ValueError, RuntimeError):
             continue
         shapes = {key: tuple(one.shape) for key, one in twin.state_dict().items()}
-        if shapes == plain and heads_by_stage(twin) == heads_by_stage(module):
+        if shapes == plain and heads_by_stage(twin) == heads:
             return spec
     raise PatchloomError(
         f"{type(module).__name__} cannot be built anew from its sizes, and its untrained twin is the control of every "
         "result: save it with save_encoder and its EncoderSpec (docs/how-to/own-loop.md), and give the file"
     )
-
-
-def _positions(module: Encoder) -> PositionKind:
-    table = None if is_hierarchical(module) else patch_positions(module)
-    if table is None:
-        return "rotary" if has_rotations(module) else "none"
-    d = table.shape[-1]
-    fixed = d % 4 == 0 and torch.equal(table.detach().cpu(), sincos_2d(d, grid_size(module)))
-    return "sincos" if fixed else "learned"

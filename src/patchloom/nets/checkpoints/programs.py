@@ -8,7 +8,6 @@ these rows.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +16,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from patchloom.nets.checkpoints.resize import POSITIONS_KEY, PROJECTION_KEY, State
+from patchloom.nets.checkpoints.read import State
+from patchloom.nets.checkpoints.resize import POSITIONS_KEY, PROJECTION_KEY, square_grid
 from patchloom.options.evaluate import Network
 from patchloom.patches.positions import interleaved_sincos_1d, sincos_2d
 
@@ -214,11 +214,13 @@ PROGRAMS = (
 
 
 _BLOCK = r"((?:^|.*\.)blocks\.\d+\.)"
-_CHUNK = re.compile(r"(^|\.)blocks\.\d+\.(\d+\.)")  # DINOv2 trains its blocks in chunks, numbered consecutively
-_SCALE = re.compile(_BLOCK + r"gamma_([12])$")
+_RENAMED = (
+    (re.compile(r"(^|\.)blocks\.\d+\.(\d+\.)"), r"\1blocks.\2"),  # DINOv2's chunks, whose blocks are numbered on
+    (re.compile(_BLOCK + r"gamma_([12])$"), r"\1ls\2.gamma"),
+    (re.compile(r"(^|\.)(?:register|storage)_tokens$"), r"\1reg_token"),
+)
 _BIAS = re.compile(_BLOCK + r"attn\.q_bias$")
 _MASK = re.compile(_BLOCK + r"attn\.qkv\.bias_mask$")
-_REGISTERS = re.compile(r"((?:^|.*\.))(?:register|storage)_tokens$")
 _OF_VIT = re.compile(r"((?:^|.*\.)(blocks\.\d+\.))(?:ls([12])\.gamma|attn\.qkv\.(weight|bias))$")
 _MERGING = re.compile(r"((?:^|.*\.)layers\.)(\d+)(\.downsample\..+)")
 _COMPUTED = re.compile(r"(^|\.)layers\.\d+\.blocks\.\d+\.(attn\.relative_position_index|attn_mask)$")
@@ -264,29 +266,34 @@ def timm_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
     Class attention (``blocks_token``) is not a block of a ViT and keeps its names.
     """
-    state = _from_transformers(state)
-    state = _merging({_CHUNK.sub(r"\1blocks.\2", name): value for name, value in state.items()})
-    state = _masked(state)
+    state = _masked(_merging(_rename(_from_transformers(state), _RENAMED)))
     named: dict[str, Tensor] = {}
     done: set[str] = set()
     for name, value in state.items():
         if name in done:
             continue
-        if found := _SCALE.fullmatch(name):
-            name = f"{found[1]}ls{found[2]}.gamma"
-        elif found := _REGISTERS.fullmatch(name):
-            name = f"{found[1]}reg_token"
-        elif found := _BIAS.fullmatch(name):
-            if values := _alike(state, [name, f"{found[1]}attn.v_bias"]):
-                done.update(values)
-                q, v = values.values()
-                name, value = f"{found[1]}attn.qkv.bias", torch.cat([q, torch.zeros_like(q), v])
+        whole, parts = name, [name]
+        if found := _BIAS.fullmatch(name):
+            whole, parts = f"{found[1]}attn.qkv.bias", [name, f"{found[1]}attn.v_bias"]
         elif found := _APART.fullmatch(name):
-            if values := _alike(state, [f"{found[1]}attn.{one}{found[2] or ''}.{found[3]}" for one in "qkv"]):
-                done.update(values)
-                name, value = f"{found[1]}attn.qkv.{found[3]}", torch.cat(list(values.values()))
+            whole = f"{found[1]}attn.qkv.{found[3]}"
+            parts = [f"{found[1]}attn.{one}{found[2] or ''}.{found[3]}" for one in "qkv"]
+        if len(parts) > 1 and (values := _alike(state, parts)):
+            if len(values) == 2:
+                values.insert(1, torch.zeros_like(values[0]))
+            name, value = whole, torch.cat(values)
+            done.update(parts)
         named[name] = value
     return {name: value for name, value in named.items() if name not in done}
+
+
+def _rename(state: dict[str, Tensor], table: Iterable[tuple[re.Pattern[str], str]]) -> dict[str, Tensor]:
+    named = {}
+    for name, value in state.items():
+        for theirs, become in table:
+            name = theirs.sub(become, name)
+        named[name] = value
+    return named
 
 
 def _masked(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -332,33 +339,28 @@ def _from_transformers(state: dict[str, Tensor]) -> dict[str, Tensor]:
     prefix = next((name.removesuffix(_OF_TRANSFORMERS) for name in state if name.endswith(_OF_TRANSFORMERS)), None)
     if prefix is None:
         return state
-    named = {}
-    for name, value in state.items():
-        ours = name.removeprefix(prefix)
-        for pattern, become in _TRANSFORMERS:
-            ours = pattern.sub(become, ours)
-        named[ours] = value
-    return named
+    return _rename({name.removeprefix(prefix): value for name, value in state.items()}, _TRANSFORMERS)
 
 
 def _merging(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Rename a Swin's patch merging as in timm."""
-    merging = {name: found for name in state if (found := _MERGING.fullmatch(name))}
-    ending = {found[1] for found in merging.values() if found[2] == "0"}  # in timm there is no merging before stage 0
+    # in timm there is no merging before stage 0
+    ending = {found[1] for name in state if (found := _MERGING.fullmatch(name)) and found[2] == "0"}
     named = {}
     for name, value in state.items():
-        if (found := merging.get(name)) and found[1] in ending:
+        found = _MERGING.fullmatch(name)
+        if found is not None and found[1] in ending:
             name = f"{found[1]}{int(found[2]) + 1}{found[3]}"
         if not _COMPUTED.search(name):
             named[name] = value
     return named
 
 
-def _alike(state: dict[str, Tensor], names: list[str]) -> dict[str, Tensor]:
+def _alike(state: dict[str, Tensor], names: list[str]) -> list[Tensor]:
     """Return the weights of these names if all exist and can be concatenated, else nothing."""
-    found = {name: state[name] for name in names if name in state}
-    shapes = {value.shape for value in found.values()}
-    return found if len(found) == len(names) and len(shapes) == 1 and len(next(iter(shapes))) else {}
+    found = [state[name] for name in names if name in state]
+    same = len(found) == len(names) and len({value.shape for value in found}) == 1
+    return found if same and found[0].ndim else []
 
 
 # Recognition of programs, and translation to patchloom's names.
@@ -392,7 +394,7 @@ class ForeignCheckpoint(NamedTuple):
 
     def beginning(self, words: str) -> State:
         """Return the weights whose names begin with ``words``, which is removed."""
-        return {name.removeprefix(words): one for name, one in self.weights.items() if name.startswith(words)}
+        return select_prefix(words, self.weights)
 
     def other_weights(self) -> State:
         """Return all weights that are not an encoder's, by patchloom's names."""
@@ -479,7 +481,7 @@ def _prefixes(program: Program, state: State) -> list[str]:
 
 def position_axis_order(table: Tensor) -> str:
     """Return the half order of a fixed table of positions [1 1+n d], as in `Program.positions`; "" if it is none."""
-    side = square_side(table)
+    side = square_grid(table.shape[1], {"cls_token": 1})[1] if table.ndim == 3 else 0
     if not side or table.shape[2] % 4 or not table.is_floating_point():
         return ""
     fixed, patches = sincos_2d(table.shape[2], (side, side)), table[0, -(side**2) :].float()
@@ -489,28 +491,14 @@ def position_axis_order(table: Tensor) -> str:
     return ""
 
 
-def square_side(table: Tensor) -> int:
-    """Return the side of the square grid of a table of positions [1 n d] or [1 1+n d]; 0 if there is none."""
-    if table.ndim != 3:
-        return 0
-    return next((side for prefix in (1, 0) if (side := whole_root(table.shape[1] - prefix))), 0)
-
-
-def whole_root(n: int) -> int:
-    """Return the side of a square of ``n`` patches; 0 if there is none."""
-    side = math.isqrt(max(0, n))
-    return side if side**2 == n else 0
-
-
 def is_teacher(path: str, prefix: str) -> bool:
     """Return whether the weights at a place in a file are a moving average."""
     return not {"ema", "teacher"}.isdisjoint(f"{path}.{prefix}".replace("_", ".").split("."))
 
 
-def depth_of(names: Iterable[str], beginning: str = "") -> int:
-    """Return the number of blocks, or layers, in names that start with ``beginning``."""
-    counted = re.compile(re.escape(beginning) + r"(?:blocks|layers)\.(\d+)\.")
-    return len({found[1] for name in names if (found := counted.match(name))})
+def depth_of(names: Iterable[str]) -> int:
+    """Return the number of blocks, or layers, in names of weights."""
+    return len({found[1] for name in names if (found := re.match(r"(?:blocks|layers)\.(\d+)\.", name))})
 
 
 def place_of(path: str, prefix: str) -> str:

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import cast
 
 import torch
 from timm.layers import resample_abs_pos_embed, resample_patch_embed, resize_rel_pos_bias_table
 from timm.models import adapt_input_conv
 from timm.models.swin_transformer import WindowAttention
-from torch import Tensor
 
 from patchloom.errors import PatchloomError
+from patchloom.nets.checkpoints.read import State
 from patchloom.nets.encode import grid_size, patch_count
 from patchloom.nets.swin import Encoder, PlainViT
 
 POSITIONS_KEY, PROJECTION_KEY, BIASES_KEY = "pos_embed", "patch_embed.proj.weight", "relative_position_bias_table"
 _TOKENS = ("cls_token", "dist_token", "reg_token")  # in their order before the patches; dist_token is DeiT's
 
-State = dict[str, Tensor]
 OptionalGrid = tuple[int, int] | None
 
 
@@ -53,9 +53,25 @@ def fit_projection(fitting: State, target: State) -> list[str]:
     return changes
 
 
-def _tokens(state: State) -> dict[str, int]:
+def token_counts(state: State) -> dict[str, int]:
     """Return the tokens that stand before the patches, and their numbers."""
     return {name: state[name].shape[1] for name in _TOKENS if name in state and state[name].ndim == 3}
+
+
+def square_grid(entries: int, tokens: Mapping[str, int]) -> tuple[int, int]:
+    """Return the number of position entries of tokens, and the side of the square grid of the rest; 0, 0 without one.
+
+    timm has entries for all tokens before the patches, or for none; DINOv2 for the class token only.
+    """
+    for prefix in _prefixes(tokens):
+        side = math.isqrt(max(0, entries - prefix))
+        if side and side**2 == entries - prefix:
+            return prefix, side
+    return 0, 0
+
+
+def _prefixes(tokens: Mapping[str, int]) -> tuple[int, int, int]:
+    return sum(tokens.values()), tokens.get("cls_token", 0), 0
 
 
 def fit_positions(
@@ -71,7 +87,7 @@ def fit_positions(
     assert own is not None  # weights that fit the encoder have no other names
     if (len(table), table.shape[2]) != (1, own.shape[2]):
         return []
-    changes, tokens, wanted = [], _tokens(weights), _tokens(target)
+    changes, tokens, wanted = [], token_counts(weights), token_counts(target)
     new, n = grid_size(vit), patch_count(vit)
     entries = own.shape[1] > n
     prefix, old = _layout(table.shape[1], tokens, n, grid, alike=table.shape == own.shape and tokens == wanted)
@@ -105,20 +121,17 @@ def fit_positions(
 
 
 def _layout(
-    length: int, tokens: dict[str, int], n: int, grid: OptionalGrid, alike: bool
+    length: int, tokens: Mapping[str, int], n: int, grid: OptionalGrid, alike: bool
 ) -> tuple[int | None, OptionalGrid]:
-    """Return the number of entries for other tokens (None: unknown) and its grid (None: the encoder's)."""
-    # timm has entries for all tokens before the patches, or for none; DINOv2 for the class token only
-    choices = (sum(tokens.values()), tokens.get("cls_token", 0), 0)
-    if grid is not None and length - math.prod(grid) in choices:
+    """Return the number of entries for other tokens (None: unknown) and the grid of the rest (None: the encoder's)."""
+    if grid is not None and length - math.prod(grid) in _prefixes(tokens):
         return length - math.prod(grid), grid
     if alike:
         return length - n, None
-    for prefix in choices:
-        side = math.isqrt(max(0, length - prefix))
-        if side and side**2 == length - prefix:
-            return prefix, None if side**2 == n else (side, side)  # no change is needed
-    return next((prefix for prefix in choices if length - prefix == n), None), None
+    prefix, side = square_grid(length, tokens)
+    if side:
+        return prefix, None if side**2 == n else (side, side)  # no change is needed
+    return (length - n if length - n in _prefixes(tokens) else None), None
 
 
 def fit_biases(vit: Encoder, fitting: State, target: State) -> list[str]:
