@@ -88,12 +88,12 @@ class DegradationOptions(NamedTuple):
         """Return whether zoom_in shows a part of a canvas, around which is a band."""
         return self.kind == "zoom_in" and self.canvas_of(size) != size
 
-    def strength(self, size: Sides) -> tuple[Strength, str] | None:
+    def strength(self, size: Sides) -> tuple[float | list[float], str] | None:
         """Return the strength, and the reason of an ``auto``; None if there is nothing to set."""
         if self.option is None or self.has_band(size):
             return None
         odd = max(3, round(9 * min(size) / 224) // 2 * 2 + 1)
-        usual: dict[str, tuple[Strength, str]] = {
+        usual: dict[str, tuple[float | list[float], str]] = {
             "scale": (160 / 224, "the paper's 160 of 224 pixels"),
             "twist": ([0.2, 0.25], PAPERS),
             "amplitude": ([0.05, 0.1], "patchloom's: up to 22 pixels of 224"),

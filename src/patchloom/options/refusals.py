@@ -168,10 +168,10 @@ def growing_sigma(sigma: float, sigma_end: float) -> Iterator[tuple[bool, str]]:
     )
 
 
-def not_normalizable(g: Geometry, each_channel: bool = False) -> Iterator[tuple[bool, str]]:
-    """Yield patches that are, or with ``each_channel`` whose channels are, a single number."""
+def not_normalizable(g: Geometry, normalized: bool, each_channel: bool = False) -> Iterator[tuple[bool, str]]:
+    """Yield ``normalized`` patches that are, or with ``each_channel`` whose channels are, a single number."""
     yield (
-        g.p == (1, 1) and (each_channel or g.channels == 1),
+        normalized and g.p == (1, 1) and (each_channel or g.channels == 1),
         "within patches of one pixel there is nothing to normalise: use larger patches",
     )
 

@@ -82,6 +82,15 @@ LATENT_DECODERS = {"transformer": (384, 6, 12), "conv": (768, 6, 1)}
 
 _ENOUGH = 16  # with fewer visible patches there is too little context to tell positions
 _LARGE = 1024  # width of a ViT-L
+# options of the questions of Mixture
+_OWN = {
+    "agreement": (
+        *("agreement_loss", "infonce_temperature", "gaussian_weight", "directions", "momentum"),
+        *("class_token", "attention_blocks", "head_width", "head_out"),
+    ),
+    "positions": ("position_depth", "position_temperature", "sigma_end"),
+    "features": ("features_of", "features_model", "feature_loss"),
+}
 _NO_BAND = "only zooming in with masks and a canvas has two losses"
 
 
@@ -121,13 +130,11 @@ class MAEOptions(TaskOptions):
     )
 
     def refusals(self, g: Geometry) -> Iterator[tuple[bool, str]]:
-        """Yield masks, pixels and decoders that cannot be."""
         yield from unfit_unit(g, self.mask_unit)
         unit, _ = unit_of(g, self.mask_unit, 1)
         yield from unfit_masks(g, self.mask_ratio, unit)
         yield from not_uniform(g, self.mask_ratio, unit)
-        if self.normalized_pixels:
-            yield from not_normalizable(g)
+        yield from not_normalizable(g, self.normalized_pixels)
         yield from unfit_decoder(g, (self.decoder_width, self.decoder_depth, self.decoder_heads))
 
 
@@ -162,15 +169,13 @@ class CrossMAEOptions(TaskOptions):
     )
 
     def refusals(self, g: Geometry) -> Iterator[tuple[bool, str]]:
-        """Yield ratios, feature maps and decoders that cannot be."""
         yield from unfit_masks(g, self.mask_ratio)
         yield (
             self.prediction_ratio > self.mask_ratio,
             f"--task.prediction_ratio must be above 0 and at most the mask ratio of {self.mask_ratio}, not "
             f"{self.prediction_ratio}",
         )
-        if self.normalized_pixels:
-            yield from not_normalizable(g)
+        yield from not_normalizable(g, self.normalized_pixels)
         yield (
             not 1 <= resolved(self.encoder_maps, 1) <= g.depth + 1,
             f"the encoder has {g.depth + 1} feature maps, the embedding and {g.depth} blocks: give "
@@ -192,11 +197,9 @@ class SimMIMOptions(TaskOptions):
     normalized_pixels: bool = option(False, "target pixels normalised within each patch")
 
     def refusals(self, g: Geometry) -> Iterator[tuple[bool, str]]:
-        """Yield masks and pixels that cannot be."""
         yield from unfit_unit(g, self.mask_unit)
         yield from unfit_masks(g, self.mask_ratio, unit_of(g, self.mask_unit, 2)[0])
-        if self.normalized_pixels:
-            yield from not_normalizable(g)
+        yield from not_normalizable(g, self.normalized_pixels)
 
 
 @dataclass(frozen=True)
@@ -271,7 +274,6 @@ class DropPosOptions(TaskOptions):
         return usual, f"keeps {min(_ENOUGH, g.n)} patches visible"
 
     def refusals(self, g: Geometry) -> Iterator[tuple[bool, str]]:
-        """Yield positions, ratios, pixels and decoders that cannot be."""
         yield not g.has_places, "droppos needs an encoder with position embeddings: use --positions sincos"
         yield from growing_sigma(self.sigma, self.sigma_end)
         if self.smoothing == "program":
@@ -297,8 +299,7 @@ class DropPosOptions(TaskOptions):
             return
         hidden = share_of(g.n, 1 - ratio) < g.n
         yield not hidden, "with --task.mask_ratio 0 no pixels are hidden: leave out --task.pixels"
-        if self.normalized_pixels:
-            yield from not_normalizable(g)
+        yield from not_normalizable(g, self.normalized_pixels)
         sizes = self.decoder_width, self.pixel_decoder_depth, self.decoder_heads
         yield from unfit_decoder(g, sizes, depth_option="pixel_decoder_depth")
 
@@ -323,7 +324,6 @@ class MP3Options(TaskOptions):
     )
 
     def refusals(self, g: Geometry) -> Iterator[tuple[bool, str]]:
-        """Yield ratios and positions that cannot be."""
         yield g.n < 2, "an image of one patch has no position to predict: use smaller patches or larger images"
         yield (
             not share_of(g.n, 1 - resolved(self.context_mask_ratio, 0.0)),
@@ -464,7 +464,6 @@ class RestoreOptions(TaskOptions):
         return (512, 4, 8) if g.width >= _LARGE else (384, 4, 6)
 
     def refusals(self, g: Geometry) -> Iterator[tuple[bool, str]]:
-        """Yield degradations, masks, pixels and decoders that cannot be."""
         yield from self.degraded.refusals(g)
         ratio = resolved(self.mask_ratio, self.usual_mask)
         entering = replace(g, grid=self.degraded.grid(g.grid, g.size))
@@ -484,9 +483,8 @@ class RestoreOptions(TaskOptions):
             f"--task.sampling {self.sampling} has no effect here, because a mask ratio of {ratio} masks nothing: "
             "raise --task.mask_ratio",
         )
-        if self.normalized_pixels:
-            yield from not_normalizable(g, each_channel=self.target_norm != "patch")
-        else:
+        yield from not_normalizable(g, self.normalized_pixels, each_channel=self.target_norm != "patch")
+        if not self.normalized_pixels:
             yield from unused(self, "pixels are not normalised", "target_norm")
         masks = visible < g.n
         if not (masks and self.degraded.has_band(g.size)):
@@ -570,7 +568,6 @@ class ExtreMAOptions(TaskOptions):
     )
 
     def refusals(self, g: Geometry) -> Iterator[tuple[bool, str]]:
-        """Yield masks, losses and representations that cannot be."""
         yield from few_visible(g, self.mask_ratio)
         yield from unfit_parts(g, resolved(self.masks, 1), share_of(g.n, 1 - self.mask_ratio), "--task.mask_ratio")
         yield from unfit_loss(self, resolved(self.loss, "byol"))
@@ -660,7 +657,6 @@ class LUTOptions(TaskOptions):
         return 0.75 if self.base == "mae" else 0.6
 
     def refusals(self, g: Geometry) -> Iterator[tuple[bool, str]]:
-        """Yield masks, losses, pixels and decoders that cannot be."""
         yield from unfit_loss(self, self.loss)
         sparse, unit = self.base == "mae", 1
         if sparse:
@@ -676,8 +672,7 @@ class LUTOptions(TaskOptions):
             f"a mask ratio of {ratio} leaves {visible} of {visible + masked} mask units visible, and two disjoint "
             f"views need at least 1 and at most half of them each: {'raise' if visible else 'lower'} --task.mask_ratio",
         )
-        if self.pixel_weight and resolved(self.normalized_pixels, sparse):
-            yield from not_normalizable(g)
+        yield from not_normalizable(g, self.pixel_weight > 0 and resolved(self.normalized_pixels, sparse))
         if self.pixel_weight and sparse:
             yield from unfit_decoder(g, (self.decoder_width, self.decoder_depth, self.decoder_heads))
         else:
@@ -699,7 +694,6 @@ class DistillOptions(TaskOptions):
     )
 
     def refusals(self, g: Geometry) -> Iterator[tuple[bool, str]]:
-        """Yield masks that cannot be, and a teacher that is missing."""
         yield from unfit_masks(g, self.mask_ratio)
         yield from no_teacher(self.features_of)
 
@@ -754,7 +748,7 @@ class LatentOptions(TaskOptions):
         most=WIDEST,
     )
 
-    def blocks(self, n: int) -> tuple[int, int]:
+    def target_sizes(self, n: int) -> tuple[int, int]:
         """Return number and size of the blocks to predict, of ``n`` patches."""
         size = max(1, round(n * resolved(self.target_scale, 0.175)))
         return resolved(self.target_blocks, min(4, (n - 1) // size)), size
@@ -763,18 +757,17 @@ class LatentOptions(TaskOptions):
         """Return the mask ratio that auto becomes; with blocks, the least that leaves no more than is outside them."""
         if self.sampling != "blocks":
             return 0.8
-        count, size = self.blocks(n)
+        count, size = self.target_sizes(n)
         return floor((1 - (n - count * size) / n) * 1e4) / 1e4  # rounded, but with as many patches
 
     def refusals(self, g: Geometry) -> Iterator[tuple[bool, str]]:
-        """Yield layers, masks and predictors that cannot be."""
         layers = resolved(self.layers, [1])
         yield (
             not layers or sorted({*layers}) != layers or not 1 <= layers[0] <= layers[-1] <= g.depth,
             f"--task.layers {layers} are not blocks of this encoder: give increasing numbers from 1 to {g.depth}",
         )
         if self.sampling == "blocks":
-            count, size = self.blocks(g.n)
+            count, size = self.target_sizes(g.n)
             most, room = (g.n - 1) // size, g.n - count * size
             yield (
                 not most,
@@ -827,7 +820,6 @@ class JigsawOptions(TaskOptions):
     mask_ratio: float = option(0.5, "fraction of the patches that is removed", least=0, below=1)
 
     def refusals(self, g: Geometry) -> Iterator[tuple[bool, str]]:
-        """Yield positions and masks that cannot be."""
         yield from has_embeddings(g, "jigsaw")
         yield from few_visible(g, self.mask_ratio, least=2)
 
@@ -851,7 +843,6 @@ class PARTOptions(TaskOptions):
     )
 
     def refusals(self, g: Geometry) -> Iterator[tuple[bool, str]]:
-        """Yield positions, pairs and contexts that cannot be."""
         yield from has_embeddings(g, "part")
         yield g.n < 2, "an image of one patch has no pairs: use smaller patches or larger images"
         yield (
@@ -880,7 +871,6 @@ class LOCAOptions(TaskOptions):
     )
 
     def refusals(self, g: Geometry) -> Iterator[tuple[bool, str]]:
-        """Yield positions and ratios that cannot be."""
         yield (
             not g.has_places or g.positions == "trained",
             "loca withholds positions from the query and needs them in the reference, so they must be fixed: use "
@@ -898,7 +888,6 @@ class NEPAOptions(TaskOptions):
     """Prediction of the embedding of the next patch, row by row, from the patches before it (causal attention)."""
 
     def refusals(self, g: Geometry) -> Iterator[tuple[bool, str]]:
-        """Yield images without a next patch."""
         yield g.n < 2, "an image of one patch has no next patch: use smaller patches or larger images"
 
 
@@ -1054,8 +1043,7 @@ class MixtureOptions(TaskOptions):
         return "mask" in self.withheld and "pixels" in self.asked and self.degraded(size).has_band(size)
 
     def refusals(self, g: Geometry) -> Iterator[tuple[bool, str]]:
-        """Yield combinations that cannot be answered."""
-        withhold, ask, order = self.withheld, self.asked, [*self.withheld]
+        withhold, ask = self.withheld, self.asked
         for one, given, known in (("withhold", withhold, (*SHARES, *STRENGTHS)), ("ask", ask, QUESTIONS)):
             for name in given:
                 yield name not in known, f"--task.{one} has no entry {name}: choose among {', '.join(known)}"
@@ -1063,8 +1051,7 @@ class MixtureOptions(TaskOptions):
             not ask or min(ask.values()) <= 0,
             "--task.ask needs one question or more, each with a weight above 0",
         )
-        for name in order:
-            share = withhold[name]
+        for name, share in withhold.items():
             yield (
                 name in SHARES and not 0 < share < 1 and (name, share) != ("drop_positions", 1),
                 f"--task.withhold {name} must be a fraction between 0 and 1, not {share}",
@@ -1073,6 +1060,7 @@ class MixtureOptions(TaskOptions):
             sum(name in STRENGTHS for name in withhold) > 1,
             "--task.withhold takes one degradation of the image at a time",
         )
+        order = [*withhold]
         yield (
             {"mask", "limit_context"} <= withhold.keys() and order.index("limit_context") < order.index("mask"),
             "limit_context chooses among the patches that enter: put it after mask",
@@ -1165,28 +1153,20 @@ class MixtureOptions(TaskOptions):
     def _unfit_questions(self, g: Geometry) -> Iterator[tuple[bool, str]]:
         """Yield options of questions that are not asked, and parts of others that cannot be."""
         ask = self.asked
+        for name, own in _OWN.items():
+            if name not in ask:
+                yield from unused(self, f"--task.ask has no {name}", *own)
         if "agreement" in ask:
             yield from unfit_loss(self, self.agreement_loss, "infonce_temperature")
             yield from unfit_representation(g, self)
-        else:
-            losses = "agreement_loss", "infonce_temperature", "gaussian_weight", "directions", "momentum"
-            heads = "class_token", "attention_blocks", "head_width", "head_out"
-            yield from unused(self, "--task.ask has no agreement", *losses, *heads)
         if "positions" in ask:
             sizes = self.decoder_width, self.position_depth, self.decoder_heads
             yield from unfit_decoder(g, sizes, POSITION_DECODER, only_masked=False)
-        else:
-            own = "position_depth", "position_temperature", "sigma_end"
-            yield from unused(self, "--task.ask has no positions", *own)
-        if "pixels" in ask:
-            yield from not_normalizable(g, each_channel=True)
+        yield from not_normalizable(g, "pixels" in ask, each_channel=True)
         if "features" in ask:
             yield from no_teacher(self.features_of)
-        else:
-            own = "features_of", "features_model", "feature_loss"
-            yield from unused(self, "--task.ask has no features", *own)
         if ask.keys() & {"pixels", "features"}:
-            only_masked = self.degraded(g.size).kind == "none" and not counts_of(g.n, self.withheld).get("blank")
+            only_masked = self.degraded(g.size).kind == "none" and "blank" not in self.withheld
             sizes = self.decoder_width, self.decoder_depth, self.decoder_heads
             yield from unfit_decoder(g, sizes, only_masked=only_masked)
         else:

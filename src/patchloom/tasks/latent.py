@@ -58,7 +58,7 @@ class Latent(Task):
         self.sampling: MaskSampling = options.sampling
         self.masks, why = options.masks, PAPERS
         if options.sampling == "blocks":
-            count, size = self.target_sizes = options.blocks(g.n)
+            count, size = self.target_sizes = options.target_sizes(g.n)
             self.resolve_auto("target_scale", options.target_scale, 0.175, PAPERS)
             self.resolve_auto(
                 "target_blocks", options.target_blocks, count, f"{count} of {size} patches fit into {g.n}"
