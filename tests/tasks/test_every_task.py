@@ -19,7 +19,6 @@ from patchloom.options.tasks import QUESTIONS
 from patchloom.patches.tokens import patchify, unpatchify
 from patchloom.tasks import TASKS, build_task, ready_tasks, task_class, with_defaults
 from patchloom.tasks.check import check_task
-
 from patchloom.tasks.task import augment_views
 from patchloom.train.step import pretraining_optimizer
 
