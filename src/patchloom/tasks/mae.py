@@ -39,11 +39,11 @@ class MAE(Task):
     def __init__(self, encoder: Encoder, options: MAEOptions) -> None:
         super().__init__(encoder, options)
         self.unit = patches_of_unit(self, options.mask_unit, usual=1)
-        self.visible, _ = masked_units(self.geometry, options.mask_ratio, self.unit)
+        self.sizes = masked_units(self.geometry, options.mask_ratio, self.unit)
         decoder = patch_decoder(self, options.decoder_width, options.decoder_depth, options.decoder_heads)
         self.questions["pixels"] = Pixels(self.geometry, decoder, options.normalized_pixels)
 
     def given(self, images: Tensor, generator: torch.Generator | None = None) -> EncoderInput:
         """Return the visible patches."""
-        visible, masked = partition(self.geometry, len(images), self.visible, generator, images.device, self.unit)
+        visible, masked = partition(self.geometry, len(images), self.sizes[0], generator, images.device, self.unit)
         return mask_patches(all_patches(images, self.geometry.n), visible, masked)
