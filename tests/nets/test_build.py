@@ -118,7 +118,7 @@ def test_usual_positions_and_units_of_models():
 def test_sizes_of_encoders():
     oblong = EncoderSpec("nano", (24, 20), (6, 4), 2, options={"reg_tokens": 2})
     assert oblong.grid == (4, 5)
-    vit = Geometry((4, 5), (6, 4), 2, prefix=3, width=128, has_class_token=True, entry=128, positions="fixed", depth=12)
+    vit = Geometry((4, 5), (6, 4), 2, prefix=3, width=128, has_class_token=True, entry=128, positions="fixed", depth=6)
     units = Geometry(
         (2, 3),
         (8, 8),
