@@ -118,8 +118,19 @@ def test_usual_positions_and_units_of_models():
 def test_sizes_of_encoders():
     oblong = EncoderSpec("nano", (24, 20), (6, 4), 2, options={"reg_tokens": 2})
     assert oblong.grid == (4, 5)
-    vit = Geometry((4, 5), (6, 4), 2, prefix=3, width=128, has_class_token=True, entry=128)
-    units = Geometry((2, 3), (8, 8), 3, prefix=0, width=32, has_class_token=False, entry=8, hierarchical=True)
+    vit = Geometry((4, 5), (6, 4), 2, prefix=3, width=128, has_class_token=True, entry=128, positions="fixed", depth=6)
+    units = Geometry(
+        (2, 3),
+        (8, 8),
+        3,
+        prefix=0,
+        width=32,
+        has_class_token=False,
+        entry=8,
+        hierarchical=True,
+        positions="fixed",
+        depth=3,
+    )
     for net, sizes, heads in ((build_encoder(oblong), vit, [4]), (swin((16, 24), **DEEP), units, [1, 2, 2])):
         assert Geometry.of(net) == sizes and sizes.size == input_size(net) and sizes.n == patch_count(net)
         assert sizes.patch_dim == sizes.channels * sizes.p[0] * sizes.p[1] and sizes.token_width == sizes.entry

@@ -11,8 +11,8 @@ from patchloom.patches.partition import (
     random_dropped,
     random_partition,
     random_unit_partition,
-    share_of,
 )
+from patchloom.sizes import share_of
 
 quick = settings(max_examples=50)
 

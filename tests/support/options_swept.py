@@ -9,9 +9,9 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from sweep import PLAIN, TEACHER
 
+from patchloom.options.degradations import STRENGTHS
+from patchloom.options.tasks import QUESTIONS, SHARES
 from patchloom.tasks import task_class
-from patchloom.tasks.mixture import _QUESTIONS, _SHARES
-from patchloom.tasks.restore import STRENGTHS
 
 _DECODER = {"decoder_width": 24, "decoder_heads": 3}
 CANVAS = 34  # of 24 pixels, which are 0.7 of it
@@ -214,7 +214,7 @@ OPTION_SETS: dict[str, list[dict[str, Any]]] = {
 }
 
 # valid keys of options that are dicts
-_NAMES = {"withhold": {*_SHARES, *STRENGTHS}, "ask": {*_QUESTIONS}}
+_NAMES = {"withhold": {*SHARES, *STRENGTHS}, "ask": {*QUESTIONS}}
 
 
 def mixture_of(question: str) -> dict[str, Any]:

@@ -6,13 +6,13 @@ from data_parallel import train, train_together
 from options_swept import mixture_of
 
 from patchloom.errors import AlreadyReported, PatchloomError, TemporaryError
+from patchloom.options.tasks import QUESTIONS
 from patchloom.system import distributed
 from patchloom.tasks import TASKS
-from patchloom.tasks.mixture import _QUESTIONS
 
 # every task with its defaults, and options with further communication or random draws
 CASES = {name: (name, {}) for name in TASKS} | {
-    **{f"mixture, {one}": ("mixture", mixture_of(one)) for one in _QUESTIONS},
+    **{f"mixture, {one}": ("mixture", mixture_of(one)) for one in QUESTIONS},
     "droppos, images weigh differently": ("droppos", {"mask_ratio": 0.5, "temperature": 0.1}),
     "droppos, foreign positions": ("droppos", {"placeholder": "foreign", "pixels": True}),
     "extrema, infonce": ("extrema", {"loss": "infonce"}),

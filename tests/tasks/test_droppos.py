@@ -10,7 +10,6 @@ from torch.nn import functional as F
 
 from patchloom.nets.encode import patch_positions
 from patchloom.tasks.droppos import DropPos, another_patch
-from patchloom.tasks.masking import visible_of
 from patchloom.withhold.encoder_input import all_patches, drop_positions
 
 make = partial(small, DropPos, encoder={"depth": 1})
@@ -32,7 +31,8 @@ def test_auto_keeps_enough_patches_to_predict_positions():
     few = make(size=(16, 16), p=4)
     assert few.mask_ratio == 0 and math.isinf(few.questions["positions"].temperature)
     assert make(size=(24, 24), p=4).mask_ratio == pytest.approx(1 - 16 / 36)
-    assert visible_of(make(size=(56, 56), p=4).geometry, 0.75) == 49
+    given = make(size=(56, 56), p=4).given(torch.randn(1, 3, 56, 56), seeded())
+    assert given.visible.shape[1] == 49
 
 
 def test_shuffle_only_changes_the_order():

@@ -15,10 +15,10 @@ from sweep import FRAMES, OBLONG, asked_of, build, spec_of, views_of
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.teacher import Teacher
 from patchloom.options.declare import declared
+from patchloom.options.tasks import QUESTIONS
 from patchloom.patches.tokens import patchify, unpatchify
 from patchloom.tasks import TASKS, build_task, ready_tasks, task_class, with_defaults
 from patchloom.tasks.check import check_task
-from patchloom.tasks.mixture import _QUESTIONS
 from patchloom.tasks.task import augment_views
 from patchloom.train.step import pretraining_optimizer
 
@@ -29,7 +29,7 @@ ENCODERS = {
     "frames": FRAMES,
 }
 # names and options
-CASES = {name: (name, {}) for name in TASKS} | {f"mixture, {one}": ("mixture", mixture_of(one)) for one in _QUESTIONS}
+CASES = {name: (name, {}) for name in TASKS} | {f"mixture, {one}": ("mixture", mixture_of(one)) for one in QUESTIONS}
 TAUGHT = ["extrema", "lut", "latent", "loca", "mixture, agreement"]  # by a moving average of themselves
 
 

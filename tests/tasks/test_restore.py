@@ -11,9 +11,9 @@ from torch.nn import functional as F
 from torchvision.transforms.v2 import functional as V
 
 from patchloom.nets.build import EncoderSpec, outline
+from patchloom.options.tasks import block_of
 from patchloom.patches.tokens import gather_tokens, patchify, unpatchify
 from patchloom.tasks import build_task, check_step_size
-from patchloom.tasks.restore import block_of
 from patchloom.withhold.canvas import centre_crop, shrink
 from patchloom.withhold.degradation import DegradationKind
 from patchloom.withhold.encoder_input import all_patches

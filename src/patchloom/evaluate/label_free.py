@@ -26,9 +26,10 @@ from patchloom.nets.encode import encode, final_norm, input_size, patch_count, p
 from patchloom.nets.heads import pool, pooled_tokens
 from patchloom.nets.swin import Encoder, is_hierarchical
 from patchloom.options.protocols import DEFAULT_IMAGES
-from patchloom.patches.partition import random_partition, share_of
+from patchloom.patches.partition import random_partition
 from patchloom.questions.collapse import effective_rank
 from patchloom.results.result import Result
+from patchloom.sizes import share_of
 from patchloom.withhold.encoder_input import all_patches, mask_patches
 
 # Retrieval of an image by another crop of it, among crops of many images.

@@ -35,9 +35,10 @@ from patchloom.nets.encode import (
 )
 from patchloom.nets.heads import InstanceHead, represent
 from patchloom.nets.swin import Encoder, is_hierarchical
-from patchloom.patches.partition import random_partition, share_of, uniform_partition
+from patchloom.patches.partition import random_partition, uniform_partition
 from patchloom.patches.tokens import gather_tokens, patchify, scatter_tokens, unpatchify
 from patchloom.questions.question import Sheet
+from patchloom.sizes import share_of
 from patchloom.withhold.encoder_input import EncoderInput, all_patches, mask_patches
 
 # Deep image prior: untrained convolutional generators, each fitted to one image.

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import torch
@@ -139,6 +139,15 @@ def patch_positions(vit: Encoder) -> Tensor | None:
     if isinstance(vit, SwinTransformer):
         return unit_positions(vit)
     return None if vit.pos_embed is None else vit.pos_embed[0, -patch_count(vit) :]
+
+
+def position_kind(vit: Encoder) -> Literal["none", "fixed", "trained"]:
+    """Return whether the patches have position embeddings, and whether these are trained; see `patch_positions`."""
+    if isinstance(vit, SwinTransformer):
+        return "fixed"
+    if vit.pos_embed is None:
+        return "none"
+    return "trained" if vit.pos_embed.requires_grad else "fixed"
 
 
 def has_positions(vit: Encoder) -> bool:

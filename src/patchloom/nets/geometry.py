@@ -1,24 +1,27 @@
-"""Sizes of an encoder that pretext tasks need."""
+"""Facts about an encoder that pretext tasks need."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from patchloom.nets.encode import (
     entry_width,
     grid_size,
     has_class_token,
+    has_rotations,
     input_channels,
     patch_size,
+    position_kind,
     prefix_count,
     width,
 )
-from patchloom.nets.swin import Encoder, is_hierarchical
+from patchloom.nets.swin import Encoder, is_hierarchical, level_count
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """Sizes of an encoder's images and tokens; a Swin's patch is the area of one token of its last stage.
+    """Sizes and parts of an encoder; a Swin's patch is the area of one token of its last stage.
 
     Attributes:
         grid: rows and columns of patches.
@@ -29,6 +32,9 @@ class Geometry:
         has_class_token: whether the first token is a class token.
         entry: width of the stand-ins for a patch's content or position, if it differs from ``width``.
         hierarchical: whether the encoder is a Swin, whose patches only uniform masks may remove.
+        positions: position embeddings of the patches; a Swin's are fixed, and are no part of the model.
+        rotations: whether queries and keys are rotated by the places of patches (RoPE).
+        depth: number of blocks; of a Swin, of stages.
     """
 
     grid: tuple[int, int]
@@ -39,6 +45,9 @@ class Geometry:
     has_class_token: bool
     entry: int | None = None
     hierarchical: bool = False
+    positions: Literal["none", "fixed", "trained"] = "none"
+    rotations: bool = False
+    depth: int = 0
 
     @classmethod
     def of(cls, vit: Encoder) -> Geometry:
@@ -52,7 +61,15 @@ class Geometry:
             has_class_token(vit),
             entry_width(vit),
             is_hierarchical(vit),
+            position_kind(vit),
+            has_rotations(vit),
+            level_count(vit),
         )
+
+    @property
+    def has_places(self) -> bool:
+        """Whether features depend on the places of patches, by embeddings or rotations."""
+        return self.positions != "none" or self.rotations
 
     @property
     def token_width(self) -> int:

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from patchloom.errors import PatchloomError
 from patchloom.options.declare import DATA, MACHINE, MODEL, TASK, TRAINING, Auto, check_declared, option, place
 from patchloom.options.recipes import Border
+from patchloom.options.refusals import refuse
 from patchloom.sizes import PatchSize
 
 FeatureKind = Literal["mfcc", "logmel"]
@@ -351,9 +351,7 @@ class PretrainOptions:
     def check(self) -> None:
         """Refuse values of another type or out of range, and impossible combinations."""
         check_declared(self)
-        for refused, sentence in self._refusals():
-            if refused:
-                raise PatchloomError(sentence)
+        refuse(self._refusals())
 
     def _refusals(self) -> Iterator[tuple[bool, str]]:
         """Yield combinations, and the sentence with which each of them is refused."""

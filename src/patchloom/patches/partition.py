@@ -9,15 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from patchloom.sizes import share_of
 from patchloom.system.distributed import draw
-
-
-def share_of(n: int, share: float) -> int:
-    """Return ``n`` times a ``share`` in [0, 1], rounded down.
-
-    The small term corrects products such as ``20 * (1 - 0.9) = 1.9999...`` that would lose a patch.
-    """
-    return int(n * share + 1e-6)
 
 
 def random_partition(

@@ -16,14 +16,13 @@ from patchloom.nets.geometry import Geometry
 from patchloom.nets.heads import InstanceHead, Stem, represent
 from patchloom.nets.swin import Encoder, PlainViT
 from patchloom.nets.teacher import Teacher, no_grad_autocast
+from patchloom.options.refusals import GAUSSIAN
 from patchloom.options.tasks import Loss, Representation
 from patchloom.questions.question import ROWS, Encoded, Measure, Outcome, Question, Sheet
 from patchloom.system.distributed import averaged, gathered, gathered_with_gradient, rank, world
 from patchloom.withhold.encoder_input import EncoderInput, all_patches
 
 SHEET_NEIGHBOURS = 3
-
-GAUSSIAN: tuple[Loss, ...] = ("sigreg", "visreg")
 
 
 @dataclass(frozen=True)

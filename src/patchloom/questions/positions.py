@@ -15,11 +15,11 @@ from patchloom.nets.encode import encode, encode_asked
 from patchloom.nets.geometry import Geometry
 from patchloom.nets.teacher import no_grad_autocast
 from patchloom.options.tasks import Smoothing
-from patchloom.patches.partition import share_of
 from patchloom.patches.pictures import mark_wrong, mix_patches, put_together, scatter_places
 from patchloom.patches.positions import distances, program_smoothed_positions, smoothed_positions
 from patchloom.patches.tokens import gather_tokens
 from patchloom.questions.question import Encoded, Measure, Outcome, Question, Sheet
+from patchloom.sizes import share_of
 from patchloom.system.distributed import total, world
 from patchloom.withhold.encoder_input import EncoderInput, all_patches
 

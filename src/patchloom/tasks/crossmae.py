@@ -7,19 +7,19 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from patchloom.errors import PatchloomError
 from patchloom.nets.decoders import CrossDecoder
-from patchloom.nets.encode import encode_layers, layer_names
+from patchloom.nets.encode import encode_layers
 from patchloom.nets.swin import PlainViT
 from patchloom.options.declare import takes
-from patchloom.options.tasks import CrossMAEOptions
-from patchloom.patches.partition import share_of
+from patchloom.options.refusals import PAPERS, masked_units
+from patchloom.options.tasks import CROSS_DECODER, CrossMAEOptions
 from patchloom.patches.positions import sincos_2d
 from patchloom.questions.pixels import Pixels
 from patchloom.questions.question import Outcome
-from patchloom.tasks.defaults import check_decoder_depth, check_normalizable, decoder_sizes
-from patchloom.tasks.masking import masked_units, partition
-from patchloom.tasks.task import PAPERS, Task
+from patchloom.sizes import share_of
+from patchloom.tasks.defaults import decoder_sizes
+from patchloom.tasks.masking import partition
+from patchloom.tasks.task import Task
 from patchloom.withhold.encoder_input import EncoderInput, all_patches, mask_patches
 
 
@@ -38,30 +38,15 @@ class CrossMAE(Task):
 
     @takes(CrossMAEOptions)
     def __init__(self, encoder: PlainViT, options: CrossMAEOptions) -> None:
-        super().__init__(encoder)
+        super().__init__(encoder, options)
         g = self.geometry
-        self.visible, masked = masked_units(g, 1, options.mask_ratio)
-        if not 0 < options.prediction_ratio <= options.mask_ratio:
-            raise PatchloomError(
-                f"--task.prediction_ratio must be above 0 and at most the mask ratio of {options.mask_ratio}, not "
-                f"{options.prediction_ratio}"
-            )
+        self.visible, masked = masked_units(g, options.mask_ratio)
         self.predicted = min(masked, max(1, share_of(g.n, options.prediction_ratio)))
-        if options.normalized_pixels:
-            check_normalizable(g)
-        stages = len(layer_names(encoder)) - 1  # the last two are the last block, before and after the final norm
-        maps = self.resolve_auto("encoder_maps", options.encoder_maps, stages, PAPERS)
-        if not 1 <= maps <= stages:
-            raise PatchloomError(
-                f"the encoder has {stages} feature maps, the embedding and {stages - 1} blocks: give "
-                f"--task.encoder_maps 1 to {stages}, not {maps}"
-            )
+        maps = self.resolve_auto("encoder_maps", options.encoder_maps, g.depth + 1, PAPERS)
         # evenly spaced from the embedding to the last block, whose map has the final norm, which evaluations use
-        self.stages = [*(round(i * (stages - 1) / (maps - 1)) for i in range(maps - 1)), stages] if maps > 1 else []
-        width, depth, heads = decoder_sizes(
-            self, options.decoder_width, options.decoder_depth, options.decoder_heads, (512, 12, 16)
-        )
-        check_decoder_depth(depth)
+        self.stages = [*(round(i * g.depth / (maps - 1)) for i in range(maps - 1)), g.depth + 1] if maps > 1 else []
+        sizes = options.decoder_width, options.decoder_depth, options.decoder_heads
+        width, depth, heads = decoder_sizes(self, *sizes, CROSS_DECODER)
         decoder = CrossDecoder(g.width, g.patch_dim, sincos_2d(width, g.grid), depth, heads, maps)
         self.questions["pixels"] = Pixels(g, decoder, options.normalized_pixels)
 

@@ -42,7 +42,7 @@ class DIET(Task):
 
     @takes(DIETOptions)
     def __init__(self, encoder: PlainViT, options: DIETOptions) -> None:
-        super().__init__(encoder)
+        super().__init__(encoder, options)
         count = self.resolve_auto("images", options.images, _OUTSIDE_A_RUN, "there is no training set")
         if options.color == "own":
             self.augment = ColoredCrop(self.augment.size)

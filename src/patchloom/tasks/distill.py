@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from patchloom.nets.decoders import PatchHead
 from patchloom.nets.swin import PlainViT
 from patchloom.options.declare import takes
+from patchloom.options.refusals import masked_units
 from patchloom.options.tasks import DistillOptions
 from patchloom.patches.partition import random_partition
 from patchloom.questions.features import Features
 from patchloom.tasks.defaults import frozen_teacher
-from patchloom.tasks.masking import masked_units
 from patchloom.tasks.task import Task
 from patchloom.withhold.encoder_input import EncoderInput, all_patches, blank_patches
 
@@ -29,8 +29,8 @@ class Distill(Task):
 
     @takes(DistillOptions)
     def __init__(self, encoder: PlainViT, options: DistillOptions) -> None:
-        super().__init__(encoder)
-        self.sizes = masked_units(self.geometry, 1, options.mask_ratio)
+        super().__init__(encoder, options)
+        self.sizes = masked_units(self.geometry, options.mask_ratio)
         g, (_, blank) = self.geometry, self.sizes
         teacher = frozen_teacher(g, options.features_of, options.features_model)
         self.mask_token = nn.Parameter(torch.empty(g.width).normal_(std=0.02))

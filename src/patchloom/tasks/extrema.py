@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from patchloom.data.augment import TwoViews
-from patchloom.errors import PatchloomError
 from patchloom.nets.swin import PlainViT
 from patchloom.options.declare import takes
+from patchloom.options.refusals import GAUSSIAN, PAPERS
 from patchloom.options.tasks import ExtreMAOptions, Loss
 from patchloom.patches.partition import random_partition
-from patchloom.questions.agreement import GAUSSIAN, Agreement
+from patchloom.questions.agreement import Agreement
 from patchloom.questions.question import ROWS, Measure, Outcome, Sheet
+from patchloom.sizes import share_of
 from patchloom.tasks.defaults import (
     AGREEMENT_UPDATES,
     agreement_heads,
@@ -24,8 +25,7 @@ from patchloom.tasks.defaults import (
     momentum_for,
     teacher_momentum,
 )
-from patchloom.tasks.masking import visible_of
-from patchloom.tasks.task import PAPERS, Task, augment_views, views_sheet
+from patchloom.tasks.task import Task, augment_views, views_sheet
 from patchloom.withhold.encoder_input import EncoderInput, all_patches
 
 # At 2,448 updates and fewer it showed no gain over random weights (benchmarks/README.md); the paper has 188,000.
@@ -47,19 +47,12 @@ class ExtreMA(Task):
 
     @takes(ExtreMAOptions)
     def __init__(self, encoder: PlainViT, options: ExtreMAOptions) -> None:
-        super().__init__(encoder)
+        super().__init__(encoder, options)
         by: Loss = self.resolve_auto("loss", options.loss, "byol", PAPERS)
         n = self.geometry.n
-        visible = visible_of(self.geometry, options.mask_ratio)
-        most = n // visible
-        parts = self.resolve_auto(
-            "masks", options.masks, min(5, most), f"{min(5, most)} parts of {visible} of {n} patches"
-        )
-        if not 1 <= parts <= most:
-            raise PatchloomError(
-                f"there are no {parts} disjoint masks of {visible} visible patches each in {n}: give --task.masks 1 to "
-                f"{most}, or raise --task.mask_ratio"
-            )
+        visible = share_of(n, 1 - options.mask_ratio)
+        usual = min(5, n // visible)
+        parts = self.resolve_auto("masks", options.masks, usual, f"{usual} parts of {visible} of {n} patches")
         losses = build_agreement_loss(self, by, options.temperature, options.gaussian_weight, options.directions)
         start = teacher_momentum(self, options.momentum, by)
         self.augment = TwoViews(self.augment.size, crop=options.crop, color=options.color)

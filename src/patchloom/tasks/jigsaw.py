@@ -15,8 +15,7 @@ from patchloom.options.tasks import JigsawOptions
 from patchloom.patches.partition import random_partition
 from patchloom.questions.positions import DROPPOS_RATIOS, PositionPrediction, Positions, figure_3
 from patchloom.questions.question import Sheet
-from patchloom.tasks.defaults import refuse_positions
-from patchloom.tasks.masking import visible_of
+from patchloom.sizes import share_of
 from patchloom.tasks.task import Task
 from patchloom.withhold.encoder_input import EncoderInput, all_patches, drop_positions, mask_patches
 
@@ -56,10 +55,8 @@ class Jigsaw(Task):
 
     @takes(JigsawOptions)
     def __init__(self, encoder: PlainViT, options: JigsawOptions) -> None:
-        super().__init__(encoder)
-        refuse_positions("jigsaw", encoder)
+        super().__init__(encoder, options)
         self.mask_ratio, g = options.mask_ratio, self.geometry
-        visible_of(g, options.mask_ratio, least=2)
         ratios = {"mask_ratio": DROPPOS_RATIOS["mask_ratio"]}
         self.questions["positions"] = Positions(g, JigsawHead(g.width, g.n, g.prefix), ratios)
 
@@ -73,7 +70,7 @@ class Jigsaw(Task):
     ) -> EncoderInput:
         """Return the visible patches without their positions; without positions their order has no effect."""
         n = self.geometry.n
-        k = visible_of(self.geometry, self.mask_ratio if mask_ratio is None else mask_ratio)
+        k = max(1, share_of(n, 1 - (self.mask_ratio if mask_ratio is None else mask_ratio)))
         visible, masked = random_partition(len(images), n, (k, n - k), generator, images.device)
         given = mask_patches(all_patches(images, n), visible, masked)
         return drop_positions(given, torch.arange(k, device=images.device).expand_as(visible))

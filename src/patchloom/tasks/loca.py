@@ -14,24 +14,24 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from patchloom.data.augment import RandomCrop
-from patchloom.errors import PatchloomError
 from patchloom.nets.build import initialize
-from patchloom.nets.encode import attention_heads, encode, has_positions, patch_positions
+from patchloom.nets.encode import attention_heads, encode
 from patchloom.nets.geometry import Geometry
 from patchloom.nets.sparse_attention import cross_attention
 from patchloom.nets.swin import PlainViT
 from patchloom.nets.teacher import Teacher, no_grad_autocast
 from patchloom.options.declare import takes
+from patchloom.options.refusals import PAPERS
 from patchloom.options.tasks import LOCAOptions
-from patchloom.patches.partition import complement, random_partition, share_of
+from patchloom.patches.partition import complement, random_partition
 from patchloom.patches.pictures import WITHHELD, paint_patches, put_together
 from patchloom.patches.tokens import gather_tokens, patchify
 from patchloom.questions.agreement import momentum_at
 from patchloom.questions.question import ROWS, Encoded, Measure, Outcome, Question, Sheet
+from patchloom.sizes import share_of
 from patchloom.system.distributed import draw, total, world
 from patchloom.tasks.defaults import AGREEMENT_UPDATES, momentum_for, teacher_momentum
-from patchloom.tasks.masking import visible_of
-from patchloom.tasks.task import PAPERS, Task
+from patchloom.tasks.task import Task
 from patchloom.withhold.degrade import sample_affine
 from patchloom.withhold.encoder_input import EncoderInput, all_patches, drop_positions, mask_patches
 
@@ -165,20 +165,10 @@ class LOCA(Task):
 
     @takes(LOCAOptions)
     def __init__(self, encoder: PlainViT, options: LOCAOptions) -> None:
-        super().__init__(encoder)
-        table, g = patch_positions(encoder), self.geometry
-        if not has_positions(encoder) or (table is not None and table.requires_grad):
-            raise PatchloomError(
-                "loca withholds positions from the query and needs them in the reference, so they must be fixed: use "
-                "--positions sincos"
-            )
-        self.visible = visible_of(g, options.mask_ratio)
+        super().__init__(encoder, options)
+        g = self.geometry
+        self.visible = share_of(g.n, 1 - options.mask_ratio)
         self.seen = share_of(g.n, options.context_ratio)
-        if not self.seen:
-            raise PatchloomError(
-                f"--task.context_ratio {options.context_ratio} leaves no patch of the reference: give at least "
-                f"{1 / g.n:.3g}"
-            )
         self.augment = RandomCrop((round(_ENLARGED * g.size[0]), round(_ENLARGED * g.size[1])))
         self.questions["location"] = Location(encoder, teacher_momentum(self, options.momentum))
 

@@ -10,26 +10,24 @@ import torch
 from torch import Tensor, nn
 
 from patchloom.data.augment import TwoViews
-from patchloom.errors import PatchloomError
 from patchloom.nets.decoders import PatchHead
 from patchloom.nets.swin import PlainViT
 from patchloom.options.declare import takes
+from patchloom.options.refusals import GAUSSIAN, masked_units
 from patchloom.options.tasks import LUTOptions
-from patchloom.patches.partition import complement, random_unit_partition, share_of
-from patchloom.questions.agreement import GAUSSIAN, Agreement
+from patchloom.patches.partition import complement, random_unit_partition
+from patchloom.questions.agreement import Agreement
 from patchloom.questions.pixels import Pixels
 from patchloom.questions.question import ROWS, Encoded, Measure, Outcome, Sheet
 from patchloom.tasks.defaults import (
     AGREEMENT_UPDATES,
     agreement_heads,
     build_agreement_loss,
-    check_normalizable,
     momentum_for,
     patch_decoder,
-    refuse_unused,
     teacher_momentum,
 )
-from patchloom.tasks.masking import patches_of_unit, visible_of
+from patchloom.tasks.masking import patches_of_unit
 from patchloom.tasks.task import Task, augment_views, views_sheet
 from patchloom.withhold.encoder_input import EncoderInput, all_patches, blank_patches, mask_patches
 
@@ -48,40 +46,22 @@ class LUT(Task):
 
     @takes(LUTOptions)
     def __init__(self, encoder: PlainViT, options: LUTOptions) -> None:
-        super().__init__(encoder)
+        super().__init__(encoder, options)
         losses = build_agreement_loss(
             self, options.loss, options.temperature, options.gaussian_weight, options.directions
         )
         start = teacher_momentum(self, options.momentum, options.loss)
-        g, sparse = self.geometry, options.base == "mae"
+        g = self.geometry
+        self.sparse = sparse = options.base == "mae"
         ratio = self.resolve_auto(
-            "mask_ratio", options.mask_ratio, 0.75 if sparse else 0.6, f"the paper's on {options.base}"
+            "mask_ratio", options.mask_ratio, options.usual_mask, f"the paper's on {options.base}"
         )
         normalized = self.resolve_auto(
             "normalized_pixels", options.normalized_pixels, sparse, f"usual for {options.base}"
         )
-        if normalized and options.pixel_weight:
-            check_normalizable(g)
-        if sparse:
-            refuse_unused("base mae masks single patches", mask_unit=options.mask_unit)
-        sizes = {
-            "decoder_width": options.decoder_width,
-            "decoder_depth": options.decoder_depth,
-            "decoder_heads": options.decoder_heads,
-        }
-        if not (sparse and options.pixel_weight):
-            refuse_unused("only base mae with a pixel loss has such a decoder", **sizes)
         self.unit = 1 if sparse else patches_of_unit(self, options.mask_unit)
-        visible_of(g, ratio)
-        units = g.n // self.unit**2
-        visible = share_of(units, 1 - ratio)
-        if not 0 < 2 * visible <= units:
-            raise PatchloomError(
-                f"a mask ratio of {ratio} leaves {visible} of {units} mask units visible, and two disjoint views need "
-                f"at least 1 and at most half of them each: {'raise' if visible else 'lower'} --task.mask_ratio"
-            )
-        self.sizes = (visible, visible, units - 2 * visible)
-        self.sparse = sparse
+        visible, masked = masked_units(g, ratio, self.unit)
+        self.sizes = (visible, visible, masked - visible)
         self.augment = TwoViews(self.augment.size, crop="own", color=options.color)
         heads = agreement_heads(self, options.head_width, g.width, layers=(2, 2), norm="batch", loss=options.loss)
         self.mask_token = None if sparse else nn.Parameter(torch.empty(g.width).normal_(std=0.02))

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from patchloom.nets.swin import Encoder
 from patchloom.options.declare import takes
+from patchloom.options.refusals import masked_units
 from patchloom.options.tasks import MAEOptions
 from patchloom.questions.pixels import Pixels
-from patchloom.tasks.defaults import check_normalizable, patch_decoder
-from patchloom.tasks.masking import check_uniform, masked_units, partition, patches_of_unit
+from patchloom.tasks.defaults import patch_decoder
+from patchloom.tasks.masking import partition, patches_of_unit
 from patchloom.tasks.task import Task
 from patchloom.withhold.encoder_input import EncoderInput, all_patches, mask_patches
 
@@ -36,12 +37,9 @@ class MAE(Task):
 
     @takes(MAEOptions)
     def __init__(self, encoder: Encoder, options: MAEOptions) -> None:
-        super().__init__(encoder)
+        super().__init__(encoder, options)
         self.unit = patches_of_unit(self, options.mask_unit, usual=1)
-        self.sizes = masked_units(self.geometry, self.unit, options.mask_ratio)
-        check_uniform(self.geometry, options.mask_ratio, self.unit)
-        if options.normalized_pixels:
-            check_normalizable(self.geometry)
+        self.sizes = masked_units(self.geometry, options.mask_ratio, self.unit)
         decoder = patch_decoder(self, options.decoder_width, options.decoder_depth, options.decoder_heads)
         self.questions["pixels"] = Pixels(self.geometry, decoder, options.normalized_pixels)
 

@@ -9,13 +9,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from patchloom.errors import PatchloomError
 from patchloom.nets.decoders import PatchHead
-from patchloom.nets.encode import has_positions
 from patchloom.nets.swin import PlainViT
 from patchloom.options.declare import takes
 from patchloom.options.tasks import MP3Options
-from patchloom.patches.partition import random_partition, share_of
+from patchloom.patches.partition import random_partition
 from patchloom.questions.positions import (
     MP3_RATIOS,
     PositionPrediction,
@@ -24,7 +22,7 @@ from patchloom.questions.positions import (
     ratios_sheet,
 )
 from patchloom.questions.question import Sheet
-from patchloom.tasks.defaults import refuse_positions
+from patchloom.sizes import share_of
 from patchloom.tasks.task import Task
 from patchloom.withhold.encoder_input import EncoderInput, all_patches, drop_positions, limit_context
 
@@ -44,23 +42,11 @@ class MP3(Task):
 
     @takes(MP3Options)
     def __init__(self, encoder: PlainViT, options: MP3Options) -> None:
-        super().__init__(encoder)
-        if self.geometry.n < 2:
-            raise PatchloomError(
-                "an image of one patch has no position to predict: use smaller patches or larger images"
-            )
-        usual = _usual_ratio(self.geometry.n, self.geometry.p)
-        self.context_mask_ratio = self.resolve_auto("context_mask_ratio", options.context_mask_ratio, *usual)
-        if share_of(self.geometry.n, 1 - self.context_mask_ratio) < 1:
-            raise PatchloomError(
-                f"--task.context_mask_ratio {self.context_mask_ratio} leaves no patch as context: lower it"
-            )
-        self.known = min(share_of(self.geometry.n, options.known_positions), self.geometry.n - 1)
-        if self.known and not has_positions(encoder):
-            raise PatchloomError("known positions need an encoder that has them: use --positions sincos")
-        if not self.known:
-            refuse_positions("mp3", encoder, " or let a share of the patches keep theirs with --task.known_positions")
+        super().__init__(encoder, options)
         g = self.geometry
+        usual = _usual_ratio(g.n, g.p)
+        self.context_mask_ratio = self.resolve_auto("context_mask_ratio", options.context_mask_ratio, *usual)
+        self.known = min(share_of(g.n, options.known_positions), g.n - 1)
         head = PatchHead(g.width, g.n, g.prefix)
         self.questions["positions"] = Positions(g, head, MP3_RATIOS, by_context=True)
 

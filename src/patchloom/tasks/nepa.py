@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from patchloom.errors import PatchloomError
 from patchloom.nets.encode import embed_content
 from patchloom.nets.geometry import Geometry
 from patchloom.nets.swin import PlainViT
@@ -149,9 +148,7 @@ class NEPA(Task):
 
     @takes(NEPAOptions)
     def __init__(self, encoder: PlainViT, options: NEPAOptions) -> None:
-        super().__init__(encoder)
-        if self.geometry.n < 2:
-            raise PatchloomError("an image of one patch has no next patch: use smaller patches or larger images")
+        super().__init__(encoder, options)
         self.questions["next"] = NextEmbedding(self.geometry)
 
     def given(self, images: Tensor, generator: torch.Generator | None = None) -> EncoderInput:

@@ -10,18 +10,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from patchloom.errors import PatchloomError, check_type
 from patchloom.nets.build import initialize
 from patchloom.nets.geometry import Geometry
 from patchloom.nets.swin import PlainViT
 from patchloom.options.declare import takes
+from patchloom.options.refusals import PAPERS
 from patchloom.options.tasks import Head, PARTOptions
-from patchloom.patches.partition import random_partition, share_of
+from patchloom.patches.partition import random_partition
 from patchloom.patches.tokens import patchify, unpatchify
 from patchloom.questions.question import ROWS, Encoded, Measure, Outcome, Question, Sheet
+from patchloom.sizes import share_of
 from patchloom.system.distributed import draw
-from patchloom.tasks.defaults import refuse_positions
-from patchloom.tasks.task import PAPERS, Task
+from patchloom.tasks.task import Task
 from patchloom.withhold.encoder_input import EncoderInput, all_patches, drop_positions, limit_context
 
 _FEWEST = 2048  # pairs; with 64 of them a trained copy of the program learnt too little
@@ -194,23 +194,13 @@ class PART(Task):
 
     @takes(PARTOptions)
     def __init__(self, encoder: PlainViT, options: PARTOptions) -> None:
-        super().__init__(encoder)
-        check_type("task.head", options.head, Head)
-        refuse_positions("part", encoder)
+        super().__init__(encoder, options)
         n = self.geometry.n
-        if n < 2:
-            raise PatchloomError("an image of one patch has no pairs: use smaller patches or larger images")
         usual, why = n**2 // 8, PAPERS
         if usual < _FEWEST:
             usual, why = min(_FEWEST, n**2), f"at least {_FEWEST:,}, or all {n**2:,}"
         self.pairs = self.resolve_auto("pairs", options.pairs, usual, why)
-        if not 1 <= self.pairs <= n**2:
-            raise PatchloomError(f"--task.pairs must be 1 to {n**2}, the pairs of {n} patches, not {self.pairs}")
         self.context = share_of(n, 1 - options.context_mask_ratio)
-        if not self.context:
-            raise PatchloomError(
-                f"--task.context_mask_ratio {options.context_mask_ratio} leaves no patch as context: lower it"
-            )
         self.questions["translations"] = Translations(self.geometry, options.head)
 
     @classmethod

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from patchloom.nets.decoders import PatchHead
 from patchloom.nets.swin import Encoder
 from patchloom.options.declare import takes
+from patchloom.options.refusals import masked_units
 from patchloom.options.tasks import SimMIMOptions
 from patchloom.patches.partition import random_unit_partition
 from patchloom.questions.pixels import Pixels
-from patchloom.tasks.defaults import check_normalizable
-from patchloom.tasks.masking import masked_units, patches_of_unit
+from patchloom.tasks.masking import patches_of_unit
 from patchloom.tasks.task import Task
 from patchloom.withhold.encoder_input import EncoderInput, all_patches, blank_patches
 
@@ -32,11 +32,9 @@ class SimMIM(Task):
 
     @takes(SimMIMOptions)
     def __init__(self, encoder: Encoder, options: SimMIMOptions) -> None:
-        super().__init__(encoder)
+        super().__init__(encoder, options)
         self.unit = patches_of_unit(self, options.mask_unit)
-        self.sizes = masked_units(self.geometry, self.unit, options.mask_ratio)
-        if options.normalized_pixels:
-            check_normalizable(self.geometry)
+        self.sizes = masked_units(self.geometry, options.mask_ratio, self.unit)
         g, blank = self.geometry, self.sizes[1] * self.unit**2
         self.mask_token = nn.Parameter(torch.empty(g.token_width).normal_(std=0.02))
         head = PatchHead(g.width, g.patch_dim, g.prefix, visible_asked=blank)

@@ -16,6 +16,8 @@ from patchloom.errors import PatchloomError
 from patchloom.nets.encode import encode
 from patchloom.nets.geometry import Geometry
 from patchloom.nets.swin import Encoder, is_hierarchical
+from patchloom.options.refusals import PAPERS, refuse
+from patchloom.options.tasks import TaskOptions
 from patchloom.patches.partition import complement
 from patchloom.patches.pictures import WITHHELD, paint_patches
 from patchloom.questions.anchor import Anchor
@@ -25,7 +27,6 @@ from patchloom.withhold.encoder_input import EncoderInput, check_images
 T = TypeVar("T")
 
 
-PAPERS = "the paper's"  # reason of an ``auto`` that is the paper's value
 _STEP = {"progress", "generator", "given", "indices"}  # named arguments of `Task.forward` that are no views
 
 
@@ -64,7 +65,7 @@ class Task(nn.Module, ABC):
     std: Tensor
     modality: Modality = IMAGES
 
-    def __init__(self, encoder: Encoder):
+    def __init__(self, encoder: Encoder, options: TaskOptions | None = None):
         super().__init__()
         if not isinstance(encoder, Encoder):
             raise PatchloomError(
@@ -74,6 +75,8 @@ class Task(nn.Module, ABC):
         self.refuse_swin(is_hierarchical(encoder))
         self.encoder = encoder
         self.geometry = Geometry.of(encoder)
+        if options is not None:
+            refuse(options.refusals(self.geometry))
         self.questions = cast(dict[str, Question], nn.ModuleDict())
         self.question_weights: Mapping[str, float] = {}
         self.augment = RandomCrop(self.geometry.size)
@@ -136,8 +139,6 @@ class Task(nn.Module, ABC):
     def resolve_auto(self, option: str, asked: T | Literal["auto"], value: T, why: str) -> T:
         """Return ``asked``, or ``value`` if it is "auto"; record the choice and its reason in ``chosen``."""
         if asked != "auto":
-            if isinstance(asked, int) and not abs(asked) <= 2**16:
-                raise PatchloomError(f"--task.{option} must be 65536 or less, not {asked}")
             return asked
         self.chosen[option] = (value, why)
         return value

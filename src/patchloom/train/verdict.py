@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from patchloom.data.modality import IMAGES, Modality
-from patchloom.questions.agreement import GAUSSIAN
+from patchloom.options.refusals import GAUSSIAN
 from patchloom.questions.question import Measure
 from patchloom.results.claims import START, UNTRAINED
 from patchloom.results.evaluation import Evaluation, compare_results

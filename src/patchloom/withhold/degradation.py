@@ -9,6 +9,7 @@ from torch import Tensor
 
 from patchloom.options.tasks import CanvasFit, CropPlace, DegradationKind, Fill, KernelInit, KernelOf
 from patchloom.patches.partition import random_block
+from patchloom.sizes import scaled
 from patchloom.withhold import canvas, degrade
 from patchloom.withhold.degrade import (
     draw_from,
@@ -22,11 +23,6 @@ from patchloom.withhold.degrade import (
 from patchloom.withhold.encoder_input import EncoderInput, check_images, mask_patches
 
 _AROUND = {"black": " on black", "images": " amid patches of other images", "none": " without padding"}
-
-
-def _scaled(sides: tuple[int, int], share: float) -> tuple[int, int]:
-    h, w = (max(1, round(side * share)) for side in sides)
-    return h, w
 
 
 @dataclass(frozen=True)
@@ -72,7 +68,7 @@ class Degradation:
     def grid(self) -> tuple[int, int]:
         """Rows and columns of the patches that enter, before masking."""
         share = 1.0 if self.padded else self.strengths[0]
-        return _scaled(self._whole_grid, share)
+        return scaled(self._whole_grid, share)
 
     @property
     def _whole_grid(self) -> tuple[int, int]:
@@ -155,7 +151,7 @@ class Degradation:
             # the surroundings are in none of the patches that enter
             images = canvas.zoom_out(images, [(rows * p[0], columns * p[1])], which, *places)
             return mask_patches(replace(given, images=images), covered, empty)
-        sizes = [_scaled(self.size, one) for one in self.strengths]
+        sizes = [scaled(self.size, one) for one in self.strengths]
         which = draw_index(len(sizes), b, generator, device)
         places = random_places(sizes, which, self.size, generator, device)
         if self.fill == "black":
