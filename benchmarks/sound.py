@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from patchloom.evaluate.training import SCRATCH
 
 import patchloom
 from patchloom.audio.augment import RandomExcerpt
@@ -34,6 +33,7 @@ from patchloom.data.cache import cache_images
 from patchloom.data.loader import plain_batches, training_batches
 from patchloom.data.sources.open import open_data
 from patchloom.data.stats import statistics_of_recordings
+from patchloom.evaluate.classification import SCRATCH
 from patchloom.evaluate.protocols import evaluate
 
 WORDS = "yes no up down left right start stop open close".split()

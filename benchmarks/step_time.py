@@ -39,12 +39,12 @@ from pathlib import Path
 import torch
 from peers import DROPPOS, PEERS, PROGRAM, Peer, operations_of
 
-from patchloom.bench import flops_per_image
+from patchloom.bench import flops_per_image, memory_of
 from patchloom.data.stats import Stats
 from patchloom.runs.settings import Settings, request
 from patchloom.system.hardware import keep_freed_memory, peak_memory, product, seconds_of
 from patchloom.tasks import ready_tasks
-from patchloom.train.estimate import Step, memory_of
+from patchloom.train.estimate import Step
 from patchloom.train.resolve import resolve
 
 STATS = Stats((0.5,) * 3, (0.25,) * 3, 224, 224, 1, [])

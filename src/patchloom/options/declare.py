@@ -320,6 +320,9 @@ def by_name(function: str, takes: Signature, given: tuple[Any, ...], named: Mapp
     for name in named:
         if name in values:
             raise PatchloomError(f"{function} is given {name} twice: give it once")
+        part, _, inner = name.partition(".")
+        if inner and part in kinds:
+            raise PatchloomError(f"--{name} is written in Python as {part}={{'name': ..., {inner!r}: ...}}")
         if name not in kinds and Parameter.VAR_KEYWORD not in kinds.values():
             there = (
                 f"patchloom {function} --help all lists them" if options else f"{function} takes {', '.join(places)}"

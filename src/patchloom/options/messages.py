@@ -71,8 +71,5 @@ def _mistyped(name: str, bare: str, known: Sequence[str]) -> str | None:
 
 def unknown_option_error(name: str, known: Iterable[str], otherwise: str) -> PatchloomError:
     """Return the error about an unknown keyword of a Python call, in the words of the command line."""
-    part, _, inner = name.partition(".")
-    if inner and part in ("model", "task"):
-        return PatchloomError(f"--{name} is written in Python as {part}={{'name': ..., {inner!r}: ...}}")
     options = [f"--{one}" for one in known]
     return PatchloomError(_mistyped(f"--{name}", name, options) or f"there is no option --{name}; {otherwise}")

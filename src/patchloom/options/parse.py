@@ -100,9 +100,14 @@ def protocol_spec(name: str) -> CommandSpec:
 
 def pretrain_spec(task: str) -> CommandSpec:
     """Return the options of ``patchloom pretrain --task TASK``."""
-    own, renamed = declared(Pretrain), {"model": "model.name", "task": "task.name"}
+    own = declared(Pretrain)
+    tasks = f"pretext task: {listing(TASKS)}; auto is mae, and droppos for shapes"
+    changed: dict[str, dict[str, Any]] = {
+        "model": {"name": "model.name"},
+        "task": {"name": "task.name", "about": tasks, "positional": False},
+    }
     options = [
-        *(one._replace(name=renamed.get(one.name, one.name), positional=one.name == "data") for one in own.options),
+        *(one._replace(**changed.get(one.name, {})) for one in own.options),
         *(
             Option(f"model.{name}", hint | None, None, about, group=MODEL, rare=True)
             for name, (hint, about) in MODEL_OPTIONS.items()

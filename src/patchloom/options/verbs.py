@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from patchloom.arguments import PathLike
-from patchloom.errors import listing
 from patchloom.options.declare import AUTO, DATA, MACHINE, MODEL, TASK, TRAINING, Auto, option, place
 from patchloom.options.pretrain import PretrainOptions
 from patchloom.sizes import PatchSize
-from patchloom.tasks import TASKS
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -47,9 +45,7 @@ class Pretrain(PretrainOptions):
     """
 
     data: DataLike = place("folder of images, or another data source")
-    task: TaskLike = place(
-        f"pretext task: {listing(TASKS)}; auto is mae, and droppos for shapes", AUTO, "name or auto", TASK
-    )
+    task: TaskLike = place("pretext task; auto is mae, and droppos for shapes", AUTO, "name or auto", TASK)
     model: str | Mapping[str, Any] = option(
         "auto",
         "nano, micro, mini (our sizes, smallest first), swin-nano, or a ViT, Eva (DINOv3) or Swin by timm's name",
