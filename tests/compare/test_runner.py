@@ -119,8 +119,8 @@ def test_a_run_of_another_process_is_waited_for(tmp_path, capsys):
 def test_no_process_is_left_after_a_second_interruption(tmp_path, monkeypatch, begun):
     monkeypatch.setattr(runner, "_PATIENCE", 0.2)
     job = job_of(tmp_path, "one", "deaf")
-    # two within a second count as one
-    soon(lambda: wait_for(job.folder / "begun"), interrupt, lambda: time.sleep(1.5), interrupt)
+    # two within three seconds count as one
+    soon(lambda: wait_for(job.folder / "begun"), interrupt, lambda: time.sleep(3.5), interrupt)
     with pytest.raises(KeyboardInterrupt):
         run_all([job], 1, [], lambda *_: None)
     (one,) = begun

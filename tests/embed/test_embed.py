@@ -450,7 +450,7 @@ def test_what_cannot_be_searched_or_drawn_is_refused_first(tiny, photos, others,
 
 def test_the_neighbours_are_drawn(tiny: Path, photos: Path, tmp_path: Path, monkeypatch):
     rows, draw = [], search.draw_tiles
-    monkeypatch.setattr(search, "draw_tiles", lambda *args, **more: rows.extend(args[0]) or draw(*args, **more))
+    monkeypatch.setattr(search, "draw_tiles", lambda *args, **more: rows.extend(args[0].rows) or draw(*args, **more))
     out, near = tmp_path / "new" / "near.png", photos / "train" / "b" / "5.png"
     to = {"to": tmp_path / "f.npz", "top": 3, "picture": out, **SMALL}
     done = patchloom.embed(tiny, photos, near=near, **to)

@@ -93,7 +93,7 @@ def test_images_without_labels_are_left_out_or_refused() -> None:
     some.labels = np.where(np.arange(20) % 2, some.labels, -1)
     assert pixel_features(some, (8, 8), (0.5,), (0.5,)).labels.tolist() == DIGITS.labels[1::2].tolist()
     some.labels = None
-    with pytest.raises(PatchloomError, match="has no labels: put the images of each class in a separate sub-folder"):
+    with pytest.raises(PatchloomError, match="digits has no labels: give tuples of an image and its label"):
         pixel_features(some, (8, 8), (0.5,), (0.5,))
 
 

@@ -200,6 +200,8 @@ def by_name(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings by dotted name; compound values become text."""
     found = {}
     for name, value in dotted(values).items():
+        if name in ("img_size", "patch_size") and isinstance(value, list):
+            value = in_pixels(value)  # 32x32 also for a square
         found[name] = value if isinstance(value, str | int | float | None) else option_text(name, value)
     return found
 
