@@ -21,7 +21,7 @@ from patchloom.options.verbs import Curves
 from patchloom.results import store
 from patchloom.results.result import Result
 from patchloom.runs.past import RunData, load_runs
-from patchloom.runs.settings import LAUNCH, by_name
+from patchloom.runs.settings import LAUNCH, settings_by_name
 
 POSITION_ACCURACY = "position-accuracy"
 # display names of protocols in plots and in `report`
@@ -127,7 +127,7 @@ def _differs(runs: Sequence[RunData], name: str) -> bool:
     for run in runs:
         if name in run.became:
             task = run.became.get("task.name") if of_task else None
-            values.setdefault(task, []).append((str(by_name(run.asked).get(name)), str(run.became[name])))
+            values.setdefault(task, []).append((str(settings_by_name(run.asked).get(name)), str(run.became[name])))
     return any(all(len(set(part)) > 1 for part in zip(*each, strict=True)) for each in values.values())
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import floor, inf
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from patchloom.options.declare import option
 from patchloom.options.degradations import STRENGTHS, DegradationOptions, forms_of
@@ -94,6 +94,27 @@ _OWN = {
 _NO_BAND = "only zooming in with masks and a canvas has two losses"
 
 
+def _count(about: str) -> Any:
+    """Declare a number of anything, or auto."""
+    return option("auto", about, least=1, most=WIDEST)
+
+
+def _width(about: str) -> Any:
+    """Declare the width of a decoder, which is a multiple of 4, or auto."""
+    return option("auto", about, least=4, most=WIDEST)
+
+
+def _depth(about: str) -> Any:
+    """Declare the number of blocks of a decoder, or auto."""
+    return option("auto", about, least=0, most=1000)
+
+
+def _momentum() -> Any:
+    """Declare the momentum of a teacher."""
+    about = "momentum of the teacher at the start; rises to 1 along a half cosine. auto: 0.996, less in short trainings"
+    return option("auto", about, least=0, most=1)
+
+
 class TaskOptions:
     """Options of a task."""
 
@@ -113,17 +134,10 @@ class MAEOptions(TaskOptions):
         0.75, "fraction γ of the mask units that is removed; for a Swin always 0.75", least=0, below=1
     )
     normalized_pixels: bool = option(True, "target pixels normalised within each patch")
-    decoder_width: Size = option(
-        "auto", "width of the decoder; auto: 512, or the encoder's below ViT-S", least=4, most=WIDEST
-    )
-    decoder_depth: Size = option(
-        "auto", "number of transformer blocks of the decoder; auto: 8, or 2 below ViT-S", least=0, most=1000
-    )
-    decoder_heads: Size = option(
-        "auto",
-        "number of attention heads of the decoder; auto: 16, or one per 32 channels below ViT-S",
-        least=1,
-        most=WIDEST,
+    decoder_width: Size = _width("width of the decoder; auto: 512, or the encoder's below ViT-S")
+    decoder_depth: Size = _depth("number of transformer blocks of the decoder; auto: 8, or 2 below ViT-S")
+    decoder_heads: Size = _count(
+        "number of attention heads of the decoder; auto: 16, or one per 32 channels below ViT-S"
     )
     mask_unit: Size = option(
         "auto", "side of a mask unit in pixels; auto: one patch. Pixio's is 4x4 patches, 64 pixels for patches of 16"
@@ -155,17 +169,10 @@ class CrossMAEOptions(TaskOptions):
         "number of feature maps of the encoder, evenly spaced, that each decoder block weighs (inter-block "
         "attention); auto: all, the embedding and every block; 1: the encoder's output alone",
     )
-    decoder_width: Size = option(
-        "auto", "width of the decoder; auto: 512, or the encoder's below ViT-S", least=4, most=WIDEST
-    )
-    decoder_depth: Size = option(
-        "auto", "number of blocks of the decoder; auto: 12, or 2 below ViT-S", least=0, most=1000
-    )
-    decoder_heads: Size = option(
-        "auto",
-        "number of attention heads of the decoder; auto: 16, or one per 32 channels below ViT-S",
-        least=1,
-        most=WIDEST,
+    decoder_width: Size = _width("width of the decoder; auto: 512, or the encoder's below ViT-S")
+    decoder_depth: Size = _depth("number of blocks of the decoder; auto: 12, or 2 below ViT-S")
+    decoder_heads: Size = _count(
+        "number of attention heads of the decoder; auto: 16, or one per 32 channels below ViT-S"
     )
 
     def refusals(self, g: Geometry) -> Iterator[tuple[bool, str]]:
@@ -245,21 +252,12 @@ class DropPosOptions(TaskOptions):
         False, "reconstruction of the removed patches as a second task, with MAE's decoder; the two losses are added"
     )
     normalized_pixels: bool = option(True, "with ``pixels``, target pixels normalised within each patch")
-    decoder_width: Size = option(
-        "auto", "width of the decoders; auto: 512, or the encoder's below ViT-S", least=4, most=WIDEST
+    decoder_width: Size = _width("width of the decoders; auto: 512, or the encoder's below ViT-S")
+    decoder_depth: Size = _depth("number of transformer blocks of the position decoder; auto: 2")
+    decoder_heads: Size = _count(
+        "number of attention heads of the decoders; auto: 16, or one per 32 channels below ViT-S"
     )
-    decoder_depth: Size = option(
-        "auto", "number of transformer blocks of the position decoder; auto: 2", least=0, most=1000
-    )
-    decoder_heads: Size = option(
-        "auto",
-        "number of attention heads of the decoders; auto: 16, or one per 32 channels below ViT-S",
-        least=1,
-        most=WIDEST,
-    )
-    pixel_decoder_depth: Size = option(
-        "auto", "number of transformer blocks of the pixel decoder; auto: 8, or 2 below ViT-S", least=0, most=1000
-    )
+    pixel_decoder_depth: Size = _depth("number of transformer blocks of the pixel decoder; auto: 8, or 2 below ViT-S")
 
     def usual_mask(self, g: Geometry) -> tuple[float, str]:
         """Return the mask ratio that auto becomes, and the reason."""
@@ -358,12 +356,9 @@ class RestoreOptions(TaskOptions):
         "choice of the visible patches: random ones; one block, at a random place (block) or in the centre (centre); "
         "or all but a block in the centre (surroundings)",
     )
-    canvas: Size = option(
-        "auto",
+    canvas: Size = _count(
         "shorter side in pixels of the image before zoom_in, fisheye or wave; auto: 10/7 of the input for zoom_in "
-        "(320 for 224), the input's size for the others",
-        least=1,
-        most=WIDEST,
+        "(320 for 224), the input's size for the others"
     )
     canvas_fit: CanvasFit | Literal["auto"] = option(
         "auto",
@@ -421,17 +416,10 @@ class RestoreOptions(TaskOptions):
         "statistics that normalise the targets: those of each channel of a patch (auto: channel), or of the whole "
         "patch, as in mae (patch)",
     )
-    decoder_width: Size = option(
-        "auto", "width of the decoder; auto: 384, 512 for a ViT-L, or the encoder's below ViT-S", least=4, most=WIDEST
-    )
-    decoder_depth: Size = option(
-        "auto", "number of transformer blocks of the decoder; auto: 4, or 2 below ViT-S", least=0, most=1000
-    )
-    decoder_heads: Size = option(
-        "auto",
-        "number of attention heads of the decoder; auto: 6, 8 for a ViT-L, or one per 32 channels below ViT-S",
-        least=1,
-        most=WIDEST,
+    decoder_width: Size = _width("width of the decoder; auto: 384, 512 for a ViT-L, or the encoder's below ViT-S")
+    decoder_depth: Size = _depth("number of transformer blocks of the decoder; auto: 4, or 2 below ViT-S")
+    decoder_heads: Size = _count(
+        "number of attention heads of the decoder; auto: 6, 8 for a ViT-L, or one per 32 channels below ViT-S"
     )
 
     @property
@@ -525,20 +513,15 @@ class ExtreMAOptions(TaskOptions):
         above=0,
         below=1,
     )
-    directions: Size = option(
-        "auto",
-        "number of random directions of that test; auto: 1024 for sigreg, 4096 for visreg, or 256 below ViT-S",
-        least=1,
-        most=WIDEST,
+    directions: Size = _count(
+        "number of random directions of that test; auto: 1024 for sigreg, 4096 for visreg, or 256 below ViT-S"
     )
     class_token: Representation = option(
         "cait",
         "image representation: a class token in class-attention blocks after the encoder (cait), the encoder's own "
         "class token (vit), or the mean of its patch tokens (mean)",
     )
-    attention_blocks: Size = option(
-        "auto", "number of class-attention blocks of cait (Table 5 has 1 to 3); auto: 2", least=1, most=WIDEST
-    )
+    attention_blocks: Size = _count("number of class-attention blocks of cait (Table 5 has 1 to 3); auto: 2")
     crop: Sharing = option(
         "shared", "crop of student and teacher: the centre (none), one random crop for both (shared), or one each (own)"
     )
@@ -547,24 +530,13 @@ class ExtreMAOptions(TaskOptions):
         "colour changes: none, the same for both views (shared), or independent ones (own); or those of LUT's second "
         "view (second)",
     )
-    momentum: float | Literal["auto"] = option(
-        "auto",
-        "momentum of the teacher at the start; rises to 1 along a half cosine. auto: 0.996, less in short trainings",
-        least=0,
-        most=1,
-    )
-    head_width: Size = option(
-        "auto",
+    momentum: float | Literal["auto"] = _momentum()
+    head_width: Size = _count(
         "hidden width of projection and prediction heads; auto: 4096, 2048 for sigreg and visreg, or 4 encoder widths "
-        "below ViT-S",
-        least=1,
-        most=WIDEST,
+        "below ViT-S"
     )
-    head_out: Size = option(
-        "auto",
-        "output width of the heads; auto: 256, 64 for sigreg, or at most the encoder's width below ViT-S",
-        least=1,
-        most=WIDEST,
+    head_out: Size = _count(
+        "output width of the heads; auto: 256, 64 for sigreg, or at most the encoder's width below ViT-S"
     )
 
     def refusals(self, g: Geometry) -> Iterator[tuple[bool, str]]:
@@ -608,11 +580,8 @@ class LUTOptions(TaskOptions):
         above=0,
         below=1,
     )
-    directions: Size = option(
-        "auto",
-        "number of random directions of that test; auto: 1024 for sigreg, 4096 for visreg, or 256 below ViT-S",
-        least=1,
-        most=WIDEST,
+    directions: Size = _count(
+        "number of random directions of that test; auto: 1024 for sigreg, 4096 for visreg, or 256 below ViT-S"
     )
     normalized_pixels: bool | Literal["auto"] = option(
         "auto", "target pixels normalised within each patch; auto: true on mae, false on simmim"
@@ -625,30 +594,15 @@ class LUTOptions(TaskOptions):
         "colour changes: none, the same jitter for both views (shared), or independent ones (own); or, as in the "
         "authors' program, jitter and one of grey, solarised and blurred for the second view (second)",
     )
-    momentum: float | Literal["auto"] = option(
-        "auto",
-        "momentum of the teacher at the start; rises to 1 along a half cosine. auto: 0.996, less in short trainings",
-        least=0,
-        most=1,
-    )
-    head_width: Size = option(
-        "auto",
+    momentum: float | Literal["auto"] = _momentum()
+    head_width: Size = _count(
         "hidden width of projection and prediction heads; auto: 4096, 2048 for sigreg and visreg, or 4 encoder widths "
-        "below ViT-S",
-        least=1,
-        most=WIDEST,
+        "below ViT-S"
     )
-    decoder_width: Size = option(
-        "auto", "width of the decoder on mae; auto: 512, or the encoder's below ViT-S", least=4, most=WIDEST
-    )
-    decoder_depth: Size = option(
-        "auto", "number of transformer blocks of the decoder on mae; auto: 8, or 2 below ViT-S", least=0, most=1000
-    )
-    decoder_heads: Size = option(
-        "auto",
-        "number of attention heads of the decoder on mae; auto: 16, or one per 32 channels below ViT-S",
-        least=1,
-        most=WIDEST,
+    decoder_width: Size = _width("width of the decoder on mae; auto: 512, or the encoder's below ViT-S")
+    decoder_depth: Size = _depth("number of transformer blocks of the decoder on mae; auto: 8, or 2 below ViT-S")
+    decoder_heads: Size = _count(
+        "number of attention heads of the decoder on mae; auto: 16, or one per 32 channels below ViT-S"
     )
 
     @property
@@ -726,26 +680,14 @@ class LatentOptions(TaskOptions):
         "auto", "fraction of the patches in each of these blocks; auto: 0.175", above=0, below=1
     )
     loss: HiddenLoss = option("smooth_l1", "loss on the features: smooth_l1, or mean squared error (mse)")
-    momentum: float | Literal["auto"] = option(
-        "auto",
-        "momentum of the teacher at the start; rises to 1 along a half cosine. auto: 0.996, less in short trainings",
-        least=0,
-        most=1,
-    )
+    momentum: float | Literal["auto"] = _momentum()
     decoder: Predictor = option(
         "transformer", "predictor: a transformer with mask tokens (transformer), or convolutions over the grid (conv)"
     )
-    decoder_width: Size = option(
-        "auto", "width of the predictor; auto: 384, conv: 768; the encoder's below ViT-S", least=4, most=WIDEST
-    )
-    decoder_depth: Size = option(
-        "auto", "number of blocks of the predictor; auto: 6, or 2 below ViT-S", least=0, most=1000
-    )
-    decoder_heads: Size = option(
-        "auto",
-        "number of attention heads of a transformer; auto: 12, or one per 32 channels below ViT-S",
-        least=1,
-        most=WIDEST,
+    decoder_width: Size = _width("width of the predictor; auto: 384, conv: 768; the encoder's below ViT-S")
+    decoder_depth: Size = _depth("number of blocks of the predictor; auto: 6, or 2 below ViT-S")
+    decoder_heads: Size = _count(
+        "number of attention heads of a transformer; auto: 12, or one per 32 channels below ViT-S"
     )
 
     def target_sizes(self, n: int) -> tuple[int, int]:
@@ -801,11 +743,8 @@ class LatentOptions(TaskOptions):
 class DIETOptions(TaskOptions):
     """Classification of views: which image of the training set is it? For small sets, one class per image."""
 
-    images: int | Literal["auto"] = option(
-        "auto",
-        "number of training images, one class each; auto: as many as there are, up to 65,536",
-        least=1,
-        most=WIDEST,
+    images: int | Literal["auto"] = _count(
+        "number of training images, one class each; auto: as many as there are, up to 65,536"
     )
     smoothing: float = option(
         0.8, "label smoothing, the share of the target that is spread over all images", least=0, below=1
@@ -863,12 +802,7 @@ class LOCAOptions(TaskOptions):
     context_ratio: float = option(
         0.2, "fraction of the reference's patches, consecutive ones, that the head sees", above=0, most=1
     )
-    momentum: float | Literal["auto"] = option(
-        "auto",
-        "momentum of the teacher at the start; rises to 1 along a half cosine. auto: 0.996, less in short trainings",
-        least=0,
-        most=1,
-    )
+    momentum: float | Literal["auto"] = _momentum()
 
     def refusals(self, g: Geometry) -> Iterator[tuple[bool, str]]:
         yield (
@@ -927,15 +861,13 @@ class MixtureOptions(TaskOptions):
         "image representation for agreement: the mean of the patch tokens (mean), the encoder's own class token "
         "(vit), or a class token in class-attention blocks after the encoder (cait), as in ExtreMA",
     )
-    attention_blocks: Size = option("auto", "number of class-attention blocks of cait; auto: 2", least=1, most=WIDEST)
+    attention_blocks: Size = _count("number of class-attention blocks of cait; auto: 2")
     agreement_loss: Loss = option(
         "byol", "byol, infonce, or sigreg or visreg without a teacher, as ``loss`` of extrema"
     )
     infonce_temperature: float | Literal["auto"] = option("auto", "τ of infonce; auto: 0.2", above=0)
     gaussian_weight: float | Literal["auto"] = option("auto", "λ of sigreg and visreg, as in extrema", above=0, below=1)
-    directions: Size = option(
-        "auto", "number of random directions of sigreg and visreg, as in extrema", least=1, most=WIDEST
-    )
+    directions: Size = _count("number of random directions of sigreg and visreg, as in extrema")
     sigma: float = option(1.0, "σ of position smoothing at the start, as in DropPos", least=0)
     sigma_end: float = option(
         0.0, "σ at the end of the training, reached linearly; equal to ``sigma``: constant", least=0
@@ -943,36 +875,15 @@ class MixtureOptions(TaskOptions):
     position_temperature: float = option(
         inf, "τ of attentive reconstruction, as in DropPos (there 0.1); inf weighs all patches alike", above=0, most=inf
     )
-    momentum: float | Literal["auto"] = option(
-        "auto",
-        "momentum of the teacher at the start; rises to 1 along a half cosine. auto: 0.996, less in short trainings",
-        least=0,
-        most=1,
+    momentum: float | Literal["auto"] = _momentum()
+    head_width: Size = _count("hidden width of the agreement heads; auto: 4096, or 4 encoder widths below ViT-S")
+    head_out: Size = _count("output width of the agreement heads; auto: 256, or the encoder's width below ViT-S")
+    decoder_width: Size = _width("width of the decoders; auto: 512, or the encoder's below ViT-S")
+    decoder_depth: Size = _depth("number of blocks of the pixel decoder; auto: 8, or 2 below ViT-S")
+    decoder_heads: Size = _count(
+        "number of attention heads of the decoders; auto: 16, or one per 32 channels below ViT-S"
     )
-    head_width: Size = option(
-        "auto", "hidden width of the agreement heads; auto: 4096, or 4 encoder widths below ViT-S", least=1, most=WIDEST
-    )
-    head_out: Size = option(
-        "auto",
-        "output width of the agreement heads; auto: 256, or the encoder's width below ViT-S",
-        least=1,
-        most=WIDEST,
-    )
-    decoder_width: Size = option(
-        "auto", "width of the decoders; auto: 512, or the encoder's below ViT-S", least=4, most=WIDEST
-    )
-    decoder_depth: Size = option(
-        "auto", "number of blocks of the pixel decoder; auto: 8, or 2 below ViT-S", least=0, most=1000
-    )
-    decoder_heads: Size = option(
-        "auto",
-        "number of attention heads of the decoders; auto: 16, or one per 32 channels below ViT-S",
-        least=1,
-        most=WIDEST,
-    )
-    position_depth: Size = option(
-        "auto", "number of blocks of the position decoder; 0: linear, as in MP3; auto: 2", least=0, most=1000
-    )
+    position_depth: Size = _depth("number of blocks of the position decoder; 0: linear, as in MP3; auto: 2")
     features_of: str | None = option(
         None, "frozen teacher of features: timm:NAME, a run's folder, or a file of weights"
     )
@@ -982,12 +893,9 @@ class MixtureOptions(TaskOptions):
     feature_loss: FeatureLoss | Literal["auto"] = option(
         "auto", "loss on the features: cosine or smooth_l1; auto: cosine"
     )
-    canvas: Size = option(
-        "auto",
+    canvas: Size = _count(
         "shorter side in pixels of the image before zoom_in, fisheye or wave, as in restore; auto: the input's. "
-        "zoom_in is then the input's fraction of it, such as 0.7 for 224 of 320",
-        least=1,
-        most=WIDEST,
+        "zoom_in is then the input's fraction of it, such as 0.7 for 224 of 320"
     )
     canvas_fit: CanvasFit | Literal["auto"] = option(
         "auto", "reduction of a larger canvas to the input after fisheye or wave: resize (auto), or crop"

@@ -12,7 +12,7 @@ import numpy as np
 from patchloom.display import duration
 from patchloom.report.page import Setting
 from patchloom.runs.past import RunData
-from patchloom.runs.settings import by_name, command, option_text, usual_settings
+from patchloom.runs.settings import command, option_text, settings_by_name, usual_settings
 from patchloom.system.files import read_text
 from patchloom.system.hardware import processor
 from patchloom.tasks.custom import Code, is_code
@@ -30,7 +30,7 @@ def settings_of(run: RunData) -> list[Setting]:
     Settings that are still ``auto``, such as the depth of an unused decoder, and settings for the other kind of data
     are left out.
     """
-    asked, recipe, others = by_name(run.asked), run.asked.get("recipe"), _OF_IMAGES if run.sound else _OF_SOUND
+    asked, recipe, others = settings_by_name(run.asked), run.asked.get("recipe"), _OF_IMAGES if run.sound else _OF_SOUND
     usual, of_recipe = (usual_settings(run.asked, one) for one in (None, recipe))
     found: tuple[list[Setting], ...] = ([], [], [])
     for name, value in run.became.items():

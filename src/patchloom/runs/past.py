@@ -22,7 +22,7 @@ from patchloom.results import store
 from patchloom.results.result import Result
 from patchloom.results.verdict import Health, read_health
 from patchloom.runs.folder import RunFolder, curves_of, read_metrics
-from patchloom.runs.settings import ResolvedSettings, by_name
+from patchloom.runs.settings import ResolvedSettings, settings_by_name
 from patchloom.system.checksummed import read_checksummed
 from patchloom.system.files import distinct_names
 
@@ -80,8 +80,8 @@ class RunData:
 
     @cached_property
     def became(self) -> dict[str, Any]:
-        """Settings with every ``auto`` resolved, as `by_name`."""
-        return by_name(self.settings.plain())
+        """Settings with every ``auto`` resolved, as `settings_by_name`."""
+        return settings_by_name(self.settings.plain())
 
     @property
     def sound(self) -> Sound | None:

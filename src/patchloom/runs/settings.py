@@ -196,7 +196,7 @@ def request(data: DataLike, task: TaskLike, settings: dict[str, Any]) -> Setting
 # Settings by name, and the command of a run.
 
 
-def by_name(values: Mapping[str, Any]) -> dict[str, Any]:
+def settings_by_name(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings by dotted name; compound values become text."""
     found = {}
     for name, value in dotted(values).items():
@@ -216,12 +216,12 @@ def option_text(name: str, value: Any) -> str:
 
 
 def usual_settings(asked: Mapping[str, Any], recipe: str | None = None) -> dict[str, Any]:
-    """Return the settings of a command with only data, task and recipe, as `by_name`; general ones if these fail."""
+    """Return `settings_by_name` of a command with only data, task and recipe; general ones if these fail."""
     task, found = str(asked.get("task", {}).get("name", "")), Settings("")
     if not is_code(task) or is_loaded(task):  # a report must not execute the code that a run names
         with suppress(PatchloomError, KeyError):  # such as of a user's task whose file no longer exists
             found = request(asked["data"], {} if recipe else {"name": task}, {"recipe": recipe} if recipe else {})
-    return by_name(found.plain())
+    return settings_by_name(found.plain())
 
 
 def command(asked: Mapping[str, Any], data: Any, out: Path | None, leave: Collection[str] = ()) -> str:
@@ -235,7 +235,7 @@ def command(asked: Mapping[str, Any], data: Any, out: Path | None, leave: Collec
         return ""
     words = ["--recipe", recipe] if recipe else ["--task", Code.of(task).typed if is_code(task) else task]
     usual = usual_settings(asked, recipe)
-    for name, value in by_name(asked).items():
+    for name, value in settings_by_name(asked).items():
         if name not in ("data", "task.name", "recipe", *leave) and usual.get(name, "auto") != value:
             option, word = {"from_run": "from", "model.name": "model"}.get(name, name), option_text(name, value)
             words += [f"--{option}={word}"] if word.startswith("--") else [f"--{option}", word]

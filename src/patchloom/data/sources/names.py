@@ -1,4 +1,4 @@
-"""What names say: of built-in data sets, of splits, of kinds of folders, and of folders of other programs."""
+"""Meanings of names: of built-in data sets, of splits, of kinds of folders, and of folders of other programs."""
 
 from __future__ import annotations
 
