@@ -160,9 +160,9 @@ _PICTURES = """.avif .jxl .jp2 .j2k .jpx .jpf .jfif .jpe .apng .svg .psd .xcf .i
 _RAW = ".raw .dng .cr2 .cr3 .nef .arw .orf .rw2 .raf .srw .pef"
 _SCIENCE = """.nii .mha .mhd .nrrd .svs .ndpi .mrxs .scn .bif .czi .lif .nd2 .vsi .oib .oir .ims .fits .fit
     .h5 .hdf5 .npz"""
-_FILMS = ".mp4 .mov .m4v .avi .mkv .webm .mpg .mpeg .wmv .3gp .mts"
+FILMS = frozenset(".mp4 .mov .m4v .avi .mkv .webm .mpg .mpeg .wmv .3gp .mts".split())
 _OTHER_SOUND = ".m4a .aac .wma .amr .aif .aiff .au .caf .sph .ape .wv"
-LOOK_ALIKES = frozenset(f"{_PICTURES} {_RAW} {_SCIENCE} {_FILMS} {_OTHER_SOUND}".split())
+LOOK_ALIKES = FILMS.union(f"{_PICTURES} {_RAW} {_SCIENCE} {_OTHER_SOUND}".split())
 
 logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # it logs broken files, which are reported by name here
 
@@ -560,8 +560,7 @@ def _read_tiff(source: Path | BytesIO) -> Tensor:
             record_conversion("pages")
         if channel_pages:
             record_conversion("channel pages")
-        inverted = page.photometric == tifffile.PHOTOMETRIC.MINISWHITE and page.bitspersample > 1
-        if inverted:
+        if _is_inverted(page):
             record_conversion("inverted")
         if page.sampleformat == tifffile.SAMPLEFORMAT.INT:
             raise ValueError("signed values are not supported; save them as uint8, uint16 or floats in [0, 1]")
@@ -583,23 +582,40 @@ def _read_tiff(source: Path | BytesIO) -> Tensor:
             array = np.moveaxis(array, 0, -1)
         if array.ndim not in (2, 3):
             raise ValueError(f"axes {series.axes} are not an image; save it as [h w] or [h w c]")
-        top = 2**page.bitspersample - 1
-        if inverted and array.dtype.kind == "u":
-            array = top - array
-        if array.dtype.kind in "bu" and page.bitspersample < 8 * array.dtype.itemsize:  # its full range, as of DICOM
-            record_conversion("bits")
-            array = array / np.float32(top)
-        orientation = int(page.tags.valueof(_ORIENTATION, 1))
-        if orientation in range(2, 9):
-            record_conversion("turned")
-        decoded = from_array(apply_orientation(array, orientation))
-        if alpha and not channel_pages:
-            deep = decoded.is_floating_point()
-            unit = decoded.permute(1, 2, 0).numpy() / np.float32(1 if deep else 255)
-            record_alpha(unit[..., -1], tiff=True)
-            over = over_white(unit, premultiplied=int(page.extrasamples[-1]) == 1)
-            decoded = channels_first(over if deep else np.round(over * 255).astype(np.uint8))
-        return _bands(decoded)
+        return from_tiff(page, array, bool(alpha) and not channel_pages)
+
+
+def from_tiff(page: tifffile.TiffPage, array: np.ndarray, alpha: bool) -> Tensor:
+    """Convert values [h w] or [h w c] of a TIFF page, or of a window of it, to an image [c h w].
+
+    Args:
+        page: page whose tags say what the values mean.
+        array: decoded values.
+        alpha: whether the last channel is transparency.
+    """
+    top = 2**page.bitspersample - 1
+    if _is_inverted(page):
+        record_conversion("inverted")
+        array = top - array if array.dtype.kind == "u" else array
+    if array.dtype.kind in "bu" and page.bitspersample < 8 * array.dtype.itemsize:  # its full range, as of DICOM
+        record_conversion("bits")
+        array = array / np.float32(top)
+    orientation = int(page.tags.valueof(_ORIENTATION, 1))
+    if orientation in range(2, 9):
+        record_conversion("turned")
+    decoded = from_array(apply_orientation(array, orientation))
+    if alpha:
+        deep = decoded.is_floating_point()
+        unit = decoded.permute(1, 2, 0).numpy() / np.float32(1 if deep else 255)
+        record_alpha(unit[..., -1], tiff=True)
+        over = over_white(unit, premultiplied=int(page.extrasamples[-1]) == 1)
+        decoded = channels_first(over if deep else np.round(over * 255).astype(np.uint8))
+    return _bands(decoded)
+
+
+def _is_inverted(page: tifffile.TiffPage) -> bool:
+    """Return whether white is stored as 0; masks of one bit are left as they are."""
+    return bool(page.photometric == 0 and page.bitspersample > 1)
 
 
 def read_series(tiff: tifffile.TiffFile) -> tifffile.TiffPageSeries:

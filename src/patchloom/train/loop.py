@@ -30,6 +30,7 @@ from patchloom.display import Displayable, StatusMessage, Verbatim, duration, is
 from patchloom.errors import AlreadyReported, PatchloomError, check_type, conforms
 from patchloom.loggers.queue import TrackerSet, send_pending
 from patchloom.loggers.trackers import check_installed, parse_trackers
+from patchloom.look.windows import draw_windows
 from patchloom.nets.build import outline
 from patchloom.nets.checkpoints.format import EncoderCard, save_encoder
 from patchloom.nets.performance import missing_kernels
@@ -410,6 +411,8 @@ def pretrain(given: dict[str, Any]) -> Run:
         card = run_card(plan.settings, plan.stats, folder)  # with the licence of the start
         for line in lines:
             reporter.note(line)
+        if fabric.is_global_zero and not plan.resumed:
+            draw_windows(opened.train, folder.pictures / "windows.png")
 
         # ---- the training
         begun = partial(load_start, folder.path)

@@ -35,7 +35,7 @@ def test_further_splits_are_left_out_and_counted(tmp_path, draw, case):
     (tmp_path / "clip.mp4").touch()
     note, other = open_data(tmp_path).notes
     assert "extra (3)" in note and "the folder itself (1)" in note
-    assert other.startswith("1 file was left out") and "1 .mp4 (clip.mp4)" in other
+    assert other.startswith("1 file was left out") and "1 .mp4 (@fps=1 after the name reads frames) (clip.mp4)" in other
 
 
 def test_splits_in_another_folder(tmp_path, draw):

@@ -15,8 +15,8 @@ from patchloom.data.sources.scandir import list_files, note_on_others, some_imag
 from patchloom.errors import PatchloomError
 
 
-def open_folder(folder: Path, name: str) -> Data:
-    """Open a folder of images or recordings, at any depth.
+def open_folder(folder: Path, name: str, suffixes: frozenset[str] = frozenset()) -> Data:
+    """Open a folder of images, by their suffixes (see `Listing.of`), or of recordings, at any depth.
 
     Hidden files are skipped; a folder that links reach twice is read once. Sub-folders ``train`` and one of ``test``,
     ``val``, ``validation`` are the splits, also inside another folder, as in ``images/train``. Of several that could be
@@ -24,7 +24,7 @@ def open_folder(folder: Path, name: str) -> Data:
     classes if at least two of them hold images and no image lies beside them. A test split with images directly in it
     has no labels, even if the training split has some.
     """
-    listed, of_runs = without_runs(folder, list_files(folder))
+    listed, of_runs = without_runs(folder, list_files(folder, suffixes))
     listed, sound, beside = select_kind(listed, name)
     everything = Files(name, folder, some_images(listed, name).paths, sound=sound)
     paths, notes = (listed.paths, list[str]()) if sound else without_label_maps(folder, listed)

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from patchloom.audio.recordings import modality_of
+from patchloom.data.containers.arrays import ZARR
+from patchloom.data.containers.open import suffix_of
 from patchloom.data.decode import IMAGE_SUFFIXES, SOUND
 from patchloom.data.source import Data
 from patchloom.data.sources.files import Files
@@ -78,13 +80,15 @@ def matches(pattern: str) -> list[str]:
     return found
 
 
-def open_images(paths: Sequence[str], name: str) -> Data:
-    """Open the images or recordings among ``paths``. Other files, and folders, are left out, with a note.
+def open_images(paths: Sequence[str], name: str, suffixes: frozenset[str] = frozenset()) -> Data:
+    """Open the images among ``paths``, by their suffixes (see `Listing.of`), or the recordings.
+
+    Other files, and folders, are left out, with a note.
 
     Folders of other programs below the folder that all files share are left out, too, unless all files lie in such.
     """
-    files = [path for path in paths if os.path.isfile(path)]
-    listed, sound, notes = select_kind(Listing.of(files, foreign=_foreign(files)), name)
+    files = [path for path in paths if os.path.isfile(path) or suffix_of(path) in ZARR & suffixes]
+    listed, sound, notes = select_kind(Listing.of(files, foreign=_foreign(files), suffixes=suffixes), name)
     notes += note_on_foreign(listed)
     images = set(listed.paths)
     found = [path for path in files if path in images]

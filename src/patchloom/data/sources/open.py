@@ -9,14 +9,18 @@ from pathlib import Path
 from typing import cast
 
 from patchloom.arguments import PathLike, plain_path, validate_arguments
+from patchloom.data.containers.open import PLANES, suffix_of
+from patchloom.data.decode import FILMS
 from patchloom.data.source import Data
 from patchloom.data.sources.builtin import is_builtin, open_builtin
 from patchloom.data.sources.concat import concat_data, join_names, open_concat, split_commas
+from patchloom.data.sources.division import split_division
 from patchloom.data.sources.folder import open_folder
 from patchloom.data.sources.glob import absolute_pattern, is_pattern, is_single, matches, may_search_disc, open_images
 from patchloom.data.sources.huggingface import absolute_hub_name, hub_folder, is_hub, open_hub
 from patchloom.data.sources.in_memory import DataLike, is_object, is_object_name, object_name, open_objects
 from patchloom.data.sources.names import BUILTIN, is_foreign
+from patchloom.data.sources.parts import divided
 from patchloom.data.sources.shards import holds_shards, is_shards, open_shard_folder, open_shards
 from patchloom.data.sources.speech_commands import is_speech_commands, open_speech_commands
 from patchloom.data.sources.table import open_list, split_choice
@@ -144,6 +148,9 @@ def _open_one(data: str | Path, seed: int, fetch: bool) -> Data:
             return builtin
         if is_hub(name):
             return open_hub(name)
+    whole, division = split_division(name)
+    if division is not None:
+        return divided(_open_files(whole, FILMS if division.fps is not None else PLANES), division)
     path = Path(data).expanduser()
     if os.path.isdir(path):
         if holds_shards(path):
@@ -165,6 +172,21 @@ def _open_one(data: str | Path, seed: int, fetch: bool) -> Data:
     raise no_such_path(name, path, f"give a folder, a text file of paths, or one of {', '.join(BUILTIN)}")
 
 
+def _open_files(name: str, suffixes: frozenset[str]) -> Data:
+    """Open files that are divided into images: a folder, one file, a pattern or a table of them."""
+    file, columns = split_choice(name)
+    path = Path(file).expanduser()
+    if suffix_of(file) in suffixes and os.path.exists(path):
+        return open_images([str(path)], name, suffixes)
+    if os.path.isdir(path):
+        return open_folder(path, name, suffixes)
+    if os.path.isfile(path):
+        return open_list(path, name, columns)
+    if is_pattern(name):
+        return open_images(matches(name), name, suffixes)
+    raise no_such_path(name, path, "before @, give a folder of files, one file, a pattern, or a table")
+
+
 def _open_pattern(name: str, seed: int, fetch: bool) -> Data:
     """Open a pattern: as folders or as shards if it matches only these, otherwise as the images among the matches."""
     found = matches(name)
@@ -184,7 +206,8 @@ def _lasting_one(data: str | Path) -> str:
         return absolute_hub_name(name)
     if os.path.exists(name) or (is_shards(name) and not name.startswith("~")):
         return str(Path(name).absolute())
-    file, columns = split_choice(name)
-    if columns:
-        return f"{Path(file).absolute()}{name.removeprefix(file)}"
+    whole, division = split_division(name)
+    file, _ = split_choice(whole)
+    if division is not None or file != name:
+        return f"{_lasting_one(file)}{name.removeprefix(file)}"
     return absolute_pattern(name) if is_pattern(name) else name

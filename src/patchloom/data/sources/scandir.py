@@ -9,7 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from patchloom.data.decode import EXTRAS, IMAGE_SUFFIXES, LOOK_ALIKES, SOUND_SUFFIXES
+from patchloom.data.containers.arrays import ZARR
+from patchloom.data.containers.open import PLANES, suffix_of
+from patchloom.data.decode import EXTRAS, FILMS, IMAGE_SUFFIXES, LOOK_ALIKES, SOUND_SUFFIXES
 from patchloom.data.notes import MAX_EXAMPLES, count_of, left_out, limit_examples
 from patchloom.data.sources.files import PackedStrings
 from patchloom.data.sources.names import choose_splits, is_foreign
@@ -38,16 +40,30 @@ class Listing:
     foreign: PackedStrings
 
     @classmethod
-    def of(cls, files: Iterable[str], folders: Iterable[str] = ("",), foreign: Collection[str] = ()) -> Listing:
-        """Sort out files by their names; ``foreign`` are those of them in folders of other programs."""
+    def of(
+        cls,
+        files: Iterable[str],
+        folders: Iterable[str] = ("",),
+        foreign: Collection[str] = (),
+        suffixes: frozenset[str] = frozenset(),
+    ) -> Listing:
+        """Sort out files by their names.
+
+        Args:
+            files: paths.
+            folders: folders that hold them.
+            foreign: those of the files in folders of other programs.
+            suffixes: suffixes of images; without any, those that can be read whole.
+        """
+        suffixes = suffixes or IMAGE_SUFFIXES
         images, recordings, outside = list[str](), list[str](), list[str]()
         others: dict[str, list[str]] = {}
         for path in sorted(files):
-            suffix = os.path.splitext(path)[1].lower()
+            suffix = suffix_of(path)
             if path in foreign:
-                if suffix in IMAGE_SUFFIXES | SOUND_SUFFIXES:
+                if suffix in suffixes | SOUND_SUFFIXES:
                     outside.append(path)
-            elif suffix in IMAGE_SUFFIXES:
+            elif suffix in suffixes:
                 images.append(path)
             elif suffix in SOUND_SUFFIXES:
                 recordings.append(path)
@@ -57,8 +73,8 @@ class Listing:
         return cls(PackedStrings(images), tuple(folders), unread, PackedStrings(recordings), PackedStrings(outside))
 
 
-def list_files(root: Path) -> Listing:
-    """List a folder.
+def list_files(root: Path, suffixes: frozenset[str] = frozenset()) -> Listing:
+    """List a folder, with files of some suffixes as its images, see `Listing.of`.
 
     Hidden files are skipped. A folder that links reach twice is read once, or once for each split of the folder. Files
     in folders of other programs are only counted, unless such a folder is ``root`` itself.
@@ -82,11 +98,13 @@ def list_files(root: Path) -> Listing:
             continue
         seen.add(real)
         outside.update(inside + sub for sub in subfolders if is_outside or is_foreign(f"{above}/{inside}{sub}"))
-        paths = [inside + file for file in files if not file.startswith(".")]
+        stores = [sub for sub in subfolders if suffix_of(sub) in ZARR & suffixes]  # arrays, in many files each
+        subfolders[:] = [sub for sub in subfolders if sub not in stores]
+        paths = [inside + file for file in [*files, *stores] if not file.startswith(".")]
         found += paths
         if is_outside:
             foreign.update(paths)
-    return Listing.of(found, folders, foreign)
+    return Listing.of(found, folders, foreign, suffixes)
 
 
 def images_in(root: Path, name: str) -> PackedStrings:
@@ -168,5 +186,9 @@ def endings() -> str:
 def _with_remedy(suffix: str) -> str:
     if suffix in _ARCHIVES:
         return f"{suffix} (unpack to read)"
+    if suffix in FILMS:
+        return f"{suffix} (@fps=1 after the name reads frames)"
+    if suffix in PLANES - IMAGE_SUFFIXES - {*EXTRAS}:
+        return f"{suffix} (@tile=256 or @slices=1 after the name reads parts)"
     extra = EXTRAS.get(suffix)
     return (suffix or "no suffix") if extra is None else f"{suffix} ({pip_install(extra)} to read them)"

@@ -1,0 +1,112 @@
+"""Arrays on disc as stacks: Zarr and OME-Zarr (the extra ``zarr``), NIfTI (the extra ``nifti``)."""
+
+from __future__ import annotations
+
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from patchloom.data.containers.base import Box, Container
+from patchloom.data.decode import channels_first, from_array
+
+ZARR = frozenset({".zarr"})
+NIFTI = frozenset({".nii", ".nii.gz"})
+
+_SAMPLE = 2**22  # values of a volume of which the range is measured
+_RANGE = 0.5, 99.5  # percentiles of a volume that become 0 and 1
+_MOST = 2**31  # bytes of a compressed volume, which is read whole
+
+
+class ZarrContainer(Container):
+    """An open Zarr array [.. y x], or an OME-Zarr image in several resolutions.
+
+    Axes before the last two are planes, but an axis named c, whose entries are channels.
+
+    Args:
+        path: folder of the array or the group.
+    """
+
+    def __init__(self, path: Path) -> None:
+        import zarr  # an extra
+
+        root: Any = zarr.open(path, mode="r")
+        about = dict(root.attrs)
+        about = about.get("ome", about)  # from version 0.5 on
+        scales = about.get("multiscales")
+        if isinstance(root, zarr.Array):
+            self._arrays, axes = [root], ["z"] * (root.ndim - 2) + ["y", "x"]
+        elif isinstance(scales, list) and scales and isinstance(scales[0], dict):
+            first = scales[0]
+            self._arrays = [root[str(one["path"])] for one in first["datasets"]]
+            axes = [str(one["name"] if isinstance(one, dict) else one) for one in first.get("axes", "tczyx")]
+            self.microns = _ome_microns(first)
+        else:
+            raise ValueError("it is a Zarr group without the multiscales of OME-Zarr; give the array in it")
+        if axes[-2:] != ["y", "x"] or any(one.ndim != len(axes) for one in self._arrays):
+            raise ValueError(f"arrays of axes {''.join(axes)} are not supported; they must end in y and x")
+        self.sizes = tuple((one.shape[-2], one.shape[-1]) for one in self._arrays)
+        self._counts, self._channel = self._arrays[0].shape[:-2], axes.index("c") if "c" in axes else None
+        others = [count for i, count in enumerate(self._counts) if i != self._channel]
+        self._others, self.planes = others, prod(others)
+
+    def read(self, box: Box) -> Tensor:
+        where: list[Any] = list(map(int, np.unravel_index(box.plane, self._others))) if self._others else []
+        if self._channel is not None:
+            where.insert(self._channel, slice(None))
+        rows, columns = slice(box.top, box.top + box.height), slice(box.left, box.left + box.width)
+        found = np.asarray(self._arrays[box.level][(*where, rows, columns)])
+        return from_array(found if found.ndim == 2 else np.moveaxis(found, 0, -1))
+
+
+class NiftiContainer(Container):
+    """An open volume of NIfTI: planes along its third axis, the first two as columns and rows.
+
+    Args:
+        path: path of the file.
+        window: values that become 0 and 1, such as Hounsfield units; None for two percentiles of the volume.
+    """
+
+    def __init__(self, path: Path, window: tuple[float, float] | None = None) -> None:
+        import nibabel  # an extra
+
+        image: Any = nibabel.load(path)
+        if len(image.shape) < 3 or prod(image.shape[3:]) != 1:
+            raise ValueError(f"a volume has three axes, and this one {len(image.shape)}: {image.shape}")
+        self._data, self.planes = image.dataobj, image.shape[2]
+        if prod(image.shape) * 4 > _MOST:
+            raise ValueError(f"a volume of {image.shape} values is too large; save it in parts")
+        if path.suffix == ".gz":  # which cannot be read in part
+            self._data = np.asarray(image.dataobj, np.float32)
+        self.sizes = ((image.shape[1], image.shape[0]),)
+        self.microns = float(image.header.get_zooms()[0]) * 1000  # of millimetres
+        self.window = window or self._percentiles()
+
+    def _percentiles(self) -> tuple[float, float]:
+        step = max(1, self.planes * prod(self.sizes[0]) // _SAMPLE)
+        sample = np.concatenate([self._plane(i)[::step].ravel() for i in range(self.planes)])
+        low, high = np.percentile(sample[np.isfinite(sample)], _RANGE)
+        return float(low), float(high if high > low else low + 1)
+
+    def _plane(self, i: int) -> np.ndarray:
+        found = np.asarray(self._data[:, :, i], np.float32)
+        return found.reshape(found.shape[:2]).T  # rows come first
+
+    def read(self, box: Box) -> Tensor:
+        low, high = self.window
+        part = self._plane(box.plane)[box.top : box.top + box.height, box.left : box.left + box.width]
+        scaled = np.clip((np.nan_to_num(part, nan=low) - low) / np.float32(high - low), 0, 1)
+        return channels_first(np.ascontiguousarray(scaled, dtype=np.float32))
+
+
+def _ome_microns(scale: dict[str, Any]) -> float | None:
+    """Return the side of a pixel of the finest level, if its unit is micrometres."""
+    axes = scale.get("axes", ())
+    units = [one.get("unit") for one in axes if isinstance(one, dict)]
+    for one in scale["datasets"][0].get("coordinateTransformations", ()):
+        factors = one.get("scale") if isinstance(one, dict) else None
+        if factors and units and units[-1] in ("micrometer", "micron"):
+            return float(factors[-1])
+    return None

@@ -1,0 +1,443 @@
+"""Windows of slides, slices of stacks and frames of films as images, read where they lie."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from patchloom.data.containers.base import Box, Container
+from patchloom.data.containers.open import check_readers, open_container, suffix_of
+from patchloom.data.containers.volumes import SUFFIXES as DICOM
+from patchloom.data.containers.volumes import SeriesContainer, find_series
+from patchloom.data.decode import FILMS, Unreadable, silence_decoders
+from patchloom.data.duplicates import contents_of
+from patchloom.data.notes import count_of, limit_examples
+from patchloom.data.source import Data, Source, digest
+from patchloom.data.sources.division import Division
+from patchloom.display import StatusMessage
+from patchloom.errors import PatchloomError, one_line
+from patchloom.system.files import cache_root, read_cached, write_sealed
+
+_PART_KIND = b"w"  # contents of parts of files
+_FORMAT = "windows 1"
+_HELD_OPEN = 32  # files a process keeps open
+_END = 2**20  # bytes at either end of a file by which copies of it are found
+_CELLS = 8  # a window's contrast is measured on the means of this many cells in each direction
+_BAND = 2**24  # pixels of the strips in which a plane is read for its contrast
+_FINER = 1.05  # factor by which windows may be enlarged to the asked resolution
+_BLOCKS = 8  # blocks in each direction that stay together where all images are of one file
+_RUNS = 10  # and runs of slices or frames
+_PART = np.dtype([("unit", np.int32), ("plane", np.int32), ("top", np.int32), ("left", np.int32)])
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A file, or the files of one series of slices, that are divided together.
+
+    Attributes:
+        paths: its files.
+        file: number of the first one in the source of files.
+        size: height and width of its windows, in pixels of ``level``.
+        level: resolution that is read.
+        whole: height and width of a plane at that level.
+        planes: number of planes.
+        microns: side of a pixel of the images that are made; None if it is unknown.
+        about: a remark for the notes, such as a missing slice; "" without.
+    """
+
+    paths: tuple[Path, ...]
+    file: int
+    size: tuple[int, int]
+    level: int
+    whole: tuple[int, int]
+    planes: int
+    microns: float | None
+    about: str = ""
+
+
+class Parts(Source):
+    """Parts of files: windows, slices or frames.
+
+    Args:
+        source: the files.
+        division: how they are divided.
+        units: files that are divided.
+        parts: parts to read, `_PART` [n]: numbers of their units, and places in these.
+    """
+
+    def __init__(self, source: Source, division: Division, units: Sequence[Unit], parts: np.ndarray) -> None:
+        self.source, self.division, self.units, self.parts = source, division, tuple(units), parts
+        self.name, self.classes, self.no_labels = source.name, source.classes, source.no_labels
+        self.to_label, self.subjects = source.to_label, source.subjects
+        self._file = np.array([unit.file for unit in units], np.int64)[parts["unit"]]  # of each part
+        self.labels = None if source.labels is None else source.labels[self._file]
+        self.groups = self._groups()
+        self._open = _OpenFiles()
+
+    def _groups(self) -> np.ndarray:
+        """Return the groups of the files, or each file as a group, or blocks of a single file."""
+        if self.source.groups is not None:
+            return self.source.groups[self._file]
+        if len(self.units) > 1:
+            return self.parts["unit"].astype(np.int64)
+        unit, (height, width) = self.units[0], self.units[0].whole
+        if self.division.tile is None:
+            return (self.parts["plane"].astype(np.int64) * _RUNS) // unit.planes
+        down, across = (self.parts["top"] * _BLOCKS) // height, (self.parts["left"] * _BLOCKS) // width
+        return (down * _BLOCKS + across).astype(np.int64)
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def read(self, i: int) -> Tensor:
+        number, plane, top, left = self.parts[i].tolist()
+        unit = self.units[number]
+        try:
+            with silence_decoders(), self._open.borrow(unit, self.division) as container:
+                half = self.division.slices // 2
+                planes = [min(max(plane + step, 0), unit.planes - 1) for step in range(-half, half + 1)]
+                each = [container.read(Box(one, unit.level, top, left, *unit.size)) for one in planes]
+        except Exception as error:  # decoders raise nearly anything on broken bytes
+            raise _unreadable(self.describe(i), error) from error
+        return _resized(torch.cat(each) if len(each) > 1 else each[0], self.division.tile or unit.size)
+
+    def _place(self, i: int) -> str:
+        number, plane, top, left = self.parts[i].tolist()
+        said = [f"second={plane / self.division.fps:g}"] if self.division.fps is not None else []
+        said += [f"slice={plane}"] if self.division.slices else []
+        said += [f"y={top},x={left}"] if self.division.tile is not None else []
+        return f"#{','.join(said)}" if said else ""
+
+    def describe(self, i: int) -> str:
+        return f"{self.source.describe(int(self._file[i]))}{self._place(i)}"
+
+    def place(self, i: int) -> str | None:
+        whole = self.source.place(int(self._file[i]))
+        return None if whole is None else f"{whole}{self._place(i)}"
+
+    def column(self, name: str) -> Sequence[str] | None:
+        values = self.source.column(name)
+        return None if values is None else [values[i] for i in self._file.tolist()]
+
+    def column_names(self) -> Sequence[str]:
+        return self.source.column_names()
+
+    def contents(self, chosen: np.ndarray | None = None) -> np.ndarray:
+        """Return contents by the sizes of the files, their first and last MiB, and the places in them."""
+        ends = [digest(_ends(unit.paths)).encode() for unit in self.units]
+        parts = self.parts if chosen is None else self.parts[chosen]
+        return contents_of(_PART_KIND, ([ends[number], str(place).encode()] for number, *place in parts.tolist()))
+
+    def fingerprint(self) -> str:
+        return digest([self.source.fingerprint(), self.division.plain()])
+
+    def stamp(self) -> str | None:
+        files = self.source.stamp()
+        return None if files is None else digest([files, self.division.plain()])
+
+
+class _OpenFiles:
+    """The files that a process holds open, the most recently used ones."""
+
+    def __init__(self) -> None:
+        self._clear()
+
+    def _clear(self) -> None:
+        self._process, self._lock = os.getpid(), threading.Lock()
+        self._found: OrderedDict[tuple[Path, ...], Container] = OrderedDict()
+
+    def __getstate__(self) -> dict[str, object]:
+        return {}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self._clear()
+
+    @contextmanager
+    def borrow(self, unit: Unit, division: Division) -> Iterator[Container]:
+        """Give an open file to one thread."""
+        if self._process != os.getpid():  # a forked process would move its parent's places in the files
+            self._clear()
+        with self._lock:
+            found = self._found.pop(unit.paths, None) or _opened(unit.paths, division)
+            self._found[unit.paths] = found
+            while len(self._found) > _HELD_OPEN:
+                self._found.popitem(last=False)[1].close()
+            yield found
+
+
+def divided(data: Data, division: Division) -> Data:
+    """Divide the files of data into images, with notes on what was found and left out."""
+    notes = list(data.notes)
+    train = _divide(data.train, division, notes)
+    test = None if data.test is None else _divide(data.test, division, notes)
+    others = {split: _divide(source, division, notes) for split, source in data.others.items()}
+    return replace(data, train=train, test=test, others=others, notes=tuple(notes))
+
+
+def _divide(source: Source, division: Division, notes: list[str]) -> Parts:
+    """Open each file of a source once, and list its parts."""
+    paths = [path for i in range(len(source)) if isinstance(path := source.stored(i), Path)]
+    if source.sound is not None or len(paths) < len(source):
+        raise PatchloomError(f"{source.name} cannot be divided by @{division.plain()}: that is for files of images")
+    check_readers(map(str, paths))
+    _check_kinds(paths, source.name, division)
+    units, parts, small = list[Unit](), list[np.ndarray](), list[Unit]()
+    with StatusMessage(f"looking for the images in the files of {source.name}", len(paths)) as waiting:
+        for unit, container in _units(source, paths, division):
+            if min(np.subtract(unit.whole, unit.size)) < 0:
+                small.append(unit)
+            else:
+                parts.append(_parts_of(unit, division, len(units)))
+                units.append(unit)
+            container.close()
+            waiting.advance(len(unit.paths))
+    if small:
+        names = limit_examples(source.describe(unit.file) for unit in small)
+        notes.append(f"{count_of(len(small), 'file', 'are')} smaller than a window, and left out ({names})")
+    if not units:
+        raise PatchloomError(f"no file of {source.name} is as large as a window: give a smaller tile, or a finer level")
+    found = np.concatenate(parts)
+    if division.tile is not None and division.blank:
+        kept = _with_contrast(source, division, units, found)
+        if not kept.any():
+            raise PatchloomError(f"all windows of {source.name} are blank: add blank=0 after @ to keep them")
+    else:
+        kept = np.ones(len(found), bool)
+    made = Parts(source, division, units, found[kept])
+    notes += _notes(made, int(len(found) - kept.sum()))
+    return made
+
+
+def _check_kinds(paths: Iterable[Path], name: str, division: Division) -> None:
+    for path in paths:
+        if (suffix_of(path) in FILMS) != (division.fps is not None):
+            kind, remedy = ("a film", "add fps=1") if division.fps is None else ("no film", "leave out fps")
+            raise PatchloomError(f"{path} is {kind}: {remedy} after @, or give other files than {name}")
+
+
+def _units(source: Source, paths: Sequence[Path], division: Division) -> Iterator[tuple[Unit, Container]]:
+    """Yield each file, or series of files, with its open container."""
+    slices = {path for path in paths if suffix_of(path) in DICOM}
+    for i, path in enumerate(paths):
+        if path not in slices:
+            try:
+                with silence_decoders():
+                    container = _opened((path,), division)
+            except Exception as error:
+                raise _unreadable(source.describe(i), error) from error
+            yield _unit((path,), i, container, division, source.describe(i)), container
+    if slices:
+        numbers = [i for i, path in enumerate(paths) if path in slices]
+        try:
+            series = find_series([paths[i] for i in numbers])
+        except Exception as error:
+            raise _unreadable(source.name, error) from error
+        for one in series:
+            files = tuple(paths[numbers[k]] for k in one.numbers)
+            volume = SeriesContainer(files, one.size, one.microns)
+            first = numbers[one.numbers[0]]
+            about = f"{files[0].parent}: a slice is missing, by the distances of the others" * one.missing
+            yield replace(_unit(files, first, volume, division, source.describe(first)), about=about), volume
+
+
+def _opened(paths: tuple[Path, ...], division: Division) -> Container:
+    if suffix_of(paths[0]) in DICOM:
+        return SeriesContainer(paths, (0, 0), None)
+    return open_container(paths[0], stack=bool(division.slices), window=division.window, fps=division.fps)
+
+
+def _unit(paths: tuple[Path, ...], file: int, container: Container, division: Division, name: str) -> Unit:
+    """Choose the level of a file, and the size of a window in it."""
+    if container.planes > 1 and not division.slices and division.fps is None:
+        raise PatchloomError(
+            f"{name} has {container.planes:,} slices: add slices=1 after @ to read each as an image, or slices=3 to "
+            "read each with its neighbours as channels"
+        )
+    level, scale, microns = division.level, 1.0, container.microns
+    if level >= len(container.sizes):
+        raise PatchloomError(f"{name} has {len(container.sizes)} resolutions, and none of number {level}: give less")
+    if division.microns is not None:
+        if microns is None:
+            raise PatchloomError(f"{name} does not say how large a pixel is: give level instead of microns")
+        factor = division.microns / microns
+        if factor * _FINER < 1:
+            raise PatchloomError(
+                f"{name} has pixels of {microns:g} microns, larger than {division.microns:g}: give more"
+            )
+        finer = [i for i in range(len(container.sizes)) if container.downsample(i) <= factor * _FINER]
+        level = max(finer, key=container.downsample)
+        scale, microns = factor / container.downsample(level), division.microns
+    elif microns is not None:
+        microns *= container.downsample(level)
+    whole = container.sizes[level]
+    height, width = (max(1, round(side * scale)) for side in division.tile) if division.tile else whole
+    return Unit(paths, file, (height, width), level, whole, container.planes, microns)
+
+
+def _parts_of(unit: Unit, division: Division, number: int) -> np.ndarray:
+    """Return the parts of a unit, `_PART` [n]; the last windows of a row and of a column end at its border."""
+    step = 1.0 if division.tile is None else 1 - division.overlap / min(division.tile)
+    tops, lefts = (
+        np.unique([*range(0, whole - size + 1, max(1, round(size * step))), whole - size])
+        for whole, size in zip(unit.whole, unit.size, strict=True)
+    )
+    planes = np.arange(0, unit.planes, division.every)
+    places = np.stack(np.meshgrid(planes, tops, lefts, indexing="ij"), -1).reshape(-1, 3)
+    found = np.empty(len(places), _PART)
+    found["unit"] = number
+    for column, values in zip(("plane", "top", "left"), places.T, strict=True):
+        found[column] = values
+    return found
+
+
+# Blank windows, which are left out.
+
+
+def _with_contrast(source: Source, division: Division, units: Sequence[Unit], parts: np.ndarray) -> np.ndarray:
+    """Return which windows are not blank, bool [n]; the answer is cached until a file changes."""
+    stamp = source.stamp()
+    place = None if stamp is None else cache_root() / "windows" / digest([_FORMAT, stamp, division.plain()])
+    known = None if place is None else read_cached(place)
+    if known is not None and len(known) == len(parts):
+        return np.frombuffer(known, bool)
+    found = np.empty(len(parts), bool)
+    with StatusMessage(f"looking for blank windows in the files of {source.name}", len(units)) as waiting:
+        for number, unit in enumerate(units):
+            own = parts["unit"] == number
+            try:
+                with silence_decoders():
+                    found[own] = _contrast(unit, division, parts[own]) >= division.blank
+            except Exception as error:
+                raise _unreadable(source.describe(unit.file), error) from error
+            waiting.advance()
+    if place is not None:
+        with suppress(PatchloomError):  # a full or read-only disc only costs another pass
+            write_sealed(place, found.tobytes())
+    return found
+
+
+def _contrast(unit: Unit, division: Division, parts: np.ndarray) -> np.ndarray:
+    """Return the contrast of windows [n], relative to that of their file.
+
+    A window is seen as 8 x 8 cells, each the mean of its pixels. Its contrast is the difference of its second brightest
+    and second darkest cell, so that a single speck does not count; that of the file is the difference of the first and
+    the 99th percentile of all cells. The largest over the channels is taken.
+    """
+    container = _opened(unit.paths, division)
+    try:
+        found, cells = np.empty(0), dict[int, np.ndarray]()
+        each = list[np.ndarray]()
+        for plane in np.unique(parts["plane"]).tolist():
+            cells[plane] = overview(container, unit, plane)
+            each.append(cells[plane].reshape(len(cells[plane]), -1))
+        every = np.concatenate(each, axis=1)
+        low, high = np.percentile(every, (1, 99), axis=1)
+        rows = max(1, cells[plane].shape[1]) / unit.whole[0]
+        columns = max(1, cells[plane].shape[2]) / unit.whole[1]
+        steps = np.arange(_CELLS)
+        found = np.empty(len(parts))
+        for plane, grid in cells.items():
+            own = parts["plane"] == plane
+            down = np.minimum(np.round(parts["top"][own] * rows).astype(int)[:, None] + steps, grid.shape[1] - 1)
+            across = np.minimum(np.round(parts["left"][own] * columns).astype(int)[:, None] + steps, grid.shape[2] - 1)
+            inside = np.sort(grid[:, down[:, :, None], across[:, None, :]].reshape(len(grid), own.sum(), -1), axis=-1)
+            spread = (inside[..., -2] - inside[..., 1]) / np.maximum(high - low, 1e-6)[:, None]
+            found[own] = spread.max(axis=0)
+        return found
+    finally:
+        container.close()
+
+
+def overview(container: Container, unit: Unit, plane: int) -> np.ndarray:
+    """Return a plane as means of cells, float32 [c rows columns], with 8 x 8 cells for each window.
+
+    The coarsest resolution that has a pixel for each cell is read, in strips.
+    """
+    rows, columns = (max(1, round(whole * _CELLS / size)) for whole, size in zip(unit.whole, unit.size, strict=True))
+    level = max(i for i, (h, w) in enumerate(container.sizes) if i == unit.level or (h >= rows and w >= columns))
+    height, width = container.sizes[level]
+    strips = max(1, height * width // _BAND)
+    found = list[Tensor]()
+    for first, last in pairwise(np.linspace(0, rows, min(strips, rows) + 1).round().astype(int).tolist()):
+        top, bottom = first * height // rows, max(last * height // rows, first * height // rows + 1)
+        read = container.read(Box(plane, level, top, 0, bottom - top, width))
+        scaled = read.float() / (1 if read.is_floating_point() else 255)
+        found.append(F.interpolate(scaled[None], size=(last - first, columns), mode="area")[0])
+    return torch.cat(found, dim=1).numpy()
+
+
+def unit_overview(source: Parts, number: int, plane: int) -> np.ndarray:
+    """Return `overview` of a file of a source."""
+    unit = source.units[number]
+    container = _opened(unit.paths, source.division)
+    try:
+        with silence_decoders():
+            return overview(container, unit, plane)
+    finally:
+        container.close()
+
+
+# Words and pixels.
+
+
+def _resized(image: Tensor, size: tuple[int, int]) -> Tensor:
+    """Return an image [c h w] of another size, by its own kind of values."""
+    if image.shape[1:] == size:
+        return image
+    found = F.interpolate(image[None].float(), size=size, mode="bicubic", antialias=True)[0]
+    deep = image.is_floating_point()
+    return found.clamp_(0, 1) if deep else found.round_().clamp_(0, 255).to(torch.uint8)
+
+
+def _unreadable(name: str, error: Exception) -> PatchloomError:
+    if isinstance(error, PatchloomError):
+        return error
+    return Unreadable(f"{name} cannot be read: {one_line(error, name)}")
+
+
+def _ends(paths: Sequence[Path]) -> Iterator[str]:
+    """Yield what tells files from others: their sizes, and their first and last bytes."""
+    for path in paths:
+        try:
+            with path.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(0)
+                begin = file.read(_END)
+                file.seek(max(0, size - _END))
+                yield digest([str(size), begin.hex(), file.read(_END).hex()])
+        except OSError:  # a folder of Zarr, or a file that is gone
+            yield str(path)
+
+
+def _notes(made: Parts, blank: int) -> list[str]:
+    """Return sentences on the parts: their number and size, and what was left out."""
+    division, units = made.division, made.units
+    files = count_of(len(units), "film" if division.fps else "file" if len(units[0].paths) == 1 else "volume")
+    if division.tile is not None:
+        height, width = division.tile
+        what = f"{count_of(len(made), 'window')} of {height} x {width} pixels"
+    else:
+        what = count_of(len(made), "frame" if division.fps else "slice" if division.slices else "plane")
+    sides = sorted({round(unit.microns, 4) for unit in units if unit.microns is not None})
+    ends = dict.fromkeys(f"{side:g}" for side in (*sides[:1], *sides[-1:]))
+    said = f" at {' to '.join(ends)} microns a pixel" if ends else ""
+    left = ""
+    if blank:
+        left = (
+            f"; {count_of(blank, 'blank one', 'are')} left out, with a contrast below {division.blank:.0%} of that of "
+            "their file (blank=0 after @ keeps them)"
+        )
+    stay = "each file stays in one split" if len(units) > 1 else "blocks of it stay in one split"
+    found = [f"{made.name}: {files}, {what}{said}{left}; {stay}"]
+    return [*found, *(unit.about for unit in units if unit.about)]

@@ -1,0 +1,63 @@
+"""Picture of the windows of slides: which are read, and which were left out as blank."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from patchloom.data.source import Source
+from patchloom.data.sources.parts import Parts, unit_overview
+from patchloom.look.sheet import Caption, Page, Tile, Title, write_sheet
+
+_FILES = 6  # shown
+_VEILED = 0.35  # of the brightness of what no window covers
+_ORDER = 90  # behind the pictures of a task
+
+
+def draw_windows(source: Source, out: Path) -> Path | None:
+    """Draw the first slides of a source with their windows bright and the rest dark; None if it has no windows.
+
+    Args:
+        source: source of the images.
+        out: PNG file to write.
+    """
+    if not isinstance(source, Parts) or source.division.tile is None:
+        return None
+    shown = range(min(_FILES, len(source.units)))
+    views = [_view(source, number) for number in shown]
+
+    def page(side: int) -> Page:
+        tiles = []
+        for number, view in zip(shown, views, strict=True):
+            scale = side / max(view.shape[:2])
+            size = max(1, round(view.shape[1] * scale)), max(1, round(view.shape[0] * scale))
+            picture = np.asarray(Image.fromarray(view).resize(size, Image.Resampling.BILINEAR))
+            kept = int((source.parts["unit"] == number).sum())
+            tiles.append(Tile(picture, f"{source.units[number].paths[0].name}: {kept:,}"))
+        rows = [tiles[i : i + 3] for i in range(0, len(tiles), 3)]
+        filled = [[*row, *[None] * (min(3, len(tiles)) - len(row))] for row in rows]
+        return Page(filled, [""] * min(3, len(tiles)), Title("Windows that are read", f"{len(source):,} in all"))
+
+    text = "Bright: windows that are read. Dark: windows that are left out, since they are blank, and none at all."
+    return write_sheet(out, page, Caption("Windows", text, _ORDER))
+
+
+def _view(source: Parts, number: int) -> np.ndarray:
+    """Return the first plane of a file that has windows, uint8 [h w 3], with what they do not cover dark."""
+    own = source.parts[source.parts["unit"] == number]
+    unit = source.units[number]
+    plane = int(own["plane"][0]) if len(own) else 0
+    grid = unit_overview(source, number, plane)
+    colours = grid[:3] if len(grid) >= 3 else grid[:1].repeat(3, axis=0)
+    low, high = colours.min(), colours.max()
+    shown = (colours - low) / max(high - low, 1e-6)
+    bright = np.full(grid.shape[1:], _VEILED, np.float32)
+    rows, columns = (cells / whole for cells, whole in zip(grid.shape[1:], unit.whole, strict=True))
+    for part in own[own["plane"] == plane]:
+        top, left = round(part["top"] * rows), round(part["left"] * columns)
+        bright[
+            top : round((part["top"] + unit.size[0]) * rows), left : round((part["left"] + unit.size[1]) * columns)
+        ] = 1
+    return (255 * shown * bright).round().astype(np.uint8).transpose(1, 2, 0)
