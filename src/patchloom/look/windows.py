@@ -14,6 +14,7 @@ from patchloom.look.sheet import Caption, Page, Tile, Title, write_sheet
 _FILES = 6  # shown
 _VEILED = 0.35  # of the brightness of what no window covers
 _ORDER = 90  # behind the pictures of a task
+_SIDES = 560, 320, 200  # of a slide in pixels
 
 
 def draw_windows(source: Source, out: Path) -> Path | None:
@@ -41,7 +42,7 @@ def draw_windows(source: Source, out: Path) -> Path | None:
         return Page(filled, [""] * min(3, len(tiles)), Title("Windows that are read", f"{len(source):,} in all"))
 
     text = "Bright: windows that are read. Dark: windows that are left out, since they are blank, and none at all."
-    return write_sheet(out, page, Caption("Windows", text, _ORDER))
+    return write_sheet(out, page, Caption("Windows", text, _ORDER), _SIDES)
 
 
 def _view(source: Parts, number: int) -> np.ndarray:

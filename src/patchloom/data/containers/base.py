@@ -51,6 +51,6 @@ class Container(ABC):
     def close(self) -> None:  # noqa: B027  # some hold nothing open
         """Close the file."""
 
-    def downsample(self, level: int) -> float:
+    def reduction(self, level: int) -> float:
         """Return how many pixels of the finest level a pixel of ``level`` spans in each direction."""
         return self.sizes[0][1] / self.sizes[level][1]

@@ -39,7 +39,8 @@ def open_data(data: DataLike, seed: int = 0, *, group: str | None = None) -> Dat
         data: a folder of images, or of recordings (see `SOUND_SUFFIXES`), also in Speech Commands' layout; a text file
             or a table (CSV, TSV) that lists them; a pattern of their paths; the name of built-in data (see `BUILTIN`);
             shards, as a pattern of paths, an address for fsspec, or a ``pipe:`` command, which is run; or a Hugging
-            Face data set, as ``hf:NAME`` or ``hf:FOLDER``. A built-in name takes precedence over a folder of that
+            Face data set, as ``hf:NAME`` or ``hf:FOLDER``. After ``@`` stands how files are divided into images, as in
+            ``slides/@tile=256``, see `patchloom.data.sources.division.Division`. A built-in name takes precedence over a folder of that
             name: for the folder, write ``./shapes``, or give a `Path`. Give several as a list, or as one text with
             commas between them; files may be given one by one. For objects, see `open_objects`.
         seed: random seed of built-in synthetic data.

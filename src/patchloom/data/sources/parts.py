@@ -275,11 +275,11 @@ def _unit(paths: tuple[Path, ...], file: int, container: Container, division: Di
             raise PatchloomError(
                 f"{name} has pixels of {microns:g} microns, larger than {division.microns:g}: give more"
             )
-        finer = [i for i in range(len(container.sizes)) if container.downsample(i) <= factor * _FINER]
-        level = max(finer, key=container.downsample)
-        scale, microns = factor / container.downsample(level), division.microns
+        finer = [i for i in range(len(container.sizes)) if container.reduction(i) <= factor * _FINER]
+        level = max(finer, key=container.reduction)
+        scale, microns = factor / container.reduction(level), division.microns
     elif microns is not None:
-        microns *= container.downsample(level)
+        microns *= container.reduction(level)
     whole = container.sizes[level]
     height, width = (max(1, round(side * scale)) for side in division.tile) if division.tile else whole
     return Unit(paths, file, (height, width), level, whole, container.planes, microns)
