@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tifffile
 import torch
-from refusing import failed, refused
+from refusing import failed, refusal, refused
 from safetensors.torch import load_file
 
 from patchloom.data.decode import Unreadable
@@ -262,6 +262,10 @@ def test_a_stored_name_is_absolute_and_opens_again(tmp_path, monkeypatch):
     assert len(open_stored(name, "a run", "give --data").train) == len(
         open_data(f"{tmp_path}/s@tile=100,overlap=4").train
     )
+
+
+def test_a_stored_name_may_not_search_the_disc():
+    assert "a whole disc" in refusal(open_stored, "/@tile=64", "a run", "give --data")
 
 
 REFUSED = {

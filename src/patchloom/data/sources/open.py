@@ -40,9 +40,9 @@ def open_data(data: DataLike, seed: int = 0, *, group: str | None = None) -> Dat
             or a table (CSV, TSV) that lists them; a pattern of their paths; the name of built-in data (see `BUILTIN`);
             shards, as a pattern of paths, an address for fsspec, or a ``pipe:`` command, which is run; or a Hugging
             Face data set, as ``hf:NAME`` or ``hf:FOLDER``. After ``@`` stands how files are divided into images, as in
-            ``slides/@tile=256``, see `patchloom.data.sources.division.Division`. A built-in name takes precedence over a folder of that
-            name: for the folder, write ``./shapes``, or give a `Path`. Give several as a list, or as one text with
-            commas between them; files may be given one by one. For objects, see `open_objects`.
+            ``slides/@tile=256``, see `patchloom.data.sources.division.Division`. A built-in name takes precedence over
+            a folder of that name: for the folder, write ``./shapes``, or give a `Path`. Give several as a list, or as
+            one text with commas between them; files may be given one by one. For objects, see `open_objects`.
         seed: random seed of built-in synthetic data.
         group: groups of images that must stay in one split, see `patchloom.data.splits.with_groups`.
 
@@ -68,6 +68,7 @@ def open_stored(data: DataLike, of: str, instead: str, *, group: str | None = No
 
 def untyped(name: str) -> str | None:
     """Describe the first part of a name that may only be opened if the user types it; None if there is none."""
+    name = split_division(name)[0]
     found = find_remote(name)
     if found is None and is_hub(name) and not hub_folder(name):
         found = name
