@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
 
 from torch import Tensor
 
@@ -34,11 +37,13 @@ class Container(ABC):
         planes: number of planes: slices of a stack, or frames of a film.
         sizes: height and width of a plane by level, the finest first.
         microns: side of a pixel of the finest level in micrometres; None if the file does not say it.
+        place_on_earth: tags of a GeoTIFF by number, which place the finest level; empty for other files.
     """
 
     planes: int = 1
     sizes: tuple[tuple[int, int], ...]
     microns: float | None = None
+    place_on_earth: Mapping[int, Any] = MappingProxyType({})
 
     @abstractmethod
     def read(self, box: Box) -> Tensor:

@@ -21,6 +21,9 @@ from patchloom.data.decode import from_tiff, read_series
 
 SUFFIXES = frozenset({".tif", ".tiff", ".btf", ".tf8", ".svs", ".qptiff"})
 
+SCALE, TIEPOINT, TRANSFORM = 33550, 33922, 34264  # tags of GeoTIFF: places of pixels
+PLACE_ON_EARTH = SCALE, TIEPOINT, TRANSFORM, 34735, 34736, 34737  # and the system of coordinates
+
 _LARGEST_PART = 2**25  # pixels of a tile or a strip, which is decoded whole for each window that touches it
 _APERIO = re.compile(r"\|\s*MPP\s*=\s*([0-9.]+)")
 _OME = re.compile(r"PhysicalSizeX\s*=\s*\"([0-9.eE+-]+)\"")
@@ -65,6 +68,7 @@ class TiffContainer(Container):
             self.sizes = tuple((level.keyframe.imagelength, level.keyframe.imagewidth) for level in self._levels)
             self._alpha = numbers.shape[1] == 1 and [int(kind) for kind in page.extrasamples][-1:] in ([1], [2])
             self.microns = _microns(self._file, page)
+            self.place_on_earth = {code: page.tags[code].value for code in PLACE_ON_EARTH if code in page.tags}
         except BaseException:
             self._file.close()
             raise

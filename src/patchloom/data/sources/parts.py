@@ -377,13 +377,13 @@ def overview(container: Container, unit: Unit, plane: int) -> np.ndarray:
     return torch.cat(found, dim=1).numpy()
 
 
-def unit_overview(source: Parts, number: int, plane: int) -> np.ndarray:
-    """Return `overview` of a file of a source."""
-    unit = source.units[number]
-    container = _opened(unit.paths, source.division)
+@contextmanager
+def opened_unit(source: Parts, number: int) -> Iterator[Container]:
+    """Open a file of a source for a while."""
+    container = _opened(source.units[number].paths, source.division)
     try:
         with silence_decoders():
-            return overview(container, unit, plane)
+            yield container
     finally:
         container.close()
 
