@@ -36,6 +36,15 @@ class Half(Task):
         return {"position_token": given.images.new_zeros(())}
 
 
+class Weighs(Half):  # what is withheld depends on a buffer
+    def __init__(self, encoder):
+        super().__init__(encoder)
+        self.register_buffer("brightness", torch.ones(1))
+
+    def given(self, images, generator=None):
+        return super().given(images * self.brightness, generator)
+
+
 class DrawsAlike(Half):  # each of several processes gets the same numbers
     def given(self, images, generator=None):
         at = images.device if generator is None else generator.device
@@ -116,6 +125,7 @@ def test_a_sound_task_passes_and_leaves_the_global_generator_alone():
     check_task(Half)
     assert torch.equal(torch.get_rng_state(), before)
     check_task({"name": "mae", "mask_ratio": 0.5})
+    check_task(Weighs)
 
 
 @pytest.mark.parametrize(("task", "words"), FAULTS)

@@ -195,6 +195,7 @@ def _check_gpu(task: Task, views: list[Tensor]) -> None:
         ) from problem
     try:
         with fake_cuda_with_copies():
+            on_fake_cuda(task)  # tensors of another block cannot be mixed with those of this one
             task.given(torch.empty(shapes[0], device=CUDA), _seeded())
     except (Waits, RuntimeError) as problem:
         raise PatchloomError(
