@@ -29,11 +29,11 @@ from patchloom.runs.folder import RunFolder
 from patchloom.runs.held_out import with_share
 from patchloom.runs.settings import ResolvedSettings, request, why_task
 from patchloom.sizes import compact, in_pixels
+from patchloom.system.device import Cores, cores, keep_freed_memory
 from patchloom.system.files import write_whole
-from patchloom.system.hardware import Cores, cores, keep_freed_memory
 from patchloom.tasks import task_class
 from patchloom.tasks.custom import label
-from patchloom.train.estimate import Forecast, forecast_run, meta_task, smaller_steps
+from patchloom.train.estimate import Forecast, forecast_run, smaller_steps
 from patchloom.train.resolve import LARGE, measure_data, resolve
 
 # Proposed settings for pre-training, and their cost on this machine.
@@ -52,7 +52,6 @@ class Proposal(Displayable):
         reasons: reasons for the values of ``auto``, by setting.
         estimate: cost of the run; None if it was not asked for or could not be measured.
         failure: reason why it could not be measured.
-        side: longer side of the task's crops in pixels.
         fixed_size: whether all pictures have one fixed size and one channel, as for recordings.
     """
 
@@ -61,7 +60,6 @@ class Proposal(Displayable):
     reasons: dict[str, str]
     estimate: Forecast | None
     failure: str = ""
-    side: int = 0
     fixed_size: bool = False
 
     def parts(self, width: int) -> list[str | TextTable]:
@@ -124,7 +122,7 @@ class Proposal(Displayable):
         said += e.sentences()
         if e.step is not None and e.reading > e.step:
             remedy = "more --workers" if e.apart else "--workers 1"
-            kept = "whole" if self.fixed_size or s.crop_scale == "native" else round(_KEPT * self.side)
+            kept = "whole" if self.fixed_size or s.crop_scale == "native" else round(_KEPT * e.crop)
             remedy += f" or --cache {kept}" if s.cache == "none" else ""
             said.append(f"reading takes longer than training: {remedy} can make it faster")
         return said
@@ -134,19 +132,18 @@ def propose(
     data: Sequence[str], training: Source, settings: ResolvedSettings, reasons: dict[str, str], estimate: bool = True
 ) -> Proposal:
     """Build a proposal, with the cost of a run measured in a few steps if ``estimate``."""
-    made, failure, side = None, "", 0
+    made, failure = None, ""
     if estimate:
         keep_freed_memory()
         share = min(settings.batch_size, len(training))
         try:
             made = forecast_run(settings, training, share, Cores(cores()), RunFolder("runs"))
-            side = max(meta_task(settings).augment.size)
         except torch.OutOfMemoryError:
             full = f"the device has too little memory for {share} {training.noun} at once"
             failure = f"{full}: {smaller_steps(settings)}"
         except PatchloomError as problem:  # keeps the results on the images
             failure = str(problem)
-    return Proposal(data, settings, reasons, made, failure, side, training.modality.own_size is not None)
+    return Proposal(data, settings, reasons, made, failure, training.modality.own_size is not None)
 
 
 # Survey of recordings: a column of the table, and advice.

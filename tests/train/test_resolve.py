@@ -21,8 +21,8 @@ from patchloom.runs.folder import RunFolder
 from patchloom.runs.settings import ResolvedSettings, Settings, request
 from patchloom.runs.task import prepare_task
 from patchloom.system import distributed
+from patchloom.system.device import Cores, choose_workers
 from patchloom.system.distributed import cores_here
-from patchloom.system.hardware import Cores, choose_workers
 from patchloom.tasks import build_task, with_defaults
 from patchloom.tasks.defaults import momentum_for
 from patchloom.train.estimate import too_little_memory

@@ -15,8 +15,8 @@ from patchloom.errors import PatchloomError
 from patchloom.evaluate.select import Candidate, Plan
 from patchloom.evaluate.trainer import Trainer
 from patchloom.nets.encode import patch_side
+from patchloom.system.device import free_memory, memory, resident
 from patchloom.system.distributed import smallest, world
-from patchloom.system.hardware import free_memory, memory, resident
 
 _GIB = 2**30
 _SLACK = 1.15  # of memory over what is counted, which allocators do not give back at once

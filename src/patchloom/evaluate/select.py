@@ -22,8 +22,8 @@ from patchloom.evaluate.settings import D, EvalSettings, Parts, images_of, split
 from patchloom.evaluate.trainer import Trainer, temporary_seed
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.pace import Pace
+from patchloom.system.device import memory_shortage
 from patchloom.system.distributed import world
-from patchloom.system.hardware import memory_shortage
 from patchloom.system.load import BackgroundLoad
 
 RECIPE_SHARE = 0.1  # of the training images, held out to choose one of several recipes

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from patchloom.system import hardware
-from patchloom.system.hardware import control_groups, cores, own_cores
+from patchloom.system import device
+from patchloom.system.device import control_groups, cores, own_cores
 
 _BUSY = 0.15  # share of our cores used by others above which a machine is busy, or of our work that a quota stopped
 _IDLE = 0.25  # share of our cores that are idle above which it is not
@@ -134,7 +134,7 @@ def worked() -> int | None:
     """Return the clock ticks that our cores have worked since the system started; None if that is unknown."""
     names = {f"cpu{number}" for number in own_cores()}
     try:
-        lines = [line.split() for line in (hardware.PROC / "stat").read_text("ascii").splitlines()]
+        lines = [line.split() for line in (device.PROC / "stat").read_text("ascii").splitlines()]
         times = [list(map(int, words[1:])) for words in lines if words[0] in names]
     except (OSError, ValueError, IndexError):
         return None
@@ -146,7 +146,7 @@ def _ticks() -> tuple[int, int] | None:
     """Return the clock ticks that our cores have worked, and this program with its processes; None if unknown."""
     processes = {}
     try:
-        for path in hardware.PROC.glob("[0-9]*/stat"):
+        for path in device.PROC.glob("[0-9]*/stat"):
             with contextlib.suppress(OSError):  # it has ended
                 fields = path.read_text("utf-8", "replace").rpartition(")")[2].split()  # a name may hold anything
                 processes[int(path.parent.name)] = int(fields[_PARENT]), sum(map(int, fields[_TICKS]))

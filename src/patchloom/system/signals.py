@@ -156,18 +156,6 @@ def leave_signals() -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
-def end_with_parent() -> None:
-    """End this process when its parent ends, for any reason."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None  # a worker has one
-
-    def end() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=end, daemon=True).start()
-
-
 def stop_with_parent() -> None:
     """Ask this process to stop, as SIGTERM does, when its parent ends, for any reason.
 
