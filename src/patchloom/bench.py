@@ -34,11 +34,6 @@ from patchloom.tasks.task import Task
 from patchloom.train.estimate import Step, halvable, refuse_too_large, sketch
 from patchloom.train.resolve import measure_data, resolve
 
-# options that all tasks take as they are
-_OF_PRETRAIN = (
-    *("model", "img_size", "patch_size", "batch_size", "device", "precision", "attention", "kernels"),
-    *("workers", "threads", "checkpointing", "compile"),
-)
 _READING = 3.0  # seconds for timing the reading
 _WORTH = 1.05  # smaller gains of compiling are noise
 _COUNTED = 2  # images for counting operations, which are the same for each image
@@ -174,8 +169,7 @@ def bench(options: verbs.Bench) -> Bench:
     names = ready_tasks() if tasks is None else tasks.split(",") if isinstance(tasks, str) else list(tasks)
     if not names:
         raise PatchloomError("--tasks names no task: give one or more, or leave it out for all")
-    given = {name: getattr(options, name) for name in _OF_PRETRAIN}
-    asked = [request(options.data, name, given) for name in names]
+    asked = [request(options.data, name, options.settings()) for name in names]
     source = open_data(options.data).train
     channels, stats = measure_data(asked[0], source, sample=100)
     source = source.heard_as(stats.sound)

@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,31 +144,24 @@ def worked() -> int | None:
 
 def _ticks() -> tuple[int, int] | None:
     """Return the clock ticks that our cores have worked, and this program with its processes; None if unknown."""
-    processes = {}
+    ticks: dict[int, int] = {}
+    children: dict[int, list[int]] = {}
     try:
         for path in device.PROC.glob("[0-9]*/stat"):
             with contextlib.suppress(OSError):  # it has ended
                 fields = path.read_text("utf-8", "replace").rpartition(")")[2].split()  # a name may hold anything
-                processes[int(path.parent.name)] = int(fields[_PARENT]), sum(map(int, fields[_TICKS]))
+                ticks[number := int(path.parent.name)] = sum(map(int, fields[_TICKS]))
+                children.setdefault(int(fields[_PARENT]), []).append(number)
     except (OSError, ValueError, IndexError):
         return None
     launched = any(os.environ.get(name, "1") != "1" for name in ("LOCAL_WORLD_SIZE", "SLURM_NTASKS"))
     # processes that train together have their launcher as parent
-    own = _of_tree(processes, os.getppid() if launched else os.getpid())
-    return None if (ticks := worked()) is None else (ticks, own)
-
-
-def _of_tree(processes: Mapping[int, tuple[int, int]], root: int) -> int:
-    """Return the ticks of a process and its descendants, given (parent, ticks) by process."""
-    children: dict[int, list[int]] = {}
-    for number, (parent, _) in processes.items():
-        children.setdefault(parent, []).append(number)
-    total, todo = 0, [root]
+    own, todo = 0, [os.getppid() if launched else os.getpid()]
     while todo:
         number = todo.pop()
-        total += processes.get(number, (0, 0))[1]
+        own += ticks.get(number, 0)
         todo += children.get(number, [])
-    return total
+    return None if (all_ := worked()) is None else (all_, own)
 
 
 def _seconds_withheld() -> float:
