@@ -183,8 +183,9 @@ class Displayable:
         return str(self)
 
     def _repr_html_(self) -> str:
+        parts: list[str | TextTable] = [part for part in (*self.parts(_WIDE), self.refusal) if part]
         shown = []
-        for part in filter(None, [*self.parts(_WIDE), self.refusal]):
+        for part in parts:
             if isinstance(part, TextTable):
                 shown.append(part.html())
             else:
