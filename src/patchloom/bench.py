@@ -190,7 +190,7 @@ def bench(options: verbs.Bench) -> Bench:
         with StatusMessage("multiplying large matrices"):
             # right after the steps: the speed of a machine varies
             dtypes = dict.fromkeys(("float32", "bfloat16", each[0].precision))
-            peaks = {dtype: product_rate(each[0].device, dtype) for dtype in dtypes}
+            peaks: dict[str, float] = {dtype: product_rate(each[0].device, dtype) for dtype in dtypes}
     except torch.OutOfMemoryError as problem:
         less = "halve --batch_size" if all(map(halvable, each)) else "use smaller images or a smaller --model"
         raise PatchloomError(

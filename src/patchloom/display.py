@@ -423,11 +423,6 @@ def track_progress(items: Iterable[T], total: int, what: str) -> Iterator[T]:
             waiting.advance()
 
 
-def progress_message(what: str) -> contextlib.AbstractContextManager[object]:
-    """Return a context manager that shows a status line if its block is slow and ``what`` is not empty."""
-    return StatusMessage(what) if what else contextlib.nullcontext()
-
-
 def _stream() -> TextIO:
     # importing ipykernel proves nothing: only inside a notebook has the shell a kernel
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
