@@ -14,7 +14,6 @@ from patchloom.options.parse import (
     VERBS,
     evaluate_spec,
     parse_call,
-    parse_evaluate,
     parse_pretrain,
     pretrain_spec,
     verb_spec,
@@ -162,7 +161,7 @@ def test_examples_are_commands():
         elif "--help" in words:
             assert help_page(verb, words)
         elif verb == "evaluate":
-            parse_evaluate(words)
+            parse_call("evaluate", words)
         elif verb not in ("tasks", "recipes"):
             parse_call(verb, words)
 
@@ -180,7 +179,7 @@ def test_names_may_have_hyphens_and_switches_need_no_value():
     given, _ = parse_pretrain(["--checkpointing", "photos"])  # the word behind can only be the data
     assert (given["checkpointing"], given["data"]) == (True, "photos")
     assert parse_pretrain(["photos", "--flip", "false"])[0]["flip"] is False
-    assert parse_evaluate(["finetune", "run", "photos", "--from-scratch"])["from_scratch"] is True
+    assert parse_call("evaluate", ["finetune", "run", "photos", "--from-scratch"])["from_scratch"] is True
 
 
 def test_the_table_of_tasks(printed):

@@ -26,7 +26,6 @@ from patchloom.options.parse import (
     VERBS,
     evaluate_spec,
     parse_call,
-    parse_evaluate,
     parse_pretrain,
     pretrain_spec,
     verb_spec,
@@ -108,7 +107,7 @@ def parse(words: list[str]) -> None:
     if verb == "pretrain":
         parse_pretrain(rest)
     elif verb == "evaluate":
-        parse_evaluate(rest)
+        parse_call("evaluate", rest)
     elif (verb, *rest[:1]) == ("look", "curves"):
         parse_call("look curves", rest[1:])
     elif verb in VERBS and verb not in ("tasks", "recipes"):

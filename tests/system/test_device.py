@@ -68,30 +68,30 @@ def test_threads_are_torchs_or_fewer_in_a_container(monkeypatch):
     assert hardware.choose_threads("cuda")[0] == 8
 
 
+GPU = {
+    "torch.cuda.get_device_capability": (8, 0),
+    "patchloom.system.device.find_spec": True,
+    "shutil.which": "/usr/bin/gcc",
+    "pathlib.Path.exists": True,
+    "patchloom.system.device.compiling_fault": None,
+}
 LACKS = {
-    "compute capability 7.0": {"capability": (6, 1)},
-    "Triton is not installed": {"triton": None},
-    "no C compiler": {"compiler": None},
-    "Python.h": {"header": False},
-    "a first kernel": {"fault": "a first kernel does not compile"},
+    "compute capability 7.0": ("torch.cuda.get_device_capability", (6, 1)),
+    "Triton is not installed": ("patchloom.system.device.find_spec", None),
+    "no C compiler": ("shutil.which", None),
+    "Python.h": ("pathlib.Path.exists", False),
+    "a first kernel": ("patchloom.system.device.compiling_fault", "a first kernel does not compile"),
 }
 
 
 @pytest.mark.parametrize("why", [None, *LACKS])
 def test_long_runs_are_compiled_on_gpus_that_triton_serves(monkeypatch, why):
-    machine, tried = (
-        {"capability": (8, 0), "triton": True, "compiler": "/usr/bin/gcc", "header": True, "fault": None},
-        [],
-    )
-    machine |= LACKS.get(why, {})
-    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: machine["capability"])
-    monkeypatch.setattr(hardware, "find_spec", lambda name: machine["triton"])
-    monkeypatch.setattr("shutil.which", lambda name: machine["compiler"])
-    monkeypatch.setattr(hardware.Path, "exists", lambda path: machine["header"])
-    monkeypatch.setattr(hardware, "compiling_fault", lambda device: tried.append(device) or machine["fault"])
+    asked = []
+    for place, value in (GPU | dict([LACKS[why]] if why else [])).items():
+        monkeypatch.setattr(place, lambda *_, place=place, value=value: asked.append(place) or value)
     for steps, device in ((4_999, "cuda"), (5_000, "cpu"), (5_000, "mps")):
         assert hardware.choose_compile(device, steps)[0] is False
-    assert not tried  # no kernel is tried for a run that is not compiled
+    assert not asked  # no kernel is tried for a run that is not compiled
     compiles, reason = hardware.choose_compile("cuda", 5_000)
     assert compiles is (why is None) and (why or "") in reason
 
