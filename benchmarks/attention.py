@@ -6,6 +6,7 @@ Each row is a ratio of medians of rounds in turns: time of the fused form over t
 the faster one over that of the native kernel. The rules of `patchloom.nets.performance` follow this table.
 """
 
+import statistics
 from collections.abc import Callable
 from functools import partial
 
@@ -13,8 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from patchloom.estimate import seconds_of
 from patchloom.nets.performance import NATIVE, missing_kernels
-from patchloom.system.hardware import keep_freed_memory, median_seconds
+from patchloom.system.device import keep_freed_memory
 
 _HEADS, _ROUNDS = 6, 3
 _TOKENS, _SIDES = (17, 37, 65, 101, 145, 197, 257, 401, 577, 785, 1025), (16, 32, 64)
@@ -52,7 +54,7 @@ def main() -> None:
                 images = max(1, min(64, _VALUES // (_HEADS * n * max(side, n))))
                 packed = torch.randn(images, n, 3, _HEADS, side).to(dtype).requires_grad_()
                 ways = {name: partial(there_and_back, form, packed) for name, form in forms.items()}
-                taken = median_seconds(ways, rounds=_ROUNDS)
+                taken = {name: statistics.median(each) for name, each in seconds_of(ways, rounds=_ROUNDS).items()}
                 best = min(taken["fused"], taken["explicit"])
                 native = f"{best / taken['native']:.2f}" if "native" in taken else ""
                 words = str(dtype).removeprefix("torch."), side, n, images, f"{taken['fused'] / taken['explicit']:.2f}"

@@ -42,8 +42,8 @@ from patchloom.evaluate.subjects import Subject
 from patchloom.nets.checkpoints.format import untrained_twin
 from patchloom.nets.swin import refuse_hierarchical
 from patchloom.runs.encoder import load_extra_module
+from patchloom.system.device import processor
 from patchloom.system.files import write_whole
-from patchloom.system.hardware import processor
 
 K = 20
 LABEL_FREE_IMAGES = 500

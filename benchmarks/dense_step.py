@@ -22,15 +22,17 @@ from types import SimpleNamespace
 
 import timm
 import torch
+from peaks import peak_in_subprocess
 from torch.nn import functional as F
 
 from patchloom.dense.backbone import window_of
 from patchloom.dense.detector import Detector
 from patchloom.dense.recipes import SEGMENT
 from patchloom.dense.segmenter import Segmenter
+from patchloom.estimate import seconds_of
 from patchloom.nets.encode import patch_side
 from patchloom.nets.performance import checkpoint_gradients
-from patchloom.system.hardware import keep_freed_memory, peak_in_subprocess, seconds_of
+from patchloom.system.device import keep_freed_memory
 
 ROWS = ("segment upernet", "segment linear", "detect windows", "detect full", "detect light")
 CLASSES, OBJECTS = 150, 8

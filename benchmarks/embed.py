@@ -51,7 +51,7 @@ def encoder(path: Path) -> None:
 def timed(folder: str, name: str, options: dict[str, Any], threads: int) -> None:
     """Make one file, and print time, size and memory."""
     from patchloom.embed.embed import embed
-    from patchloom.system.hardware import resident
+    from patchloom.system.device import resident
 
     torch.set_num_threads(threads)
     root = Path(folder)

@@ -101,7 +101,7 @@ def loading(call: Call) -> None:
     from patchloom.data.cache import cache_images
     from patchloom.data.loader import training_batches
     from patchloom.data.sources.open import open_data
-    from patchloom.system.hardware import synchronize
+    from patchloom.system.device import synchronize
 
     files = open_data(photographs(call)).train
     side, batch, most = (32, 4, 1) if call.tiny else (224, 256, 15)

@@ -29,18 +29,17 @@ from torch._dynamo.utils import counters
 
 from patchloom.data.augment import ColorPlan
 from patchloom.data.loader import Batch
+from patchloom.estimate import seconds_of
 from patchloom.options.pretrain import Compile
 from patchloom.runs.settings import ResolvedSettings
-from patchloom.system.files import write_whole
-from patchloom.system.hardware import (
+from patchloom.system.device import (
     choose_precision,
     cores,
     keep_freed_memory,
     memory,
     processor,
-    reset_peak,
-    seconds_of,
 )
+from patchloom.system.files import write_whole
 from patchloom.tasks import ready_tasks
 from patchloom.train import estimate
 
@@ -244,6 +243,12 @@ def measure(call: Call, size: str, task: str, compiled: Compile) -> dict[str, An
         if eager := call.rows.of("eager").get(name, {}).get("images/s"):
             found["over_eager"] = found["images/s"] / eager
     return found
+
+
+def reset_peak(device: str) -> None:
+    """Forget the peak so far."""
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
 
 
 def peak(device: str) -> float | None:

@@ -18,7 +18,7 @@ ViT-S/16, 224 px, batch 32 unless a table says otherwise: 5 to 15 minutes per ta
 backward, fused AdamW and, if there is one, the teacher, on random images. Peak memory is that of a separate process.
 Operations are those of matrix products, as torch counts them. The peak is the rate of 2048 x 2048 products (8192 on a
 GPU), timed in turns with the steps, because the speed of a machine varies. Freed memory stays with the process for all
-models (`patchloom.system.hardware.keep_freed_memory`); the peers do not do this on their own.
+models (`patchloom.system.device.keep_freed_memory`); the peers do not do this on their own.
 """
 
 from __future__ import annotations
@@ -37,12 +37,14 @@ from operator import truediv
 from pathlib import Path
 
 import torch
+from peaks import peak_in_subprocess, peak_memory
 from peers import DROPPOS, PEERS, PROGRAM, Peer, operations_of
 
-from patchloom.bench import flops_per_image, memory_of
+from patchloom.bench import flops_per_image, product
 from patchloom.data.stats import Stats
+from patchloom.estimate import seconds_of
 from patchloom.runs.settings import Settings, request
-from patchloom.system.hardware import keep_freed_memory, peak_memory, product, seconds_of
+from patchloom.system.device import keep_freed_memory
 from patchloom.tasks import ready_tasks
 from patchloom.train.estimate import Step
 from patchloom.train.resolve import resolve
@@ -116,9 +118,18 @@ def two_steps(kind: str, dtype: str, device: str, batch: int, model: str) -> Non
     step()
 
 
+def two_steps_of_ours(row: Settings) -> None:
+    keep_freed_memory()
+    if row.device == "cpu":
+        torch.set_num_threads(row.threads)
+    step = Step(row)
+    step()
+    step()
+
+
 def memory(row: Settings | str, args: argparse.Namespace, dtype: str) -> float | None:
     if isinstance(row, Settings):
-        return memory_of(row)
+        return peak_in_subprocess(two_steps_of_ours, row.device, row)
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         pool.apply(one_step, (row, dtype, args.device, 1, args.model))  # imports belong to the start
         return pool.apply(peak_memory, (two_steps, args.device, row, dtype, args.device, args.batch, args.model))

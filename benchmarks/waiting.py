@@ -71,7 +71,7 @@ def serve(policy: str, work: str, kernels: str, photographs: str) -> None:
     from patchloom.data.sources.open import open_data
     from patchloom.data.stats import Stats
     from patchloom.runs.settings import request
-    from patchloom.system.hardware import cores, keep_freed_memory
+    from patchloom.system.device import cores, keep_freed_memory
     from patchloom.system.waiting import SleepingTeam, _libgomp, sleep_when_busy
     from patchloom.train.estimate import Step
     from patchloom.train.resolve import resolve

@@ -106,7 +106,7 @@ def no_default_workers() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def default_workers(no_default_workers: None) -> Iterator[None]:
     """Restore the default number of reading processes."""
-    from patchloom.system.hardware import choose_workers
+    from patchloom.system.device import choose_workers
 
     with pytest.MonkeyPatch.context() as patch:
         for place in _DEFAULT_WORKERS:

@@ -205,8 +205,8 @@ def test_the_estimate(capsys, monkeypatch):
 
 
 def test_reading_that_takes_longer_than_training_is_said_with_a_remedy():
-    slow = Forecast(steps=1000, step=0.2, reading=0.3, apart=True, how="measured", disc=0.0, room=1.0)
-    proposal = replace(quick("shapes:64").proposal, estimate=slow, side=320)
+    slow = Forecast(steps=1000, step=0.2, reading=0.3, apart=True, crop=320, disc=0.0, room=1.0)
+    proposal = replace(quick("shapes:64").proposal, estimate=slow)
     said = " ".join(proposal.sentences())
     assert "about 5 min 0 s" in said and "reading takes longer than training" in said and "--cache 400" in said
     assert "--cache whole" in " ".join(replace(proposal, fixed_size=True).sentences())
@@ -292,4 +292,4 @@ def test_an_image_of_another_depth_is_named(tmp_path):
 def test_the_crops_are_the_tasks():
     """The proposed cache is large enough for the canvas of restore, which is larger than its images."""
     done = check("shapes:64", task="restore", img_size=32, patch_size=8, batch_size=8, epochs=1, device="cpu")
-    assert done.proposal.side == 46
+    assert done.proposal.estimate.crop == 46

@@ -12,7 +12,7 @@ from refusing import failed
 
 import patchloom
 from patchloom.cli import main
-from patchloom.options.parse import parse_call, parse_evaluate, parse_pretrain
+from patchloom.options.parse import parse_call, parse_pretrain
 from patchloom.runs.settings import request
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
@@ -176,7 +176,7 @@ def test_several_words_are_several_data(tmp_path):
         assert given["data"] == data
         assert (given["held_out"], given["group"]) == ("auto", "parent" if str(file) in words else None)
     for words, data in ((["d"], "d"), (["d", "--seeds", "2", "e"], ["d", "e"]), (["12"], "12")):
-        assert parse_evaluate(["knn", "run", *words])["data"] == data
+        assert parse_call("evaluate", ["knn", "run", *words])["data"] == data
     assert parse_call("check", ["a", "b", "--images", "3"])["data"] == ["a", "b"]
     assert parse_call("check", ["12"])["data"] == "12"
 
@@ -210,7 +210,7 @@ def test_several_sources_get_the_options_of_their_task(tmp_path):
 def test_a_pattern_is_not_changed():
     for group in ("^(.*)_", "parent", "([^/]+)_", "[A-Z]+", "0016", "*x", "{a}", "a: b", r"\d\D*$"):
         assert parse_pretrain(["a", "--group", group])[0]["group"] == group
-        assert parse_evaluate(["knn", "r", "d", "--group", group])["group"] == group
+        assert parse_call("evaluate", ["knn", "r", "d", "--group", group])["group"] == group
         assert parse_call("check", ["d", "--group", group])["group"] == group
 
 

@@ -26,8 +26,6 @@ from patchloom.options.parse import (
     VERBS,
     evaluate_spec,
     parse_call,
-    parse_evaluate,
-    parse_pretrain,
     pretrain_spec,
     verb_spec,
 )
@@ -105,11 +103,7 @@ def parse(words: list[str]) -> None:
     """Parse a command as the command line does."""
     assert words, "patchloom without a verb"
     verb, *rest = [word for word in words if word != "--json"]  # not among the options of a verb
-    if verb == "pretrain":
-        parse_pretrain(rest)
-    elif verb == "evaluate":
-        parse_evaluate(rest)
-    elif (verb, *rest[:1]) == ("look", "curves"):
+    if (verb, *rest[:1]) == ("look", "curves"):
         parse_call("look curves", rest[1:])
     elif verb in VERBS and verb not in ("tasks", "recipes"):
         parse_call(verb, rest)

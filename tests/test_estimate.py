@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from patchloom import estimate
-from patchloom.estimate import Estimate, count_step, scaled_seconds, time_steps, typical_seconds
+from patchloom.estimate import Estimate, count_step, scaled_seconds, seconds_of, time_steps, typical_seconds
 
 
 @pytest.fixture
@@ -19,24 +19,26 @@ def clock(monkeypatch):
     return clock
 
 
-def test_seconds_are_scaled_by_the_images(clock):
-    done, sizes = [], {"few": 32, "some": 320, "slow": 6.0}
+def test_seconds_are_scaled_by_the_images():
+    """A step of n images takes 1 + n/100 seconds; the second does not depend on the number."""
+    few, some = (32, 1.32), (320, 4.2)
+    assert scaled_seconds(10_000, few, some) == pytest.approx(101)
+    assert scaled_seconds(320, few, some) == scaled_seconds(320, (0, 0.0), some) == 4.2
+    assert scaled_seconds(1000, few, (64, 1.3)) == 1.3, "more images never take less time"
 
-    def work(count: int) -> None:
-        done.append(count)
-        clock.work(1 + 0.01 * count)  # a second whatever the number
 
-    for n, seconds, counts in ((10_000, 101, [32, 32, 320]), (100, 2, [32, 32, 100]), (20, 1.2, [20])):
-        done.clear()
-        assert scaled_seconds(work, n, **sizes) == pytest.approx(seconds) and done == counts
-    done.clear()
-    slow = scaled_seconds(lambda count: work(100 * count), 10_000, **sizes)  # twice as many are enough
-    assert slow == pytest.approx(10_001) and done == [3200, 3200, 6400]
+def test_timing_is_interleaved_after_a_warm_up_round(clock):
+    order = []
+    ways = {"one": lambda: order.append("one"), "two": lambda: (order.append("two"), clock.work(0.01))}
+    assert seconds_of(ways, rounds=3) == {"one": [0.0] * 3, "two": [pytest.approx(0.01)] * 3}
+    assert order == ["one", "two"] * 4
 
 
 def test_more_steps_are_timed_while_there_is_time(clock):
     lasting = iter([9.0, 1.0, 2.0, 3.0, 4.0, 5.0])
     assert time_steps(lambda: clock.work(next(lasting)), least=3) == [1, 2, 3], "the first does not count"
+    lasting = iter([9.0])
+    assert time_steps(lambda: clock.work(next(lasting)), least=1, warm_up=False) == [9]
     for options, count in (
         ({"least": 2, "seconds": 1.0}, 4),
         ({"least": 2, "seconds": 1.0, "most": 3}, 3),
@@ -54,12 +56,11 @@ def test_one_slow_step_does_not_count_and_a_quota_does():
     assert typical_seconds([0.001, 0.003]) == pytest.approx(0.002)
 
 
-def test_parts_add_up_and_reading_is_beside_or_before():
+def test_reading_is_beside_or_before_a_step():
     both = {"steps": 10, "step": 2.0, "reading": 1.0}
     assert Estimate(**both).total == 30
     assert Estimate(**both, apart=True).total == 20
     assert Estimate(**both, apart=True, shared=2.5).total == 25
-    assert Estimate(**both, start=1, validation=2, end=3).total == 36
     assert Estimate(steps=10, step=None).total is None
 
 

@@ -185,8 +185,7 @@ def test_export(document, run, photos, tmp_path):
 
 
 def test_bench(document, monkeypatch):
-    monkeypatch.setattr("patchloom.bench.memory_of", lambda *_: 0.25)
-    monkeypatch.setattr("patchloom.bench.product_rates", lambda device, dtypes: dict.fromkeys(dtypes, 1e11))
+    monkeypatch.setattr("patchloom.bench.product_rate", lambda device, dtype: 1e11)
     words = ["bench", "shapes:64", "--tasks", "mae", "--rounds", "2", "--batch_size", "8", "--model", "nano"]
     (one,) = document(*words, "--img_size", "16")["result"]["tasks"]
     assert (one["task"], one["images_per_step"], one["memory_bytes"]) == ("mae", 8, 2**28) and len(one["seconds"]) == 2

@@ -38,6 +38,7 @@ def test_every_verb_is_listed_and_can_be_called():
 @pytest.mark.parametrize("name", [name for name in VERB_OPTIONS if name != "look curves"])
 def test_help_explains_the_options(name):
     verb, known = getattr(patchloom, name), fields(VERB_OPTIONS[name])
+    known = sorted(known, key=lambda one: not one.metadata.get("positional"))  # places, then those of a base, then own
     page = pydoc.plain(pydoc.render_doc(verb))
     assert [*inspect.signature(verb).parameters] == [one.name for one in known]
     assert all(f"{one.name}: {one.metadata['about']}." in page for one in known)

@@ -14,7 +14,7 @@ from patchloom.cli import main
 from patchloom.data.stats import Stats, unknown_stats
 from patchloom.evaluate.recipes import RECIPES
 from patchloom.nets.build import outline
-from patchloom.options.parse import parse_evaluate, parse_pretrain
+from patchloom.options.parse import parse_call, parse_pretrain
 from patchloom.recipes import recipe_named, recipe_names
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.settings import Settings, request
@@ -180,7 +180,7 @@ def test_a_recipe_is_the_same_by_name_by_its_command_and_in_python(name):
 def test_a_recipe_has_the_values_of_its_paper(name):
     recipe = recipe_named(name)
     assert recipe.finetune.split()[0] in RECIPES, "its fine-tuning"
-    parse_evaluate(recipe.evaluation().split()[2:])
+    parse_call("evaluate", recipe.evaluation().split()[2:])
     assert all(text and text == text.strip() for text in (recipe.paper, recipe.row, recipe.data))
     assert {*recipe.published} <= {"fine-tuned", "linear"} and all(50 < one < 95 for one in recipe.published.values())
     s = recipe.settings

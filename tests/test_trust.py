@@ -59,7 +59,7 @@ from patchloom.nets.checkpoints.format import (
 )
 from patchloom.nets.checkpoints.read import read_weights
 from patchloom.nets.heads import InstanceHead
-from patchloom.options.parse import VERBS, parse_call, parse_evaluate, parse_pretrain
+from patchloom.options.parse import VERBS, parse_call, parse_pretrain
 from patchloom.options.verbs import Compare
 from patchloom.report.pictures import collect_pictures, images_of
 from patchloom.results import store
@@ -579,7 +579,7 @@ def test_an_option_is_given_once():
         *("--task mae --task.name lut", "--task.mask_ratio 0.5 --task.mask_ratio 0.6"),
     ):
         assert "twice" in refusal(parse_pretrain, ["digits", *words.split()])
-    assert "twice" in refusal(parse_evaluate, "knn run digits --seed 1 --seed 2".split())
+    assert "twice" in refusal(parse_call, "evaluate", "knn run digits --seed 1 --seed 2".split())
     assert "twice" in refusal(parse_call, "look", "run --seed 1 --seed=2".split())
 
 

@@ -2,52 +2,38 @@
 
 from __future__ import annotations
 
-import gc
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice, pairwise
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
+from torch import Tensor
 
-from patchloom.audio.config import Sound
 from patchloom.data.loader import training_batches
 from patchloom.data.source import Source
 from patchloom.data.sources.open import open_data
 from patchloom.data.stats import Stats
 from patchloom.display import Displayable, StatusMessage, TextTable, print_line
 from patchloom.errors import PatchloomError
-from patchloom.nets.performance import fuse_attention
+from patchloom.estimate import seconds_of
 from patchloom.options import verbs
 from patchloom.options.declare import verb
 from patchloom.options.pretrain import Compile
 from patchloom.runs.settings import ResolvedSettings, Settings, request
 from patchloom.runs.task import augment_of_readers
 from patchloom.sizes import in_pixels
-from patchloom.system.hardware import (
-    float32_products,
-    keep_freed_memory,
-    memory_shortage,
-    peak_in_subprocess,
-    product_rates,
-    seconds_of,
-)
+from patchloom.system.device import float32_products, keep_freed_memory
 from patchloom.system.load import BackgroundLoad, Load
 from patchloom.tasks import ready_tasks
-from patchloom.tasks.custom import allow_code, label, only_here
+from patchloom.tasks.custom import label
 from patchloom.tasks.task import Task
-from patchloom.train.estimate import Step, halvable, refuse_too_large
+from patchloom.train.estimate import Step, halvable, refuse_too_large, sketch
 from patchloom.train.resolve import measure_data, resolve
 
-# options that all tasks take as they are
-_OF_PRETRAIN = (
-    *("model", "img_size", "patch_size", "batch_size", "device", "precision", "attention", "kernels"),
-    *("workers", "threads", "checkpointing", "compile"),
-)
 _READING = 3.0  # seconds for timing the reading
 _WORTH = 1.05  # smaller gains of compiling are noise
 _COUNTED = 2  # images for counting operations, which are the same for each image
@@ -62,16 +48,16 @@ class StepSpeed:
         compiled: whether its blocks were compiled.
         seconds: seconds of each timed step, with gradient clipping, optimiser and teacher.
         images: images per step.
-        flops: operations per image in matrix products, forward and backward, as torch counts them.
-        memory: peak memory of two steps in GiB, without the imported libraries; None if unknown.
+        flops: operations per image in matrix products, forward and backward, as torch counts them; None if unknown.
+        memory: memory of a step in GiB, counted as for a run's plan, without imported libraries; None if unknown.
         data: images per second that are read and augmented.
     """
 
     task: str
-    compiled: bool
+    compiled: Compile
     seconds: tuple[float, ...]
     images: int
-    flops: float
+    flops: float | None
     memory: float | None
     data: float
 
@@ -126,9 +112,9 @@ class Bench(Displayable):
             ],
         }
 
-    def share(self, pace: StepSpeed) -> float:
-        """Return the fraction of the peak of matrix products that a step reaches."""
-        return pace.rate * pace.flops / self.peaks[self.settings.precision]
+    def share(self, pace: StepSpeed) -> float | None:
+        """Return the fraction of the peak of matrix products that a step reaches; None if unknown."""
+        return None if pace.flops is None else pace.rate * pace.flops / self.peaks[self.settings.precision]
 
     def limit(self, pace: StepSpeed) -> str:
         """Return the bottleneck of a run of this task."""
@@ -163,10 +149,11 @@ class Bench(Displayable):
         rows: list[tuple[str, ...]] = [heading]
         for pace in self.paces:
             seconds = f"{statistics.median(pace.seconds):.3f}", f"{min(pace.seconds):.3f}-{max(pace.seconds):.3f}"
+            share = self.share(pace)
+            work = ("", "") if pace.flops is None or share is None else (f"{pace.flops / 1e9:.3g}", f"{share:.0%}")
             memory = "" if pace.memory is None else f"{pace.memory:.2f}"
-            work = f"{pace.rate:,.0f}", f"{pace.flops / 1e9:.3g}", f"{self.share(pace):.0%}", memory
             name = f"{pace.task}, compiled" if pace.compiled else pace.task
-            rows.append((name, *seconds, *work, f"{pace.data:,.0f}", self.limit(pace)))
+            rows.append((name, *seconds, f"{pace.rate:,.0f}", *work, memory, f"{pace.data:,.0f}", self.limit(pace)))
         return rows
 
 
@@ -182,8 +169,7 @@ def bench(options: verbs.Bench) -> Bench:
     names = ready_tasks() if tasks is None else tasks.split(",") if isinstance(tasks, str) else list(tasks)
     if not names:
         raise PatchloomError("--tasks names no task: give one or more, or leave it out for all")
-    given = {name: getattr(options, name) for name in _OF_PRETRAIN}
-    asked = [request(options.data, name, given) for name in names]
+    asked = [request(options.data, name, options.settings()) for name in names]
     source = open_data(options.data).train
     channels, stats = measure_data(asked[0], source, sample=100)
     source = source.heard_as(stats.sound)
@@ -191,51 +177,36 @@ def bench(options: verbs.Bench) -> Bench:
     if each[0].device == "cpu":
         torch.set_num_threads(each[0].threads)
     refuse_too_large(each[0], each[0].batch_size)  # encoder and images are the same for all tasks
-    forms = [(settings, compiled) for settings in each for compiled in (False, True)[: 1 + options.compile]]
     try:
         with StatusMessage("building the tasks"):
-            built = [Step(settings, compiled, sound=source.sound) for settings, compiled in forms]
+            forms = (False, True) if options.compile else (False,)
+            built = [Step(settings, compiled, sound=source.sound) for settings in each for compiled in forms]
         others = BackgroundLoad()
-        with StatusMessage("timing steps", (rounds + 1) * len(forms)) as waiting:
+        with StatusMessage("timing steps", (rounds + 1) * len(built)) as waiting:
             ways = {i: partial(_counted, step, waiting) for i, step in enumerate(built)}
             with float32_products(each[0].precision == "tf32"):
                 seconds = seconds_of(ways, each[0].device, rounds)
         load = others.load()
         with StatusMessage("multiplying large matrices"):
+            # right after the steps: the speed of a machine varies
             dtypes = dict.fromkeys(("float32", "bfloat16", each[0].precision))
-            peaks = product_rates(
-                each[0].device, dtypes=[*dtypes]
-            )  # right after the steps: the speed of a machine varies
+            peaks: dict[str, float] = {dtype: product_rate(each[0].device, dtype) for dtype in dtypes}
     except torch.OutOfMemoryError as problem:
         less = "halve --batch_size" if all(map(halvable, each)) else "use smaller images or a smaller --model"
         raise PatchloomError(
             f"the device has too little memory for {each[0].batch_size} images at once: {less}, or name fewer --tasks, "
             "since all of them are in memory"
         ) from problem
-    rates = []
-    for i, (settings, compiled) in enumerate(forms):
-        if not compiled:  # compilation changes neither
-            task, nth = label(settings.task["name"]), f"task {i + 1} of {len(forms)}"
-            with StatusMessage(f"{task}: counting operations, and timing how fast images are read, {nth}"):
-                rate = flops_per_image(settings), reading_rate(source, built[i].task, settings)
-        rates.append(rate)
-    del built, ways
-    gc.collect()  # modules are in reference cycles
-    if each[0].device == "cuda":
-        torch.cuda.empty_cache()  # the fresh processes need the GPU's memory
     paces: list[StepSpeed] = []
-    for i, (settings, compiled) in enumerate(forms):
-        task, nth = label(settings.task["name"]), f"task {i + 1} of {len(forms)}"
-        flops, data_rate = rates[i]
-        try:
-            with StatusMessage(f"{task}: measuring its memory in a fresh process, {nth}"):
-                memory = memory_of(settings, compiled, source.sound)
-        except (PatchloomError, MemoryError, RuntimeError) as problem:  # keeps the times that were measured
-            if not isinstance(problem, PatchloomError) and memory_shortage(problem) is None:
-                raise
-            memory = None
-        step = task, compiled, tuple(seconds[i]), settings.batch_size
-        paces.append(StepSpeed(*step, flops, memory, data_rate))
+    for i, step in enumerate(built):
+        own, task = step.settings, label(step.settings.task["name"])
+        if not step.compiled:  # compiling changes none of these
+            said = f"{task}: counting operations and memory, and timing how fast images are read"
+            with StatusMessage(f"{said}, task {i + 1} of {len(built)}"):
+                counted = sketch(own, own.batch_size)
+                memory = None if counted.activations is None else counted.likely / 2**30
+                known = flops_per_image(own), memory, reading_rate(source, step.task, own)
+        paces.append(StepSpeed(task, step.compiled, tuple(seconds[i]), own.batch_size, *known))
     return Bench(each[0], peaks, tuple(paces), load)
 
 
@@ -265,33 +236,12 @@ def _counted(step: Step, waiting: StatusMessage) -> None:
     waiting.advance()
 
 
-def flops_per_image(settings: ResolvedSettings) -> float:
-    """Count the operations per image in the matrix products of a step, forward and backward."""
-    step = Step(replace(settings, device="cpu", checkpointing=False, kernels="torch"), batch=_COUNTED)
-    fuse_attention(step.task, False)  # torch counts no fused attention on CPUs
-    with FlopCounterMode(display=False) as counter:
-        step()
-    return counter.get_total_flops() / _COUNTED
-
-
-def memory_of(settings: ResolvedSettings, compiled: Compile = False, sound: Sound | None = None) -> float | None:
-    """Measure the peak memory of two steps in GiB, in a fresh process; None if no other process can build the task.
-
-    ``sound`` is the configuration of recordings.
-    """
-    if only_here(settings.task["name"]):
-        return None
-    return peak_in_subprocess(_two_steps, settings.device, settings, compiled, sound)
-
-
-def _two_steps(settings: ResolvedSettings, compiled: Compile, sound: Sound | None) -> None:
-    keep_freed_memory()
-    allow_code(settings.task["name"])  # the parent process has loaded it
-    if settings.device == "cpu":
-        torch.set_num_threads(settings.threads)
-    step = Step(settings, compiled, sound=sound)
-    step()
-    step()
+def flops_per_image(settings: ResolvedSettings) -> float | None:
+    """Count the operations per image in the matrix products of a step; None if the task needs real tensors."""
+    # a fused backward pass multiplies queries and keys once more
+    plain = replace(settings, attention="explicit", checkpointing=False)
+    counted = sketch(plain, _COUNTED).flops
+    return None if counted is None else counted / _COUNTED
 
 
 def reading_rate(source: Source, task: Task, settings: ResolvedSettings) -> float:
@@ -307,3 +257,37 @@ def reading_rate(source: Source, task: Task, settings: ResolvedSettings) -> floa
         if time.perf_counter() - start > _READING:
             break
     return done / (time.perf_counter() - start)
+
+
+# Speed of matrix products.
+
+
+_SMALLEST, _AFFORDABLE = 128, 0.5  # rows of the first product that is tried; seconds that a product may take
+
+
+def product(device: str, dtype: str, size: int) -> Callable[[], Tensor]:
+    """Return a function that multiplies two size x size matrices: 2 size³ operations; ``dtype`` may be tf32."""
+    tf32 = dtype == "tf32"
+    kind = torch.float32 if tf32 else getattr(torch, dtype)
+    one, two = (torch.randn(size, size, device=device).to(kind) for _ in range(2))
+
+    def multiply() -> Tensor:
+        with float32_products(tf32):
+            return one @ two
+
+    return multiply
+
+
+def product_rate(device: str, dtype: str) -> float:
+    """Return the floating-point operations per second of products of large matrices.
+
+    They are smaller for a dtype for which the device has no instructions, which would take minutes.
+    """
+    size, most = _SMALLEST, 2048 if device == "cpu" else 8192
+    while size < most and 8 * _seconds_of_product(device, dtype, size, 1) <= _AFFORDABLE:
+        size *= 2
+    return 2 * size**3 / _seconds_of_product(device, dtype, size, 5)
+
+
+def _seconds_of_product(device: str, dtype: str, size: int, rounds: int) -> float:
+    return statistics.median(seconds_of({"": product(device, dtype, size)}, device, rounds)[""])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -29,11 +29,11 @@ from patchloom.runs.folder import RunFolder
 from patchloom.runs.held_out import with_share
 from patchloom.runs.settings import ResolvedSettings, request, why_task
 from patchloom.sizes import compact, in_pixels
+from patchloom.system.device import Cores, cores, keep_freed_memory
 from patchloom.system.files import write_whole
-from patchloom.system.hardware import Cores, cores, keep_freed_memory
 from patchloom.tasks import task_class
 from patchloom.tasks.custom import label
-from patchloom.train.estimate import Forecast, forecast_run, meta_task, smaller_steps
+from patchloom.train.estimate import Forecast, forecast_run, smaller_steps
 from patchloom.train.resolve import LARGE, measure_data, resolve
 
 # Proposed settings for pre-training, and their cost on this machine.
@@ -52,7 +52,6 @@ class Proposal(Displayable):
         reasons: reasons for the values of ``auto``, by setting.
         estimate: cost of the run; None if it was not asked for or could not be measured.
         failure: reason why it could not be measured.
-        side: longer side of the task's crops in pixels.
         fixed_size: whether all pictures have one fixed size and one channel, as for recordings.
     """
 
@@ -61,7 +60,6 @@ class Proposal(Displayable):
     reasons: dict[str, str]
     estimate: Forecast | None
     failure: str = ""
-    side: int = 0
     fixed_size: bool = False
 
     def parts(self, width: int) -> list[str | TextTable]:
@@ -124,7 +122,7 @@ class Proposal(Displayable):
         said += e.sentences()
         if e.step is not None and e.reading > e.step:
             remedy = "more --workers" if e.apart else "--workers 1"
-            kept = "whole" if self.fixed_size or s.crop_scale == "native" else round(_KEPT * self.side)
+            kept = "whole" if self.fixed_size or s.crop_scale == "native" else round(_KEPT * e.crop)
             remedy += f" or --cache {kept}" if s.cache == "none" else ""
             said.append(f"reading takes longer than training: {remedy} can make it faster")
         return said
@@ -134,19 +132,18 @@ def propose(
     data: Sequence[str], training: Source, settings: ResolvedSettings, reasons: dict[str, str], estimate: bool = True
 ) -> Proposal:
     """Build a proposal, with the cost of a run measured in a few steps if ``estimate``."""
-    made, failure, side = None, "", 0
+    made, failure = None, ""
     if estimate:
         keep_freed_memory()
         share = min(settings.batch_size, len(training))
         try:
             made = forecast_run(settings, training, share, Cores(cores()), RunFolder("runs"))
-            side = max(meta_task(settings).augment.size)
         except torch.OutOfMemoryError:
             full = f"the device has too little memory for {share} {training.noun} at once"
             failure = f"{full}: {smaller_steps(settings)}"
         except PatchloomError as problem:  # keeps the results on the images
             failure = str(problem)
-    return Proposal(data, settings, reasons, made, failure, side, training.modality.own_size is not None)
+    return Proposal(data, settings, reasons, made, failure, training.modality.own_size is not None)
 
 
 # Survey of recordings: a column of the table, and advice.
@@ -166,9 +163,9 @@ def column_of(found: Survey) -> dict[str, str]:
     shortest, median, longest = (f"{value:.2f}" for value in (lengths.min(), np.median(lengths), lengths.max()))
     span = shortest if shortest == longest else f"{shortest} to {longest}, {median} at the median"
     return {
-        "files": _format_shares(kinds),
-        "rate": _format_shares(rates),
-        "channels": _format_shares(channels),
+        "files": _format_counts(kinds, _MOST),
+        "rate": _format_counts(rates, _MOST),
+        "channels": _format_counts(channels, _MOST),
         "seconds": f"{span}; {duration(float(lengths.sum()))} in all",
         "unreadable": f"{len(found.broken):,}",
         "copies": f"{found.repeated:,}",
@@ -194,14 +191,6 @@ def _seconds(found: Survey) -> np.ndarray:
     """Return the length of each recording in seconds, float64 [n]."""
     assert found.source.sound is not None
     return found.rows["width"] / found.source.sound.rate
-
-
-def _format_shares(counts: Counter[str]) -> str:
-    """Format counts as "16,000 Hz (900), 8,000 Hz (3)"."""
-    if len(counts) == 1:
-        return next(iter(counts))
-    more = [f"{len(counts) - _MOST:,} others"] * (len(counts) > _MOST)
-    return ", ".join([*(f"{name} ({count:,})" for name, count in counts.most_common(_MOST)), *more])
 
 
 _TOLD = 10  # unreadable files, and classes, that are listed
@@ -348,10 +337,6 @@ class CheckResult(Displayable):
         return said
 
 
-# options that the proposal takes as they are
-_OF_PRETRAIN = ("model", "img_size", "patch_size", "epochs", "batch_size", "workers", "device", "group", "recipe")
-
-
 @verb(Check)
 def check(options: Check) -> CheckResult:
     """Check all images or recordings for faults, and propose settings for pre-training.
@@ -361,7 +346,7 @@ def check(options: Check) -> CheckResult:
             of which none occurs in all splits (otherwise they are a ``refusal``), or a file that cannot be written.
     """
     data, workers = options.data, None if options.workers == "auto" else options.workers
-    given = {name: getattr(options, name) for name in _OF_PRETRAIN}
+    given = options.settings()
     if options.recipe is not None:
         given = {name: value for name, value in given.items() if value != "auto"}
     asked = request(data, options.task, given)
@@ -383,9 +368,13 @@ def check(options: Check) -> CheckResult:
         lines = [f"{one.source.describe(i)}\t{reason}\n" for one in found for i, reason in one.broken]
         write_whole(Path(options.out), "".join([*lines, *(f"{name}\t{reason}\n" for name, reason in odd)]))
     if refusal:  # report the commonest kind alone, and end with the reason
-        sources = [one.source.subset(_indices_of(one, usual)) for one in found]
         if not all(set(one.moments) & usual for one in found):
             raise PatchloomError(refusal)
+        sources = []
+        for one in found:
+            alike = one.rows["index"][np.isin(one.rows["channels"], list(usual))]
+            unreadable = np.array([i for i, _ in one.broken], np.int64)
+            sources.append(one.source.subset(np.union1d(alike, unreadable)))
         found = [survey(source, None, workers) for source in sources]
         training = hold_out(sources[0], asked.held_out, seed=asked.seed, exact=False)[0]
     if training.sound is None:
@@ -410,12 +399,6 @@ def _usual_channels(found: Sequence[Survey]) -> set[int]:
         counts.update(1 if c in (1, 3) else c for c in one.rows["channels"].tolist())
     most = counts.most_common(1)[0][0]
     return {1, 3} if most == 1 else {most}
-
-
-def _indices_of(found: Survey, usual: set[int]) -> np.ndarray:
-    """Return the indices, sorted, of images with a usual number of channels and of unreadable ones."""
-    alike = found.rows["index"][np.isin(found.rows["channels"], list(usual))]
-    return np.union1d(alike, np.array([i for i, _ in found.broken], np.int64))
 
 
 def _odd_images(found: Survey, usual: set[int] | None = None) -> list[tuple[int, str]]:
@@ -528,10 +511,13 @@ def _sizes(rows: np.ndarray, stats: Stats) -> str:
     return f"{smallest} to {largest}, {stats.height}x{stats.width} at the median; {len(sizes):,} sizes"
 
 
-def _format_counts(counts: dict[str, int]) -> str:
+def _format_counts(counts: Mapping[str, int], most: int | None = None) -> str:
+    """Format counts as "16,000 Hz (900), 8,000 Hz (3)": all in their order, or the ``most`` frequent ones."""
     if len(counts) == 1:
         return next(iter(counts))
-    return ", ".join(f"{name} ({count:,})" for name, count in counts.items())
+    shown = counts.items() if most is None else Counter(counts).most_common(most)
+    others = [f"{len(counts) - len(shown):,} others"] * (len(counts) > len(shown))
+    return ", ".join([*(f"{name} ({count:,})" for name, count in shown), *others])
 
 
 def _faults(found: Survey, split: str) -> list[str]:

@@ -73,7 +73,7 @@ def _fault_of_torch(error: Exception) -> PatchloomError | None:
     if "torch" not in sys.modules:
         return None
     from patchloom.data.workers import lost_worker
-    from patchloom.system.hardware import memory_shortage
+    from patchloom.system.device import memory_shortage
 
     if lost := lost_worker(error):  # from a signal handler, so it may come outside of the training
         return lost

@@ -183,8 +183,14 @@ class Displayable:
         return str(self)
 
     def _repr_html_(self) -> str:
-        parts = [*self.parts(_WIDE), self.refusal]
-        return "\n".join(_element(part) for part in parts if part)
+        parts: list[str | TextTable] = [part for part in (*self.parts(_WIDE), self.refusal) if part]
+        shown = []
+        for part in parts:
+            if isinstance(part, TextTable):
+                shown.append(part.html())
+            else:
+                shown.append(f"<pre>{escape(part)}</pre>" if isinstance(part, Verbatim) else f"<p>{_html(part)}</p>")
+        return "\n".join(shown)
 
 
 def json_value(value: Any) -> Any:
@@ -198,12 +204,6 @@ def json_value(value: Any) -> Any:
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     return json_value(value.item()) if hasattr(value, "item") else [json_value(one) for one in value]
-
-
-def _element(part: str | TextTable) -> str:
-    if isinstance(part, TextTable):
-        return part.html()
-    return f"<pre>{escape(part)}</pre>" if isinstance(part, Verbatim) else f"<p>{_html(part)}</p>"
 
 
 def truncate_middle(name: str, width: int) -> str:
@@ -421,11 +421,6 @@ def track_progress(items: Iterable[T], total: int, what: str) -> Iterator[T]:
         for item in items:
             yield item
             waiting.advance()
-
-
-def progress_message(what: str) -> contextlib.AbstractContextManager[object]:
-    """Return a context manager that shows a status line if its block is slow and ``what`` is not empty."""
-    return StatusMessage(what) if what else contextlib.nullcontext()
 
 
 def _stream() -> TextIO:

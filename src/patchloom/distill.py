@@ -49,8 +49,8 @@ from patchloom.pace import Pace
 from patchloom.results.evaluation import Evaluation
 from patchloom.runs.encoder import STUDENT_CARD, STUDENT_WEIGHTS, load_encoder
 from patchloom.sizes import in_pixels
+from patchloom.system.device import float32_products
 from patchloom.system.files import write_whole
-from patchloom.system.hardware import float32_products
 from patchloom.system.load import BackgroundLoad, Load
 
 _OF_EVALUATIONS = ("seed", "device", "workers", "model", "group")  # options that the comparison takes as they are

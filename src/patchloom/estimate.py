@@ -1,11 +1,12 @@
-"""Estimates of the time and memory of work before it begins, from a few trial steps, for all verbs."""
+"""Seconds and bytes of work before it begins, for all verbs: from one timed step of it, and one count of its bytes."""
 
 from __future__ import annotations
 
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,15 +15,21 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
+from patchloom.display import duration
 from patchloom.errors import PatchloomError
-from patchloom.system.hardware import LiveBytes
+from patchloom.system.device import synchronize
+from patchloom.system.load import Load
+
+_LONG = 24 * 3600.0  # seconds from which work gets a hint on how to make it shorter
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """Estimated time and memory.
+    """Estimated time of a training.
 
     Attributes:
         steps: number of steps.
@@ -30,11 +37,9 @@ class Estimate:
         reading: seconds for reading the images of a step; 0 if included in ``step``.
         apart: whether other processes read while the device computes.
         shared: seconds per step of both on the cores that they share; 0 if they share none.
-        start: seconds before the first step.
-        validation: seconds for all validations.
-        end: seconds after the last step.
-        memory: peak memory in bytes; None if unknown.
-        disc: bytes of all files; None if unknown.
+        how: source of the seconds; without meaning if they are unknown.
+        steps_alone: whether held-out measures and the final evaluation are left out of the seconds.
+        load: load by other programs while the seconds were measured.
     """
 
     steps: int
@@ -42,30 +47,42 @@ class Estimate:
     reading: float = 0.0
     apart: bool = False
     shared: float = 0.0
-    start: float = 0.0
-    validation: float = 0.0
-    end: float = 0.0
-    memory: float | None = None
-    disc: float | None = None
+    how: str = "measured"
+    steps_alone: bool = True
+    load: Load = Load()
 
     @property
     def total(self) -> float | None:
         """Total time in seconds; None if unknown."""
         if self.step is None:
             return None
-        each = with_reading(self.step, self.reading, self.apart, self.shared)
-        return self.start + self.steps * each + self.validation + self.end
+        each = max(self.step, self.reading, self.shared) if self.apart else self.step + self.reading
+        return self.steps * each
 
-
-def with_reading(step: float, reading: float, apart: bool, shared: float = 0.0) -> float:
-    """Return the seconds of a step with reading, done by other processes at the same time if ``apart``."""
-    return max(step, reading, shared) if apart else step + reading
+    def time_sentences(self) -> list[str]:
+        """Return a line on the time of steps, with hints; on their number if the time is unknown."""
+        if self.total is None or self.step is None:
+            return [f"takes {self.steps:,} steps: the first ones will show how long"]
+        each = f"{self.step:.2g} s" if self.step < 60 else duration(self.step)
+        rest = "; without held-out measures and final evaluation" if self.steps_alone else ""
+        said = [f"takes about {duration(max(1, self.total))}: {self.steps:,} steps of {each}, {self.how}{rest}"]
+        if busy := self.load.sentence():
+            said.append(f"  {busy}")
+        if self.total > _LONG:
+            said.append("  to shorten it: a GPU, a smaller --model, a smaller --img_size or fewer --epochs")
+        return said
 
 
 def time_steps(
-    step: Callable[[], Any], *, least: int, seconds: float = 0.0, most: float = math.inf, slow: float = math.inf
+    step: Callable[[], Any],
+    *,
+    least: int,
+    seconds: float = 0.0,
+    most: float = math.inf,
+    slow: float = math.inf,
+    warm_up: bool = True,
 ) -> list[float]:
-    """Time single steps, after one for warm-up.
+    """Time single steps, by default after one for warm-up.
 
     Args:
         step: function that makes one step and waits for the device.
@@ -73,11 +90,13 @@ def time_steps(
         seconds: time for more than ``least`` steps.
         most: largest number of timed steps, if it is above ``least``.
         slow: seconds after which timing stops, even with fewer than ``least`` steps.
+        warm_up: whether a first step is left out: it loads libraries and prepares kernels for its number of images.
 
     Returns:
         Seconds of each timed step.
     """
-    step()
+    if warm_up:
+        step()
     taken: list[float] = []
     while not taken or ((len(taken) < least or (sum(taken) < seconds and len(taken) < most)) and sum(taken) < slow):
         begun = time.perf_counter()
@@ -100,34 +119,76 @@ def typical_seconds(taken: Sequence[float]) -> float:
     return statistics.median(means or taken)
 
 
-def scaled_seconds(
-    work: Callable[[int], object], n: int, few: int, some: int, slow: float, again: bool = False
-) -> float:
-    """Extrapolate the seconds of ``work`` on n images from those on ``few`` and on ``some`` images.
+def seconds_of(ways: Mapping[Any, Callable[[], Any]], device: str = "cpu", rounds: int = 5) -> dict[Any, list[float]]:
+    """Time several implementations, interleaved, after a warm-up round; return the seconds of each round by name."""
+    seconds: dict[Any, list[float]] = {name: [] for name in ways}
+    for round_ in range(rounds + 1):
+        for name, way in ways.items():
+            synchronize(device)
+            start = time.perf_counter()
+            way()
+            synchronize(device)
+            if round_:
+                seconds[name].append(time.perf_counter() - start)
+    return seconds
 
-    Time that does not depend on the number of images, such as the steps of a probe, is not multiplied. If the few
-    images take more than ``slow`` seconds, twice as many are timed next instead of ``some``. Otherwise ``again``
-    repeats the timing, so that preparing kernels for a new number of images does not count.
+
+def scaled_seconds(n: int, few: tuple[int, float], some: tuple[int, float]) -> float:
+    """Extrapolate to n images from two numbers of images and their seconds.
+
+    Time that does not depend on the number of images, such as the optimiser's, is not multiplied.
     """
-    few = min(n, few)
-    first = _seconds(work, few)  # includes one-time loading
-    if few == n:
-        return first
-    least = _seconds(work, few)
-    some = min(n, some if least <= slow else 2 * few)
-    more = _seconds(work, some)
-    if again and least <= slow:
-        more = _seconds(work, some)
-    return more + max(0.0, more - least) * (n - some) / (some - few)
+    (small, least), (large, seconds) = few, some
+    return seconds + (n - large) * max(0.0, seconds - least) / (large - small) if n > large else seconds
 
 
-def _seconds(work: Callable[[int], object], count: int) -> float:
-    begun = time.perf_counter()
-    work(count)
-    return time.perf_counter() - begun
+# Memory and operations of a step on fake tensors, which allocate no memory.
 
 
-# A step on fake tensors, which allocate no memory.
+_CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
+
+
+class LiveBytes(TorchDispatchMode):
+    """Context that counts the bytes of tensors made in it, fake ones (`FakeTensorMode`) as if they were real.
+
+    Workspaces that kernels allocate themselves are not seen. For convolutions, one is assumed: a copy of all inputs and
+    outputs, as oneDNN makes for its own layouts.
+
+    Attributes:
+        now: bytes of tensors that are alive.
+        peak: largest number of bytes that were alive together.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for one in tree_leaves(made):
+            if isinstance(one, Tensor):
+                self._add(one.untyped_storage())
+        if func in _CONVOLUTIONS:
+            copied = sum(one.nbytes for one in tree_leaves((args, made)) if isinstance(one, Tensor))
+            self.peak = max(self.peak, self.now + copied)
+        return made
+
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        key = storage._cdata
+        if key in self._alive:
+            return
+        size = storage.nbytes()
+
+        def gone(_: weakref.ref[torch.UntypedStorage]) -> None:
+            self.now -= size
+            del self._alive[key]
+
+        self._alive[key] = weakref.ref(storage, gone)
+        self.now += size
+        self.peak = max(self.peak, self.now)
 
 
 @dataclass

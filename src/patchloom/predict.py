@@ -32,8 +32,8 @@ from patchloom.options.declare import verb
 from patchloom.options.verbs import Predict
 from patchloom.results.evaluation import note_unreadable
 from patchloom.runs.folder import data_slug
+from patchloom.system.device import float32_products
 from patchloom.system.files import make_folder, read_text, write_whole
-from patchloom.system.hardware import float32_products
 
 _BY = "predicted-by.json"
 _LISTS = ("classes.txt", "detections.json", *CLASS_FILES)

@@ -12,7 +12,7 @@ from patchloom.data.sources.synthetic import Shapes
 from patchloom.data.stats import channels_of, input_notes, measure, normalize, statistics_of
 from patchloom.data.workers import in_workers
 from patchloom.errors import PatchloomError
-from patchloom.system.hardware import cores
+from patchloom.system.device import cores
 
 
 def test_channels(tmp_path, draw):

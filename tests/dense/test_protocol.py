@@ -23,13 +23,13 @@ from patchloom.data.source import Source
 from patchloom.dense.annotations.base import AnnotatedData
 from patchloom.dense.checkpoint import load_dense
 from patchloom.errors import Stopped
+from patchloom.estimate import LiveBytes
 from patchloom.evaluate.protocols import evaluate
 from patchloom.evaluate.trainer import Trainer
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file, save_encoder
 from patchloom.results import store
 from patchloom.results.claims import Claim
-from patchloom.system.hardware import LiveBytes
 
 KINDS: dict[str, type[Squares | BoxedSquares]] = {"segment": Squares, "detect": BoxedSquares}
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -39,7 +39,7 @@ from patchloom.evaluate.trainer import Trainer, temporary_seed
 from patchloom.nets.build import EncoderSpec, build_encoder, outline
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.finetune import with_variant
-from patchloom.options.parse import evaluate_spec, parse_evaluate
+from patchloom.options.parse import evaluate_spec, parse_call
 from patchloom.pace import Pace
 from patchloom.results.claims import CONSTANT
 
@@ -155,7 +155,7 @@ def test_every_value_is_an_option_of_every_protocol_that_trains() -> None:
     words = [part for name, value in options.items() for part in (f"--{name}", value)]
     expected = {"epochs": 7, "blr": [1e-4, 0.01], "betas": (0.9, 0.95), "flip": False, "pooling": "class"}
     for protocol in ("finetune", "blocks:2", "few-shot", "keywords"):
-        given = parse_evaluate([protocol, "RUN", "DATA", *words])
+        given = parse_call("evaluate", [protocol, "RUN", "DATA", *words])
         assert {name: given[name] for name in options} == expected
         own = {field.name for field in fields(Recipe)} - {"batch", "recordings"}  # --batch_size tells of the batch
         assert all(given[name] is None for name in own if name not in options) and "batch" not in given

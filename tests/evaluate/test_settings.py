@@ -29,7 +29,7 @@ from patchloom.results.evaluation import Evaluation, few_remark
 from patchloom.runs.encoder import load_encoder
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.training_set import digest_of_record, no_record, write_record
-from patchloom.system import hardware
+from patchloom.system import device as hardware
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from patchloom.system.hardware import float32_products
+from patchloom.system.device import float32_products
 from patchloom.train.step import Stepper
 
 # cuBLAS reads this once in a process, when it is first used: here it is set before any test. Without it, products may

@@ -77,12 +77,6 @@ class Numbers:
         return number, os.getpid()
 
 
-def work_for_ever(path: str) -> None:
-    """Write the process id, and wait for a signal."""
-    Path(path).write_text(str(os.getpid()))
-    time.sleep(600)
-
-
 def _train(images: str, out: str, options: dict[str, Any], event: int | None, told: Any) -> None:
     multiprocessing.set_start_method("fork", force=True)  # for processes that read images; a fork server is slow
     seen = die_at(event, out, _EVENTS)

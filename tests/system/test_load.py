@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from patchloom.system import hardware, load
+from patchloom.system import device as hardware
+from patchloom.system import load
 from patchloom.system.load import BackgroundLoad, Load, LoadWatch
 
 

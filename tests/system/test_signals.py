@@ -6,18 +6,16 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from signal import raise_signal
 
 import pytest
-from killing import Numbers, work_for_ever
+from killing import Numbers
 
 from patchloom import cli
 from patchloom.data.workers import in_threads, in_workers
 from patchloom.errors import PatchloomError, Stopped
-from patchloom.system.hardware import peak_in_subprocess
 from patchloom.system.signals import SIGNALS, Stop, StopAtOnce
 
 INT, TERM, HUP = SIGNALS
@@ -198,7 +196,7 @@ def test_a_worker_that_does_not_end_is_ended():
 ALONE = """
 import os, sys, time
 sys.path[:0] = [{here!r}]
-from killing import Numbers, work_for_ever
+from killing import Numbers
 from patchloom.data.workers import in_threads, in_workers
 if __name__ == "__main__":
     given = in_workers(Numbers(), range(100), 2)
@@ -234,28 +232,6 @@ def test_no_worker_outlives_the_main_process(then, code):
     _, told = main.communicate(timeout=60)
     assert main.returncode == code and told == ""
     assert all(gone(worker, 20) for worker in workers)
-
-
-@pytest.mark.slow
-def test_the_process_that_measures_memory_ends_with_the_main_one(tmp_path):
-    file, seen = tmp_path / "process", []
-
-    def ask() -> None:
-        while not (file.exists() and file.read_text()):
-            time.sleep(0.05)
-        seen.append(int(file.read_text()))
-        for number in SIGNALS:
-            os.kill(seen[0], number)
-        seen.append(gone(seen[0], 0.5))
-        os.kill(os.getpid(), TERM)
-
-    asking = threading.Thread(target=ask, daemon=True)
-    asking.start()
-    with StopAtOnce(), pytest.raises(KeyboardInterrupt):
-        peak_in_subprocess(work_for_ever, "cpu", str(file))
-    asking.join()
-    process, ended_early = seen
-    assert not ended_early and gone(process, 60)
 
 
 @pytest.mark.slow

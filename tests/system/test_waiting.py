@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from patchloom.system import waiting
-from patchloom.system.hardware import own_cores
+from patchloom.system.device import own_cores
 
 SCRIPT = """
 import os, sys, time

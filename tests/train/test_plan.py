@@ -19,11 +19,10 @@ from patchloom.cli import main
 from patchloom.data.sources.open import open_data
 from patchloom.data.stats import Stats
 from patchloom.errors import PatchloomError, TemporaryError
-from patchloom.estimate import Estimate
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.held_out import HeldOut
 from patchloom.runs.settings import request
-from patchloom.system.hardware import Cores
+from patchloom.system.device import Cores
 from patchloom.system.load import Load
 from patchloom.tasks import task_class
 from patchloom.train import estimate
@@ -219,18 +218,18 @@ def test_minutes_become_epochs_by_the_time_of_a_step():
 def test_the_time_of_reading_is_shared_by_workers_and_saved_by_a_cache(monkeypatch):
     monkeypatch.setattr(estimate, "time_steps", lambda step, **_: [0.4])
     monkeypatch.setattr(estimate, "seconds_of_reading", lambda *_: (0.04, 0.02))
-    settings, source = (
-        settings_for(epochs=10, threads=2, workers=0, cache="none", batch_size=10),
-        open_data("shapes:20"),
-    )
-    found, _ = estimate.try_steps(settings, 10, source.train, Cores(4), 7)
-    assert found == Estimate(steps=7, step=0.4, reading=pytest.approx(0.6))
+    settings = settings_for(epochs=10, threads=2, workers=0, cache="none", batch_size=10)
+    source = open_data("shapes:20").train
+
+    def tried(**changes):
+        found = estimate.try_steps(replace(settings, **changes), 10, source, Cores(4), 7)
+        assert (found.steps, found.step) == (7, pytest.approx(0.4))
+        return found.reading, found.apart, found.shared
+
+    assert tried() == (pytest.approx(0.6), False, 0)
     work = (0.4 * 2 + 0.6) / 4  # of the cores that there are
-    found, _ = estimate.try_steps(replace(settings, workers=3), 10, source.train, Cores(4), 7)
-    shared = {"reading": pytest.approx(0.2), "apart": True, "shared": pytest.approx(work)}
-    assert found == Estimate(steps=7, step=0.4, **shared)
-    assert estimate.with_cache(settings, 0.5, 0.1) == pytest.approx(0.6)
-    assert estimate.with_cache(replace(settings, cache="whole"), 0.5, 0.1) == pytest.approx(0.15)
+    assert tried(workers=3) == (pytest.approx(0.2), True, pytest.approx(work))
+    assert tried(cache="whole")[0] == pytest.approx(10 * (0.04 / 10 + 0.02))
 
 
 def test_a_long_step_is_extrapolated_without_what_does_not_depend_on_the_images(monkeypatch):
@@ -242,7 +241,7 @@ def test_a_long_step_is_extrapolated_without_what_does_not_depend_on_the_images(
         return [1 + made[-1] / 2]
 
     monkeypatch.setattr(estimate, "time_steps", timed)
-    found, _ = estimate.try_steps(settings_for(batch_size=64), 64, open_data("shapes:80").train, Cores(2), 10)
+    found = estimate.try_steps(settings_for(batch_size=64), 64, open_data("shapes:80").train, Cores(2), 10)
     assert made == [2, 4] and found.step == 1 + 64 / 2
 
 
@@ -253,7 +252,7 @@ def test_bytes_of_a_task_and_of_a_step():
     assert sizes.trained == 4 * sum(one.numel() for one in task.parameters() if one.requires_grad)
     assert sizes.checkpoint == 4 * sum(one.numel() for one in task.state_dict().values()) + 2 * sizes.trained
     assert sizes.state == sizes.weights + 3 * sizes.trained
-    step = estimate.Sketch(8, TaskBytes(10, 5, 0, 0), 80, 800, 1.0)
+    step = estimate.Sketch(8, TaskBytes(10, 5, 0, 0), (1, 10), 80, 800, 1.0)
     assert (step.least(), step.least(4), step.likely) == (25 + 880, 25 + 440, 25 + 400 + 1000)
 
 

@@ -21,8 +21,8 @@ from patchloom.runs.folder import RunFolder
 from patchloom.runs.settings import ResolvedSettings, Settings, request
 from patchloom.runs.task import prepare_task
 from patchloom.system import distributed
+from patchloom.system.device import Cores, choose_workers
 from patchloom.system.distributed import cores_here
-from patchloom.system.hardware import Cores, choose_workers
 from patchloom.tasks import build_task, with_defaults
 from patchloom.tasks.defaults import momentum_for
 from patchloom.train.estimate import too_little_memory
@@ -37,7 +37,7 @@ def test_points():
     assert max(event_steps(7, 0.25)) == 7 and max(event_steps(1, 0.25)) == 1
 
 
-def test_no_decay_on_biases_norms_tokens_and_positions():
+def test_no_decay_on_biases_norms_tokens_positions_and_scalars():
     options = {"reg_tokens": 2}
     encoder = build_encoder(EncoderSpec("nano", (16, 16), 4, positions="learned", options=options))
     task = build_task({"name": "mae"}, encoder)
@@ -50,9 +50,6 @@ def test_no_decay_on_biases_norms_tokens_and_positions():
     assert "questions.pixels.decoder.mask_token" in kept_free
     assert "encoder.blocks.0.attn.qkv.bias" in kept_free and "encoder.norm.weight" in kept_free
     assert len(decayed["params"]) + len(free["params"]) == len([w for w in task.parameters() if w.requires_grad])
-
-
-def test_no_decay_on_scalars():
     net = torch.nn.Linear(2, 2)
     net.gain = torch.nn.Parameter(torch.zeros(()))
     assert any(one is net.gain for one in parameter_groups(net, 0.05)[1]["params"])
@@ -266,9 +263,8 @@ def test_compiling_needs_a_compiler_that_works(monkeypatch):
     [("cpu", 1, 1, "CUDA GPU"), ("cuda", 2, 1, "--accumulate 2"), ("cuda", 1, 2, "single process"), ("cuda", 1, 1, "")],
 )
 def test_cuda_graphs_are_refused_where_gradients_outlive_a_step(device, accumulate, world, why, monkeypatch):
-    monkeypatch.setattr("patchloom.train.resolve.cannot_compile", lambda device: None)
-    monkeypatch.setattr("patchloom.train.resolve.check_device", lambda device: None)
-    monkeypatch.setattr("patchloom.train.resolve.choose_precision", lambda device: ("float32", ""))
+    for name, value in (("cannot_compile", None), ("check_device", None), ("choose_precision", ("float32", ""))):
+        monkeypatch.setattr(f"patchloom.train.resolve.{name}", lambda device, value=value: value)
     given = {"device": device, "accumulate": accumulate, "compile": "graphs"}
     asked = replace(NANO, **given)
     if not why:

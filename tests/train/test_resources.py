@@ -275,41 +275,28 @@ def test_one_that_was_moved_goes_on_when_it_is_back(images, undisturbed, tmp_pat
     assert "Resuming after step 4 of" in capfd.readouterr().out
 
 
-def no_locks(monkeypatch):
-    def refused(*arguments):
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+def refusing(call, number: int, end: str = ""):
+    """Return ``call`` of a system that refuses it for files whose names have that end."""
 
-    monkeypatch.setattr(fcntl, "lockf", refused)
+    def refused(file, *arguments, **more):
+        if str(file).endswith(end):
+            raise OSError(number, os.strerror(number))
+        return call(file, *arguments, **more)
 
-
-def no_lock_file(monkeypatch):
-    def refused(path, *arguments, **more):
-        if str(path).endswith(".lock"):
-            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
-        return open(path, *arguments, **more)
-
-    monkeypatch.setattr(folders, "open", refused, raising=False)
+    return refused
 
 
-def no_module(monkeypatch):
-    monkeypatch.setattr(folders, "fcntl", None)
+SYSTEMS = {
+    "no locks": (fcntl, "lockf", refusing(fcntl.lockf, errno.ENOLCK)),
+    "no lock file": (folders, "open", refusing(open, errno.EOPNOTSUPP, ".lock")),
+    "no module": (folders, "fcntl", None),
+    "no answer": (os, "stat", refusing(os.stat, errno.EIO, ".lock")),  # for a while
+}
 
 
-def no_answer(monkeypatch):
-    """Simulate a disc that cannot be queried for a while."""
-    stat = os.stat
-
-    def refused(path, *arguments, **more):
-        if str(path).endswith(".lock"):
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return stat(path, *arguments, **more)
-
-    monkeypatch.setattr(os, "stat", refused)
-
-
-@pytest.mark.parametrize("system", [no_locks, no_lock_file, no_module, no_answer])
+@pytest.mark.parametrize("system", SYSTEMS)
 def test_file_systems_without_locks_are_served(system, tmp_path, monkeypatch):
-    system(monkeypatch)
+    monkeypatch.setattr(*SYSTEMS[system], raising=False)
     run = RunFolder(tmp_path)
     run.lock()
     run.write_metrics([{"step": "0"}])

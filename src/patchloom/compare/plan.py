@@ -27,8 +27,8 @@ from patchloom.runs.past import COMPARISON
 from patchloom.runs.settings import ResolvedSettings, Settings, option_text, request
 from patchloom.runs.task import prepare_task
 from patchloom.system.checksummed import read_checksummed, write_checksummed
+from patchloom.system.device import Cores, cores
 from patchloom.system.files import make_folder
-from patchloom.system.hardware import Cores, cores
 from patchloom.tasks.custom import label
 from patchloom.train.estimate import forecast_run, rounded
 from patchloom.train.init import Start

@@ -35,8 +35,8 @@ from patchloom.data.augment import resize_part
 from patchloom.data.source import Source, View, digest
 from patchloom.data.stats import sample_images
 from patchloom.errors import PatchloomError, TemporaryError
+from patchloom.system.device import free_memory
 from patchloom.system.files import cache_root, disk_error_kind, remove_leftovers, size_in_words, write_whole
-from patchloom.system.hardware import free_memory
 
 try:
     import fcntl

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from patchloom.data.augment import ImagePart, resize_part
-from patchloom.system.hardware import float32_products
+from patchloom.system.device import float32_products
 
 _MOST = 4  # times the pixels of a view: a reader resizes larger parts itself, since sending them would take longer
 _MEAN = 2.5  # bound of their mean, by crops of a fifth of an image to all of it

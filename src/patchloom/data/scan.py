@@ -27,7 +27,7 @@ from patchloom.data.stats import Moments, Stats, sample_indices
 from patchloom.data.workers import in_workers
 from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError
-from patchloom.system.hardware import cores
+from patchloom.system.device import cores
 
 _EACH = 64  # images in a part, at most
 _SILENT = 2**15 // 1000  # largest deviation of the samples of a silent recording from their middle

@@ -26,7 +26,7 @@ from patchloom.data.source import Source
 from patchloom.data.workers import in_workers
 from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError
-from patchloom.system.hardware import cores
+from patchloom.system.device import cores
 
 _PIXELS = 2**16  # summed at a time: their floats fit into the CPU cache, which is ten times faster for large images
 _TIMED = 8  # images whose reading is timed

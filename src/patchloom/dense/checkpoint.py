@@ -24,7 +24,7 @@ from patchloom.nets.checkpoints.format import (
 )
 from patchloom.nets.checkpoints.read import expect_intact, read_metadata, read_weights
 from patchloom.nets.finetune import Variant, at_size
-from patchloom.system.hardware import MemoryGuard
+from patchloom.system.device import MemoryGuard
 
 _RANGES = {"size": (1, 2**14), "side": (1, 2**16), "ids": (0, LARGEST_ID)}
 _DEEPEST = 2**16 - 1  # number in a label map

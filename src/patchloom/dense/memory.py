@@ -10,13 +10,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from patchloom.dense.annotations.base import Annotated, T
 from patchloom.dense.recipes import R
-from patchloom.display import is_first, print_line, progress_message
+from patchloom.display import StatusMessage, is_first, print_line
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.select import Candidate, Plan
 from patchloom.evaluate.trainer import Trainer
 from patchloom.nets.encode import patch_side
+from patchloom.system.device import free_memory, memory, resident
 from patchloom.system.distributed import smallest, world
-from patchloom.system.hardware import free_memory, memory, resident
 
 _GIB = 2**30
 _SLACK = 1.15  # of memory over what is counted, which allocators do not give back at once
@@ -48,7 +48,7 @@ def foresee_memory(
     # models that are trained already, and the best weights, are on the CPU
     kept = own * (len(candidates) - 1 + (held is not None)) if kind == "cpu" else 0
     least = min(images, 2 if any(isinstance(one, _BatchNorm) for one in model.modules()) else 1)
-    with progress_message("counting what a step takes"):
+    with StatusMessage("counting what a step takes"):
         counted = trainer.bytes_of_step(images)
         if counted is None:
             return

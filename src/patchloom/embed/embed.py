@@ -40,7 +40,7 @@ from patchloom.embed.parts import (
     to_utf8,
 )
 from patchloom.errors import PatchloomError, TemporaryError, listing
-from patchloom.estimate import scaled_seconds
+from patchloom.estimate import scaled_seconds, time_steps
 from patchloom.evaluate.features import digest_tensors, each_batch, runs_in_bfloat16
 from patchloom.evaluate.settings import EvalSettings, open_with_notes, print_input_notes, print_notes_once
 from patchloom.look.context import NamedEncoder
@@ -72,6 +72,7 @@ from patchloom.options.declare import verb
 from patchloom.options.verbs import LAST, Embed, Tokens
 from patchloom.results.evaluation import note_unreadable
 from patchloom.runs.encoder import encoder_place, load_encoder, load_extra_module
+from patchloom.system.device import choose_workers, float32_products, free_memory
 from patchloom.system.distributed import (
     cores_here,
     first_decides,
@@ -81,7 +82,6 @@ from patchloom.system.distributed import (
     world,
 )
 from patchloom.system.files import size_in_words
-from patchloom.system.hardware import choose_workers, float32_products, free_memory
 from patchloom.system.load import BackgroundLoad
 from patchloom.version import __version__
 from patchloom.withhold.encoder_input import all_patches
@@ -399,12 +399,16 @@ def seconds_for(encoding: Encoding, sources: Mapping[str, Source], images: int) 
     """Estimate the time for a number of images from a few of them; None if these cannot be read."""
     source = max(sources.values(), key=len)
 
-    def encode_some(count: int) -> None:
-        encoding.each(source.subset(evenly_spaced(len(source), count)), lambda *_: None)
+    def seconds_of_some(count: int, warm_up: bool = True) -> float:
+        some = source.subset(evenly_spaced(len(source), count))
+        return time_steps(lambda: encoding.each(some, lambda *_: None), least=1, warm_up=warm_up)[0]
 
     if images > 2 * _TIMED:
         with suppress(PatchloomError):  # none of the few can be read; the full pass reports the reason
-            return scaled_seconds(encode_some, images, few=_FEW, some=_TIMED, slow=_SLOW, again=True)
+            least = seconds_of_some(_FEW)
+            slow = least > _SLOW
+            more = 2 * _FEW if slow else _TIMED
+            return scaled_seconds(images, (_FEW, least), (more, seconds_of_some(more, warm_up=not slow)))
     return None
 
 

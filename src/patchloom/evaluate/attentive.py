@@ -32,7 +32,7 @@ from patchloom.nets.encode import encode, input_channels, patch_count, patch_siz
 from patchloom.nets.optimizer import parameter_groups
 from patchloom.nets.swin import Encoder, PlainViT
 from patchloom.options.evaluate import Precision
-from patchloom.system.hardware import free_memory
+from patchloom.system.device import free_memory
 from patchloom.withhold.encoder_input import all_patches
 
 _FILLED = 0.8  # share of the free memory that tokens may take

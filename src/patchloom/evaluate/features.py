@@ -40,8 +40,8 @@ from patchloom.nets.encode import (
 from patchloom.nets.heads import InstanceHead, pooled_tokens, poolings_of, select_pooling
 from patchloom.nets.swin import Encoder, is_hierarchical
 from patchloom.options.evaluate import Precision
+from patchloom.system.device import choose_precision, fetch_behind
 from patchloom.system.files import cache_root, regular, write_whole
-from patchloom.system.hardware import choose_precision, fetch_behind
 from patchloom.version import __version__
 from patchloom.withhold.encoder_input import all_patches
 

@@ -14,7 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 import torch
 
-from patchloom.display import duration, is_first, print_line, progress_message
+from patchloom.display import StatusMessage, duration, is_first, print_line
 from patchloom.errors import PatchloomError, listing
 from patchloom.estimate import time_steps
 from patchloom.evaluate.course import Course
@@ -22,8 +22,8 @@ from patchloom.evaluate.settings import D, EvalSettings, Parts, images_of, split
 from patchloom.evaluate.trainer import Trainer, temporary_seed
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.pace import Pace
+from patchloom.system.device import memory_shortage
 from patchloom.system.distributed import world
-from patchloom.system.hardware import memory_shortage
 from patchloom.system.load import BackgroundLoad
 
 RECIPE_SHARE = 0.1  # of the training images, held out to choose one of several recipes
@@ -249,7 +249,7 @@ def _announce(candidates: Sequence[Candidate], plan: Plan[D, R]) -> Pace:
     pace = Pace(len(candidates) * (course.steps + tried))
     if pace.total < _MEASURED_FROM:
         return pace
-    with temporary_seed(plan.settings), progress_message("measuring a few steps"), _enough_memory(plan):
+    with temporary_seed(plan.settings), StatusMessage("measuring a few steps"), _enough_memory(plan):
         train, held = parts.trained_on(plan.recipe, plan.settings)
         recipe, times = plan.recipe.timed(len(train))
         candidate, others = candidates[0], BackgroundLoad()

@@ -28,8 +28,8 @@ from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.checkpoints.live import has_no_folder
 from patchloom.options.evaluate import CommonOptions
 from patchloom.runs.held_out import describe_seen, seen_in_pretraining
+from patchloom.system.device import Cores, choose_workers, cores, usable_device
 from patchloom.system.distributed import first_decides, launch_once, launched_processes, processes_here, world
-from patchloom.system.hardware import Cores, choose_workers, cores, usable_device
 
 OWN_TEST = "the data's test split"
 TEST_SHARE = 0.2  # of data without test images

@@ -44,6 +44,7 @@ from patchloom.nets.optimizer import build_optimizer
 from patchloom.nets.performance import choose_attention, fuse_attention, use_kernels
 from patchloom.pace import Pace
 from patchloom.runs.checkpoint import Checkpoints, SaveTimer, as_best, best_of, restore, tensors_of, whole_weights
+from patchloom.system.device import keep_freed_memory
 from patchloom.system.distributed import (
     any_process,
     broadcast_buffers,
@@ -57,7 +58,6 @@ from patchloom.system.distributed import (
     world,
 )
 from patchloom.system.files import cache_root
-from patchloom.system.hardware import keep_freed_memory
 from patchloom.system.load import LoadWatch
 from patchloom.system.signals import Stop
 from patchloom.version import __version__

@@ -36,7 +36,7 @@ from patchloom.runs.folder import RunFolder, data_slug
 from patchloom.runs.held_out import own_held_out
 from patchloom.runs.task import LoadedTask, load_task, step_of_weights
 from patchloom.sizes import to_pair
-from patchloom.system.hardware import usable_device
+from patchloom.system.device import usable_device
 
 # The pictures of an encoder, and the options that select them.
 

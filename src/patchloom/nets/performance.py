@@ -19,7 +19,7 @@ from patchloom.errors import PatchloomError
 from patchloom.nets.decoders import CrossBlock
 from patchloom.nets.sparse_attention import BlockKernels, attention_of
 from patchloom.nets.swin import Encoder, blocks_of, is_hierarchical, patch_embedding, stages_of
-from patchloom.system.hardware import memory
+from patchloom.system.device import memory
 
 NATIVE: BlockKernels | None = None
 with suppress(ImportError):  # nets/native is optional: without it everything runs on torch's kernels

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, field, fields
+from dataclasses import MISSING, Field, field, fields
 from functools import cache, wraps
 from inspect import Parameter, Signature
 from math import inf
@@ -145,11 +145,16 @@ def place(about: str, default: Any = MISSING, kind: str = "", group: str = "") -
     return field(default=default, metadata={"about": about, "positional": True, "kind": kind, "group": group})
 
 
+def _in_order(kind: Any) -> list[Field[Any]]:
+    """Return the fields of a dataclass, positional ones first: those of its base come before them."""
+    return sorted(fields(kind), key=lambda one: "positional" not in one.metadata)
+
+
 @cache
 def declared(kind: type[Any]) -> CommandSpec:
     """Return the options that a dataclass declares, without those that cannot be typed."""
     hints, found = get_type_hints(kind), []
-    for one in fields(kind):
+    for one in _in_order(kind):
         hint = str if one.name in _JOINED else command_line_hint(hints[one.name])
         if hint is None:
             continue
@@ -246,35 +251,28 @@ def to_plain_value(value: Any) -> Any:
 
 def verb(kind: Callable[P, T]) -> Callable[[Callable[[T], R]], Callable[P, R]]:
     """Decorate a function of declared options: it takes them as arguments, checked, and has their signature."""
-
-    def decorate(function: Callable[[T], R]) -> Callable[P, R]:
-        name = function.__name__
-
-        @wraps(function)
-        def call(*given: P.args, **named: P.kwargs) -> R:
-            with clear_status():
-                return function(filled(kind, by_name(name, inspect.signature(kind), given, named), ""))
-
-        return _shown_as(call, kind, ())
-
-    return decorate
+    return lambda function: _called_with(kind, function, lambda values: filled(kind, values, ""))
 
 
 def named_arguments(kind: Callable[P, Any]) -> Callable[[Callable[[dict[str, Any]], R]], Callable[P, R]]:
     """Decorate a function of the arguments that were given, by name: a recipe sets the others. See `verb`."""
+    return lambda function: _called_with(
+        kind, function, lambda values: {name: to_plain_value(value) for name, value in values.items()}
+    )
 
-    def decorate(function: Callable[[dict[str, Any]], R]) -> Callable[P, R]:
-        name = function.__name__
 
-        @wraps(function)
-        def call(*given: P.args, **named: P.kwargs) -> R:
-            values = by_name(name, inspect.signature(kind), given, named)
-            with clear_status():
-                return function({key: to_plain_value(value) for key, value in values.items()})
+def _called_with(
+    kind: Callable[P, Any], function: Callable[[T], R], options_of: Callable[[dict[str, Any]], T]
+) -> Callable[P, R]:
+    """Return a function that takes the arguments of ``kind``, and calls ``function`` with the options from them."""
+    name = function.__name__
 
-        return _shown_as(call, kind, ())
+    @wraps(function)
+    def call(*given: P.args, **named: P.kwargs) -> R:
+        with clear_status():
+            return function(options_of(by_name(name, inspect.signature(kind), given, named)))
 
-    return decorate
+    return _shown_as(call, kind, ())
 
 
 def takes(kind: Callable[P, T]) -> Callable[[Callable[[S, E, T], None]], Callable[Concatenate[S, E, P], None]]:
@@ -300,7 +298,8 @@ def _shown_as(call: Any, kind: Any, first: Sequence[Parameter]) -> Any:
     call.__annotations__ = {one.name: one.annotation for one in first if one.annotation is not one.empty}
     call.__annotations__ |= get_type_hints(kind)
     what, returns, more = (inspect.getdoc(call) or inspect.getdoc(kind) or "").partition("\n\nReturns:")
-    about = "".join(f"\n    {one.name}: {one.metadata['about']}." for one in fields(kind) if "about" in one.metadata)
+    described = [one for one in _in_order(kind) if "about" in one.metadata]
+    about = "".join(f"\n    {one.name}: {one.metadata['about']}." for one in described)
     call.__doc__ = f"{what}\n\nArgs:{about}{returns}{more}" if about else what + returns + more
     return call
 

@@ -191,11 +191,6 @@ def parse_call(verb: str, words: Sequence[str]) -> dict[str, Any]:
     return {one.name: one.default for one in taken.options} | parse_words(prog, taken, typed) | several
 
 
-def parse_evaluate(words: Sequence[str]) -> dict[str, Any]:
-    """Parse the words after ``patchloom evaluate`` into the arguments of its function."""
-    return parse_call("evaluate", words)
-
-
 def _named(word: str) -> str:
     """Replace short names: ``--task`` is ``--task.name``, and ``--from`` is a keyword of Python."""
     word = re.sub(r"^--from(?==|$)", "--from_run", word)

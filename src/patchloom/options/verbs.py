@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
@@ -65,7 +65,26 @@ class Pretrain(PretrainOptions):
 
 
 @dataclass(frozen=True)
-class Check:
+class Trial:
+    """Options of pretrain for which a few steps are tried."""
+
+    img_size: PatchSize | Auto = option("auto", "image side in pixels; 64x128 is height x width", group=DATA)
+    model: str = option("auto", "nano, micro, mini, or a timm ViT", group=MODEL)
+    patch_size: PatchSize | Auto = option("auto", "side of a patch in pixels; 40x1 is rows x columns", group=MODEL)
+    batch_size: int | Auto = option("auto", "images per step", group=TRAINING)
+    device: Literal["cpu", "cuda", "mps", "auto"] = option(
+        "auto", "device for training; auto: a GPU if there is one", group=MACHINE
+    )
+    workers: int | Auto = option("auto", "processes that read images", group=MACHINE)
+
+    def settings(self) -> dict[str, Any]:
+        """Return all values that are settings of a run, without data and task."""
+        shared = {one.name for one in fields(PretrainOptions)} - {"data", "task"}
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.name in shared}
+
+
+@dataclass(frozen=True)
+class Check(Trial):
     """Check all images or recordings for faults, and propose settings for pre-training."""
 
     data: DataLike = place("images, as for pretrain")
@@ -76,17 +95,10 @@ class Check:
     images: int | None = option(
         None, "largest number of images to read per split, drawn at random; all if absent", least=1, group=DATA
     )
-    img_size: PatchSize | Auto = option("auto", "image side in pixels; 64x128 is height x width", group=DATA)
     group: str | None = option(None, "images that are held out together, as for pretrain", group=DATA)
-    model: str = option("auto", "nano, micro, mini, or a timm ViT", group=MODEL)
-    patch_size: PatchSize | Auto = option("auto", "side of a patch in pixels; 40x1 is rows x columns", group=MODEL)
     recipe: str | None = option(None, "row of a paper's table, as for pretrain", group=TASK)
     task: TaskLike = option(AUTO, "pretext task of the proposal, which keeps all other given settings, too", group=TASK)
     epochs: int | Auto = option("auto", "passes over the training images", group=TRAINING)
-    batch_size: int | Auto = option("auto", "images per step", group=TRAINING)
-    device: Literal["cpu", "cuda", "mps", "auto"] = option(
-        "auto", "device for training; auto: a GPU if there is one", group=MACHINE
-    )
     workers: int | Auto = option(
         "auto", "processes that read, here and in the run; auto here: one per core", group=MACHINE
     )
@@ -151,7 +163,25 @@ class Compare:
 
 
 @dataclass(frozen=True)
-class Look:
+class OfEncoder:
+    """Options of an encoder that is given as a file of weights, or as a module."""
+
+    model: str | None = option(None, "timm's model name, if the encoder is a file with weights only", group=MODEL)
+    device: str = option(
+        "auto",
+        "device for the encoder: auto (a GPU if there is one), cpu, cuda, or another device name of torch",
+        group=MACHINE,
+    )
+    mean: Iterable[float] | None = option(
+        None, "statistics that normalise the images of a module, as in `patchloom.evaluate`"
+    )
+    std: Iterable[float] | None = option(
+        None, "statistics that normalise the images of a module, as in `patchloom.evaluate`"
+    )
+
+
+@dataclass(frozen=True)
+class Look(OfEncoder):
     """Draw what a run's pretext task hides and what the model predicts, or what an encoder has learnt."""
 
     run: PathLike | Module = place(
@@ -186,7 +216,6 @@ class Look:
     img_size: PatchSize | None = option(
         None, "height and width in pixels of the encoder's input, if not its own", group=DATA
     )
-    model: str | None = option(None, "timm's model name, if the encoder is a file with weights only", group=MODEL)
     heads: HeadChoice | None = option(
         None, "attention of each head, one picture per image, or their mean for four patches of each image", group=MODEL
     )
@@ -206,15 +235,6 @@ class Look:
         group=TRAINING,
     )
     seed: int = option(0, "random seed of masks and of the untrained encoder", group=TRAINING)
-    device: str = option(
-        "auto", "device for the encoder: auto, cpu, cuda, or another device name of torch", group=MACHINE
-    )
-    mean: Iterable[float] | None = option(
-        None, "statistics that normalise the images of a module, as in `patchloom.evaluate`"
-    )
-    std: Iterable[float] | None = option(
-        None, "statistics that normalise the images of a module, as in `patchloom.evaluate`"
-    )
 
 
 @dataclass(frozen=True)
@@ -238,7 +258,7 @@ class Curves:
 
 
 @dataclass(frozen=True)
-class Embed:
+class Embed(OfEncoder):
     """Write the embeddings of images to Parquet, npz or safetensors files, with a description of how they were made."""
 
     run: PathLike | Module = place(
@@ -263,13 +283,7 @@ class Embed:
     near: str | Path | None = option(None, "image to search for: its nearest neighbours in the result are printed")
     top: int = option(10, "number of nearest neighbours", least=1)
     picture: str | Path | None = option(None, "PNG file for a picture of the image and its nearest neighbours")
-    model: str | None = option(None, "timm's model name, if the encoder is a file with weights only", group=MODEL)
     batch_size: int | Auto = option("auto", "number of images per batch; auto: 256", least=1, group=TRAINING)
-    device: str = option(
-        "auto",
-        "device for the encoder: auto (a GPU if there is one), cpu, cuda, or another device name of torch",
-        group=MACHINE,
-    )
     devices: int | Auto = option(
         "auto",
         "number of processes per machine, with a device each; auto: those of torchrun or SLURM, else 1",
@@ -281,12 +295,6 @@ class Embed:
         "number of processes that read images; auto: by the device, and 0 if starting them takes longer",
         least=0,
         group=MACHINE,
-    )
-    mean: Iterable[float] | None = option(
-        None, "statistics that normalise the images of a module, as in `patchloom.evaluate`"
-    )
-    std: Iterable[float] | None = option(
-        None, "statistics that normalise the images of a module, as in `patchloom.evaluate`"
     )
 
 
@@ -440,22 +448,13 @@ class Distill:
 
 
 @dataclass(frozen=True)
-class Bench:
+class Bench(Trial):
     """Time a training step of each task on this machine, with its peak speed and the speed of reading."""
 
     data: DataLike = place("images, as for pretrain", "shapes")
     rounds: int = option(5, "number of timed steps per task", least=1)
-    img_size: PatchSize | Auto = option("auto", "image side in pixels; 64x128 is height x width", group=DATA)
-    model: str = option(
-        "auto", "nano, micro, mini, or a timm ViT. The values of auto are those of pretrain", group=MODEL
-    )
-    patch_size: PatchSize | Auto = option("auto", "side of a patch in pixels; 40x1 is rows x columns", group=MODEL)
     tasks: str | list[str] | None = option(
         None, "task names, separated by commas; all tasks without required options if absent", group=TASK
-    )
-    batch_size: int | Auto = option("auto", "images per step", group=TRAINING)
-    device: Literal["cpu", "cuda", "mps", "auto"] = option(
-        "auto", "device for training; auto: a GPU if there is one", group=MACHINE
     )
     precision: Literal["float32", "tf32", "bfloat16", "float16", "auto"] = option(
         "auto", "precision of matrix products: float32, tf32, bfloat16, or float16", group=MACHINE, rare=True
@@ -469,7 +468,6 @@ class Bench:
     compile: bool = option(False, "torch.compile, timed in addition", group=MACHINE, rare=True)
     checkpointing: bool = option(False, "gradient checkpointing", group=MACHINE, rare=True)
     threads: int | Auto = option("auto", "CPU threads of the training process", group=MACHINE, rare=True)
-    workers: int | Auto = option("auto", "processes that read images", group=MACHINE)
 
 
 # options of each verb

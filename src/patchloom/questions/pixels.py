@@ -28,7 +28,7 @@ from patchloom.patches.tokens import (
     unpatchify,
 )
 from patchloom.questions.question import Encoded, Measure, Outcome, Question, Sheet
-from patchloom.system.hardware import rows_at_once
+from patchloom.system.device import rows_at_once
 from patchloom.withhold.canvas import central_corner, centre_crop, crop_at, enlarged_squares, resize_area
 from patchloom.withhold.degradation import Degradation
 from patchloom.withhold.encoder_input import EncoderInput

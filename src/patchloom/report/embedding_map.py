@@ -28,7 +28,7 @@ from patchloom.questions.agreement import nearest_by_cosine
 from patchloom.report.page import Cloud
 from patchloom.report.pictures import webp
 from patchloom.runs.encoder import load_encoder
-from patchloom.system.hardware import usable_device
+from patchloom.system.device import usable_device
 
 MAX_MAP_IMAGES, MIN_MAP_IMAGES = 1000, 5  # images
 _NEAREST = 8

@@ -13,8 +13,8 @@ from patchloom.display import duration
 from patchloom.report.page import Setting
 from patchloom.runs.past import RunData
 from patchloom.runs.settings import command, option_text, settings_by_name, usual_settings
+from patchloom.system.device import processor
 from patchloom.system.files import read_text
-from patchloom.system.hardware import processor
 from patchloom.tasks.custom import Code, is_code
 from patchloom.version import __version__
 

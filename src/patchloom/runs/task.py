@@ -22,7 +22,7 @@ from patchloom.nets.teacher import use_half_without_grad
 from patchloom.runs.checkpoint import is_best, restore
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.settings import ResolvedSettings, TaskLike
-from patchloom.system.hardware import MemoryGuard
+from patchloom.system.device import MemoryGuard
 from patchloom.system.network import from_cache_alone
 from patchloom.tasks import build_task, task_name
 from patchloom.tasks.custom import Code, label, refuse_untyped, same_task

@@ -31,7 +31,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from patchloom.display import StatusMessage
 from patchloom.errors import AlreadyReported, PatchloomError, Stopped, TemporaryError
-from patchloom.system.hardware import Cores, check_device, cores, is_available, own_cores
+from patchloom.system.device import Cores, check_device, cores, is_available, own_cores
 
 T = TypeVar("T")
 

@@ -36,9 +36,8 @@ LIST_FILE = 2**32  # bytes: largest list, table, annotation or record of images
 _SEAL = hashlib.sha256().digest_size
 # ValueError: characters that no name can have; RecursionError: a name a thousand folders deep
 _REFUSALS = (OSError, ValueError, RecursionError)
-# temporary names of files that are being written; until November 2026 they ended with the number of a process
-# the last one is that of safetensors
-_BESIDE = re.compile(r"\..+\.([0-9a-f]{32}|[0-9]+)|\.tmp[0-9A-Za-z]{6}")
+# temporary names of files that are being written, here and by safetensors
+_BESIDE = re.compile(r"\..+\.[0-9a-f]{32}|\.tmp[0-9A-Za-z]{6}")
 
 
 class _PlainLoader(yaml.SafeLoader):

@@ -6,14 +6,14 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from patchloom.system import hardware
-from patchloom.system.hardware import control_groups, cores, own_cores
+from patchloom.system import device
+from patchloom.system.device import control_groups, cores, own_cores
 
 _BUSY = 0.15  # share of our cores used by others above which a machine is busy, or of our work that a quota stopped
 _IDLE = 0.25  # share of our cores that are idle above which it is not
@@ -134,7 +134,7 @@ def worked() -> int | None:
     """Return the clock ticks that our cores have worked since the system started; None if that is unknown."""
     names = {f"cpu{number}" for number in own_cores()}
     try:
-        lines = [line.split() for line in (hardware.PROC / "stat").read_text("ascii").splitlines()]
+        lines = [line.split() for line in (device.PROC / "stat").read_text("ascii").splitlines()]
         times = [list(map(int, words[1:])) for words in lines if words[0] in names]
     except (OSError, ValueError, IndexError):
         return None
@@ -144,31 +144,24 @@ def worked() -> int | None:
 
 def _ticks() -> tuple[int, int] | None:
     """Return the clock ticks that our cores have worked, and this program with its processes; None if unknown."""
-    processes = {}
+    ticks: dict[int, int] = {}
+    children: dict[int, list[int]] = {}
     try:
-        for path in hardware.PROC.glob("[0-9]*/stat"):
+        for path in device.PROC.glob("[0-9]*/stat"):
             with contextlib.suppress(OSError):  # it has ended
                 fields = path.read_text("utf-8", "replace").rpartition(")")[2].split()  # a name may hold anything
-                processes[int(path.parent.name)] = int(fields[_PARENT]), sum(map(int, fields[_TICKS]))
+                ticks[number := int(path.parent.name)] = sum(map(int, fields[_TICKS]))
+                children.setdefault(int(fields[_PARENT]), []).append(number)
     except (OSError, ValueError, IndexError):
         return None
     launched = any(os.environ.get(name, "1") != "1" for name in ("LOCAL_WORLD_SIZE", "SLURM_NTASKS"))
     # processes that train together have their launcher as parent
-    own = _of_tree(processes, os.getppid() if launched else os.getpid())
-    return None if (ticks := worked()) is None else (ticks, own)
-
-
-def _of_tree(processes: Mapping[int, tuple[int, int]], root: int) -> int:
-    """Return the ticks of a process and its descendants, given (parent, ticks) by process."""
-    children: dict[int, list[int]] = {}
-    for number, (parent, _) in processes.items():
-        children.setdefault(parent, []).append(number)
-    total, todo = 0, [root]
+    own, todo = 0, [os.getppid() if launched else os.getpid()]
     while todo:
         number = todo.pop()
-        total += processes.get(number, (0, 0))[1]
+        own += ticks.get(number, 0)
         todo += children.get(number, [])
-    return total
+    return None if (all_ := worked()) is None else (all_, own)
 
 
 def _seconds_withheld() -> float:

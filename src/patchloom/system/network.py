@@ -117,7 +117,12 @@ def may_pass(error: BaseException) -> bool:
             return one.errno == socket.EAI_AGAIN
         if (status := http_status(one)) is not None:
             return status >= 500 or status in _STATES
-    return any(_is_of_network(found) for found in chain)
+    return any(
+        isinstance(found, TimeoutError | ConnectionError)
+        or (isinstance(found, OSError) and found.errno in _ERRNOS)
+        or not {kind.__name__ for kind in type(found).__mro__}.isdisjoint(_CLASSES)
+        for found in chain
+    )
 
 
 def was_refused(error: BaseException) -> bool:
@@ -144,11 +149,3 @@ def http_status(error: BaseException) -> int | None:
     else:
         found = getattr(answer, "status_code", None) or getattr(error, "status", None) or getattr(error, "code", None)
     return found if isinstance(found, int) and 400 <= found < 600 else None
-
-
-def _is_of_network(error: BaseException) -> bool:
-    if isinstance(error, TimeoutError | ConnectionError):
-        return True
-    if isinstance(error, OSError) and error.errno in _ERRNOS:
-        return True
-    return not {kind.__name__ for kind in type(error).__mro__}.isdisjoint(_CLASSES)

@@ -45,9 +45,8 @@ class Stop:
 
     def __init__(self, words: str = "") -> None:
         self.asked, self.words = False, words
-        self._first = self._last = -math.inf
+        self._times = [-math.inf, -math.inf]  # of the first and the last signal of those that count as one
         self._before: dict[int, Any] = {}
-        self._outer: Stop | None = None
 
     def __enter__(self) -> Stop:
         if threading.current_thread() is threading.main_thread():  # handlers can be set nowhere else
@@ -56,15 +55,13 @@ class Stop:
                 if number == signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN:
                     self._before[number] = signal.signal(number, self._ask)
             outer = getattr(self._before[signal.SIGINT], "__self__", None)
-            self._outer = outer if isinstance(outer, Stop) else None
+            if isinstance(outer, Stop):  # after this context the key may still be held
+                self._times = outer._times
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
-        if self._outer is not None:  # the key may still be held
-            self._outer._first = max(self._outer._first, self._first)
-            self._outer._last = max(self._outer._last, self._last)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         if self.asked and number != signal.SIGINT:
@@ -79,9 +76,9 @@ class Stop:
 
     def _is_the_same(self) -> bool:
         """Return whether the signal only repeats the last one."""
-        came = time.monotonic()
-        same = came - self._last < _SAME and came - self._first < _HELD
-        self._first, self._last = self._first if same else came, came
+        came, (first, last) = time.monotonic(), self._times
+        same = came - last < _SAME and came - first < _HELD
+        self._times[:] = first if same else came, came
         return same
 
 
@@ -107,13 +104,11 @@ class StopAtOnce(Stop):
         if not (self._before and issubclass(lost.exc_type, KeyboardInterrupt)):
             self._hook(lost)
             return
-        self._last = -math.inf
-        main = threading.main_thread().ident
-        assert main is not None  # the main thread has been started
+        self._times[:] = -math.inf, -math.inf
 
         def again() -> None:
             if self._before:
-                signal.pthread_kill(main, signal.SIGINT)
+                os.kill(os.getpid(), signal.SIGINT)  # handled by the main thread
 
         threading.Timer(_LATER, again).start()
 
@@ -154,18 +149,6 @@ def leave_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-
-
-def end_with_parent() -> None:
-    """End this process when its parent ends, for any reason."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None  # a worker has one
-
-    def end() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=end, daemon=True).start()
 
 
 def stop_with_parent() -> None:

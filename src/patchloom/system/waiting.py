@@ -19,7 +19,7 @@ from functools import cache
 import torch
 
 from patchloom.system import load
-from patchloom.system.hardware import loaded_libraries, own_cores
+from patchloom.system.device import loaded_libraries, own_cores
 
 _EVERY = 0.5  # seconds between two looks at the load
 _BUSY = 0.25  # share of the cores that others use above which threads sleep

@@ -132,11 +132,6 @@ def refuse_untyped(name: str, of: object) -> None:
         )
 
 
-def allow_code(name: str) -> None:
-    """Permit this process to run the code of a task, because the user permitted the process that started it."""
-    _TYPED.add(name)
-
-
 def only_here(name: str) -> bool:
     """Return whether the task cannot be built in another process."""
     return is_code(name) and not Code.of(name).somewhere

@@ -8,9 +8,9 @@ import math
 import shutil
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,9 +23,9 @@ from patchloom.data.loader import Augment, Batch, draw_views, stack, steps_of, s
 from patchloom.data.source import Source
 from patchloom.data.stats import normalize, sample_indices, unknown_stats
 from patchloom.data.workers import lost_worker
-from patchloom.display import StatusMessage, duration
+from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError, TemporaryError
-from patchloom.estimate import Estimate, count_step, time_steps, typical_seconds
+from patchloom.estimate import Estimate, count_step, scaled_seconds, time_steps, typical_seconds
 from patchloom.nets.build import on_meta, outline
 from patchloom.nets.compiling import compiling
 from patchloom.nets.lora import merged
@@ -34,9 +34,7 @@ from patchloom.options.pretrain import Compile
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.settings import ResolvedSettings
 from patchloom.runs.task import augment_of_readers, prepare_task
-from patchloom.system.distributed import LOST, is_peer_death, without_collectives, world
-from patchloom.system.files import disk_error, size_in_words
-from patchloom.system.hardware import (
+from patchloom.system.device import (
     Cores,
     free_memory,
     memory,
@@ -44,7 +42,9 @@ from patchloom.system.hardware import (
     resident,
     synchronize,
 )
-from patchloom.system.load import BackgroundLoad, Load
+from patchloom.system.distributed import LOST, is_peer_death, without_collectives, world
+from patchloom.system.files import disk_error, size_in_words
+from patchloom.system.load import BackgroundLoad
 from patchloom.tasks import images_needed
 from patchloom.tasks.task import Task
 from patchloom.train.step import autocast, pretraining_optimizer
@@ -90,16 +90,18 @@ class Sketch(NamedTuple):
     Attributes:
         images: number of images of the step in one process.
         sizes: sizes of the task.
-        pixels: bytes of the images as uint8.
+        size: height and width of the task's crops.
+        pixels: bytes of the images as uint8; 0 if they were not counted.
         activations: bytes saved for the backward pass; None if unknown.
         flops: operations of the matrix products, forward and backward; None if unknown.
     """
 
     images: int
     sizes: TaskBytes
-    pixels: int
-    activations: int | None
-    flops: float | None
+    size: tuple[int, int]
+    pixels: int = 0
+    activations: int | None = None
+    flops: float | None = None
 
     def least(self, images: int | None = None) -> float:
         """Return the bytes in memory at the start of the backward pass, for ``images`` or all images of the step."""
@@ -123,8 +125,8 @@ def upper_bound_bytes(settings: ResolvedSettings, images: int) -> float:
     return 4.0 * (16 * weights + tables + pixels) + 2 * kept_bytes(vit, images, settings.attention == "fused")
 
 
-def sketch(settings: ResolvedSettings, images: int) -> Sketch:
-    """Estimate memory and work of a step of ``images`` in one process.
+def sketch(settings: ResolvedSettings, images: int, counted: bool = True) -> Sketch:
+    """Estimate memory and work of a step of ``images`` in one process, or only its sizes unless it is ``counted``.
 
     Uses the meta device and fake tensors, so it takes seconds for any size.
     """
@@ -132,10 +134,20 @@ def sketch(settings: ResolvedSettings, images: int) -> Sketch:
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")  # about fake tensors
         task = meta_task(settings)
-        sizes, views = TaskBytes.of(task), _views(task, c)
-        activations, flops = _counted(task, settings, images, views)
-    h, w = task.augment.size
-    return Sketch(images, sizes, images * views * c * h * w, activations, flops)
+        sizes, size = TaskBytes.of(task), task.augment.size
+        if not counted:
+            return Sketch(images, sizes, size)
+        augment = copy.copy(task.augment)
+        augment.size = (_SMALL, _SMALL)
+        views = len(augment(torch.zeros(c, _SMALL, _SMALL, dtype=torch.uint8), np.random.default_rng(0)))
+
+        def loss() -> Tensor:
+            with autocast("cpu", settings.precision):
+                return task(*(torch.zeros(images, c, *size) for _ in range(views)), progress=0.5).loss
+
+        found = count_step(task, "cpu", loss)
+    kept, flops = (None, None) if found is None else (found.kept, found.flops)
+    return Sketch(images, sizes, size, images * views * c * math.prod(size), kept, flops)
 
 
 def meta_task(settings: ResolvedSettings) -> Task:
@@ -146,27 +158,8 @@ def meta_task(settings: ResolvedSettings) -> Task:
         return prepare_task(plain, unknown_stats(plain.channels)).train()
 
 
-def _views(task: Task, channels: int) -> int:
-    """Return the number of views that the task's augmentation makes of an image."""
-    augment = copy.copy(task.augment)
-    augment.size = (_SMALL, _SMALL)
-    return len(augment(torch.zeros(channels, _SMALL, _SMALL, dtype=torch.uint8), np.random.default_rng(0)))
-
-
-def _counted(task: Task, settings: ResolvedSettings, images: int, views: int) -> tuple[int | None, float | None]:
-    """Return the bytes of activations and the operations of a step; None if the task cannot run on fake tensors."""
-    shape = images, settings.channels, *task.augment.size
-
-    def loss() -> Tensor:
-        with autocast("cpu", settings.precision):
-            return task(*(torch.zeros(shape) for _ in range(views)), progress=0.5).loss
-
-    found = count_step(task, "cpu", loss)
-    return (None, None) if found is None else (found.kept, found.flops)
-
-
-def _bytes(tensors: Any) -> int:
-    return sum(one.numel() * one.element_size() for one in tensors)
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(one.nbytes for one in tensors)
 
 
 # Trial steps before a run begins: for their cost, and to see whether they fit into memory.
@@ -293,7 +286,8 @@ def refuse_too_large(settings: ResolvedSettings, images: int, processes: int = 1
     if held <= there:
         return counted
     least = max(1, images_needed(settings.task)[0])
-    fitting = next((n for n in _halves(counted.images) if counted.least(n) + base < 0.8 * there), 0)
+    halves = [counted.images // 2**k for k in range(1, counted.images.bit_length()) if not counted.images % 2**k]
+    fitting = next((n for n in halves if counted.least(n) + base < 0.8 * there), 0)
     patches = math.prod(settings.encoder_spec().grid)
     if patches > _MANY:
         sides = "x".join(map(str, settings.img_size))
@@ -330,10 +324,6 @@ def refuse_full_disc(folder: RunFolder, need: float) -> float:
     return room
 
 
-def _halves(images: int) -> list[int]:
-    return [images // 2**k for k in range(1, images.bit_length()) if images % 2**k == 0]
-
-
 _GIB = 2**30
 _SECONDS = 1.0  # longest trial step, and longest trial
 _STEPS = 3  # fewest timed steps, after one warm-up step
@@ -341,17 +331,15 @@ _TRIED = 0.1  # largest fraction of a run's steps to try beyond those
 _PERIODS = 0.5  # shortest trial in seconds: a CPU quota works in periods of 0.1 s
 _FEWEST = 2  # images of the first trial step on a CPU, if the task takes so few
 _READING = 0.3  # seconds for timing the reading
-_LONG = 24 * 3600.0  # seconds from which a run gets a hint on how to make it shorter
 _FILES = 4 << 20  # bytes of pictures and tables
 
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast(Estimate):
-    """Estimate of a run, with the available memory and disc space.
+    """Estimate of a run, with the memory and disc space that it needs and that there are.
 
     Attributes:
-        how: source of the seconds, such as "measured"; without meaning if they are unknown.
-        steps_alone: whether held-out measures and the final evaluation are left out of the seconds.
+        memory: peak bytes of memory; None if unknown.
         bounded: whether the memory is an upper bound.
         processes: number of processes on this machine.
         there: bytes of memory that one process may use; 0 if unknown.
@@ -359,19 +347,18 @@ class Forecast(Estimate):
         disc: bytes of two checkpoints, a third one while it is written, and the encoder.
         room: free bytes on the disc.
         advice: what to lower if memory may not suffice.
-        load: load by other programs while the seconds were measured.
+        crop: longer side of the task's crops in pixels; 0 if unknown.
     """
 
-    disc: float
-    how: str
-    steps_alone: bool = True
+    memory: float | None = None
     bounded: bool = False
     processes: int = 1
     there: float = 0.0
     free: float = 0.0
+    disc: float
     room: float
     advice: str = ""
-    load: Load = Load()
+    crop: int = 0
 
     def plain(self) -> dict[str, Any]:
         """Return values for JSON."""
@@ -390,7 +377,7 @@ class Forecast(Estimate):
 
     def sentences(self) -> list[str]:
         """Return a line each on time, memory and disc space, with hints where they are tight."""
-        said = sentences_on_time(self, self.how, self.steps_alone, self.load)
+        said = self.time_sentences()
         if self.memory is not None and not self.there:
             said.append(f"needs about {self.memory / _GIB:.1f} GiB of memory on each device")
         elif self.memory is not None:
@@ -401,20 +388,6 @@ class Forecast(Estimate):
                 said.append(f"  which may not suffice, since {self.free / _GIB:.1f} GiB are free now: {self.advice}")
         said.append(f"needs {size_in_words(self.disc)} of the {size_in_words(self.room)} that are free on the disc")
         return said
-
-
-def sentences_on_time(estimate: Estimate, how: str, steps_alone: bool = True, load: Load | None = None) -> list[str]:
-    """Return a line on the time of steps, with hints; on their number if the time is unknown. See `Forecast`."""
-    if estimate.total is None or estimate.step is None:
-        return [f"takes {estimate.steps:,} steps: the first ones will show how long"]
-    each = f"{estimate.step:.2g} s" if estimate.step < 60 else duration(estimate.step)
-    rest = "; without held-out measures and final evaluation" if steps_alone else ""
-    said = [f"takes about {duration(max(1, estimate.total))}: {estimate.steps:,} steps of {each}, {how}{rest}"]
-    if load is not None and (busy := load.sentence()):
-        said.append(f"  {busy}")
-    if estimate.total > _LONG:
-        said.append("  to shorten it: a GPU, a smaller --model, a smaller --img_size or fewer --epochs")
-    return said
 
 
 def forecast_run(
@@ -439,40 +412,34 @@ def forecast_run(
         timed: whether steps are tried; a run that is about to train has its first steps for that.
         endless: whether the epochs follow from the forecast.
     """
-    if settings.device == "cpu":
-        torch.set_num_threads(settings.threads)
     free, there = free_memory(settings.device) * _GIB, memory(settings.device)[1] * _GIB
     if settings.device == "cpu":
+        torch.set_num_threads(settings.threads)
         free, there = free / here.processes, there / here.processes
-    counted = refuse_too_large(settings, share, here.processes)
-    if timed and counted is None:
-        counted = sketch(settings, share)
-    # only the GPU of this process: torch would initialise the others, and warn
-    used = [torch.cuda.current_device()] if settings.device == "cuda" else []
-    steps = steps_of(settings.epochs, len(training), settings.batch_size)
-    sizes = TaskBytes.of(meta_task(settings)) if counted is None else counted.sizes
-    disc = bytes_of_run(settings, sizes)
-    room = refuse_full_disc(folder, disc)
+    counted = refuse_too_large(settings, share, here.processes) or sketch(settings, share, counted=timed)
     base = resident() if settings.device == "cpu" else 0.0
-    if bounded := counted is None or counted.activations is None:
-        needed = base + upper_bound_bytes(settings, share)
-    else:
-        needed = base + counted.likely
-    estimate, load = Estimate(steps=steps, step=None), Load()
+    disc = bytes_of_run(settings, counted.sizes)
+    room = refuse_full_disc(folder, disc)
+    bounded = counted.activations is None
+    steps = steps_of(settings.epochs, len(training), settings.batch_size)
+    estimate = Estimate(steps=steps, step=None)
     if timed:
+        # only the GPU of this process: torch would initialise the others, and warn
+        used = [torch.cuda.current_device()] if settings.device == "cuda" else []
         most = math.inf if endless else _TRIED * steps
         with torch.random.fork_rng(devices=used), without_collectives(), StatusMessage("trying a few steps"):
-            estimate, load = try_steps(settings, share, training, here, steps, most)
+            estimate = try_steps(settings, share, training, here, steps, most)
     return Forecast(
-        **asdict(estimate) | {"memory": needed, "disc": disc},
-        how="measured without compiling" if settings.compile else "measured",
+        **vars(estimate),
+        memory=base + (upper_bound_bytes(settings, share) if bounded else counted.likely),
         bounded=bounded,
         processes=here.processes,
         there=there,
         free=free + base,
+        disc=disc,
         room=room,
         advice=smaller_steps(settings),
-        load=load,
+        crop=max(counted.size),
     )
 
 
@@ -545,36 +512,43 @@ def forecast_rest(
 
 def try_steps(
     settings: ResolvedSettings, share: int, training: Source, here: Cores, steps: int, most: float = math.inf
-) -> tuple[Estimate, Load]:
+) -> Estimate:
     """Time a few steps, and reading on one core. On a CPU, a long step is extrapolated from fewer images.
 
-    It takes at most ``most`` steps, but never fewer than the timing needs.
-
-    Returns:
-        Estimate of ``steps`` steps, whose images other processes may read on the same cores; load during the trial.
+    It takes at most ``most`` steps, but never fewer than the timing needs. Other processes may read the images of
+    the estimated ``steps`` on the same cores.
     """
     others, step = BackgroundLoad(), Step(settings, batch=share, sound=training.sound)
-    n, few, least = share, share, 0.0
+    n, few = share, (0, 0.0)
     if settings.device == "cpu":
-        few = min(share, max(_FEWEST, images_needed(settings.task)[0]))
-        step.batch = step.draw(few)
-        least = time_steps(step, least=1)[0]
-        n = min(share, max(2 * few, int(few * _SECONDS / least)))
+        least = min(share, max(_FEWEST, images_needed(settings.task)[0]))
+        step.batch = step.draw(least)
+        few = least, time_steps(step, least=1)[0]
+        n = min(share, max(2 * least, int(least * _SECONDS / few[1])))
         step.batch = step.draw(n)
-    seconds = typical_seconds(time_steps(step, least=_STEPS, seconds=_PERIODS, most=most, slow=_SECONDS))
-    if n < share:  # what does not depend on the number of images, such as the optimiser's work, is not multiplied
-        seconds += (share - n) * max(0.0, seconds - least) / (n - few)
-    load, augment = others.load(), augment_of_readers(step.task, settings)
-    reading = with_cache(settings, *seconds_of_reading(training, augment, settings.channels)) * share
+    taken = typical_seconds(time_steps(step, least=_STEPS, seconds=_PERIODS, most=most, slow=_SECONDS))
+    seconds, load = scaled_seconds(share, few, (n, taken)), others.load()
+    decoding, views = seconds_of_reading(training, augment_of_readers(step.task, settings), settings.channels)
+    if settings.cache != "none":  # images are decoded in one epoch only
+        decoding /= max(1, settings.epochs)
+    reading = share * (decoding + views)
     del step
     gc.collect()  # modules are in reference cycles
     if settings.device == "cuda":
         torch.cuda.empty_cache()
-    if not settings.workers:
-        return Estimate(steps=steps, step=seconds, reading=reading), load
-    work = seconds * settings.threads + reading
-    shared = work / max(1, min(here.each, settings.threads + settings.workers)) if settings.device == "cpu" else 0.0
-    return Estimate(steps=steps, step=seconds, reading=reading / settings.workers, apart=True, shared=shared), load
+    shared = 0.0
+    if settings.workers and settings.device == "cpu":
+        work = seconds * settings.threads + reading
+        shared = work / max(1, min(here.each, settings.threads + settings.workers))
+    return Estimate(
+        steps=steps,
+        step=seconds,
+        reading=reading / max(1, settings.workers),
+        apart=settings.workers > 0,
+        shared=shared,
+        how="measured without compiling" if settings.compile else "measured",
+        load=load,
+    )
 
 
 def seconds_of_reading(source: Source, augment: Augment, channels: int) -> tuple[float, float]:
@@ -602,8 +576,3 @@ def seconds_of_reading(source: Source, augment: Augment, channels: int) -> tuple
     if not done and last is not None:  # training would end as well
         raise PatchloomError(f"none of the sampled {source.noun} of {source.name} can be read; the last one: {last}")
     return decoding / max(1, done), views / max(1, done)
-
-
-def with_cache(settings: ResolvedSettings, decoding: float, views: float) -> float:
-    """Return the mean seconds in which an image is read in a run: with a cache, it is decoded in one epoch only."""
-    return (decoding if settings.cache == "none" else decoding / max(1, settings.epochs)) + views

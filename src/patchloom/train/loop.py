@@ -45,6 +45,7 @@ from patchloom.runs.settings import ResolvedSettings, request, why_task
 from patchloom.runs.task import augment_of_readers, load_task, prepare_task, run_card
 from patchloom.runs.training_set import digest_of_record
 from patchloom.schedules import cosine_rate, halving_rate, warmup_again
+from patchloom.system.device import Cores, cores, float32_products, is_available, keep_freed_memory
 from patchloom.system.distributed import (
     Shared,
     any_process,
@@ -62,7 +63,6 @@ from patchloom.system.distributed import (
     without_collectives,
     world,
 )
-from patchloom.system.hardware import Cores, cores, float32_products, is_available, keep_freed_memory
 from patchloom.system.signals import Stop
 from patchloom.tasks import AUTO, check_step_size
 from patchloom.tasks.task import Task

@@ -37,7 +37,6 @@ from patchloom.tasks.custom import is_code, label
 from patchloom.tasks.task import Task
 from patchloom.train.checkpointing import TrainState
 from patchloom.train.clock import Clock
-from patchloom.train.estimate import sentences_on_time
 from patchloom.train.step import Stepper
 from patchloom.train.validation import Validation
 from patchloom.train.verdict import VerdictInputs, logged_knn
@@ -436,7 +435,7 @@ class MetricsLog:
             self.pace.resume()
         if self._tells_time and self.pace.warm and self.pace.settled:
             self._tells_time = False
-            for line in sentences_on_time(Estimate(steps=self.steps, step=self.pace.each()), "measured"):
+            for line in Estimate(steps=self.steps, step=self.pace.each()).time_sentences():
                 self.reporter.say(f"  {line}")
         passed = {*range(first, state.step + 1)}
         if not sound or not passed & (self.logged | self.validated):

@@ -30,9 +30,9 @@ from patchloom.runs.settings import LAUNCH, ResolvedSettings, Settings
 from patchloom.runs.task import augment_of_readers, prepare_task
 from patchloom.runs.training_set import no_record, read_record
 from patchloom.sizes import in_pixels
+from patchloom.system.device import Cores, cores
 from patchloom.system.distributed import world
 from patchloom.system.files import size_in_words
-from patchloom.system.hardware import Cores, cores
 from patchloom.tasks import check_step_size
 from patchloom.tasks.custom import label
 from patchloom.tasks.task import Task

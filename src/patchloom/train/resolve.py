@@ -19,7 +19,7 @@ from patchloom.options.declare import Auto
 from patchloom.runs.held_out import with_share
 from patchloom.runs.settings import ResolvedSettings, Settings, encoder_spec
 from patchloom.sizes import PatchSize, in_pixels, to_pair
-from patchloom.system.hardware import (
+from patchloom.system.device import (
     Cores,
     cannot_compile,
     check_device,

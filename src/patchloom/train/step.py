@@ -17,8 +17,8 @@ from patchloom.nets.compiling import compiling
 from patchloom.nets.optimizer import build_optimizer, is_free, layer_groups, parameter_groups
 from patchloom.runs.settings import ResolvedSettings
 from patchloom.schedules import cosine_between
+from patchloom.system.device import fetch_behind
 from patchloom.system.distributed import Shared, total, world
-from patchloom.system.hardware import fetch_behind
 from patchloom.tasks.task import Task
 from patchloom.train.clock import Piece
 
@@ -144,7 +144,7 @@ def adapt_scale(scaling: Tensor, lost: Tensor, unbounded: Tensor) -> Tensor:
 def autocast(device: str, precision: str) -> AbstractContextManager[Any]:
     """Return torch's autocast context for a kind of device and a ``precision``; weights stay float32.
 
-    TF32 is no dtype: `patchloom.system.hardware.float32_products` has it computed.
+    TF32 is no dtype: `patchloom.system.device.float32_products` has it computed.
     """
     half = precision in ("bfloat16", "float16")
     return torch.autocast(device, getattr(torch, precision)) if half else nullcontext()

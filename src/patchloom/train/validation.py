@@ -39,8 +39,8 @@ from patchloom.questions.question import Measure
 from patchloom.results.claims import START
 from patchloom.results.result import Result
 from patchloom.runs.settings import ResolvedSettings
+from patchloom.system.device import float32_products
 from patchloom.system.distributed import gathered_weights, without_collectives
-from patchloom.system.hardware import float32_products
 from patchloom.tasks.task import Task
 
 _BATCH = 250

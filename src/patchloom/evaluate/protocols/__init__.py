@@ -26,8 +26,8 @@ from patchloom.results.classes import MACRO_F1, confusion_of
 from patchloom.results.evaluation import Drawing, Evaluation, frozen_ahead
 from patchloom.results.result import Result
 from patchloom.runs.encoder import encoder_place
+from patchloom.system.device import float32_products
 from patchloom.system.distributed import explain_peer_death
-from patchloom.system.hardware import float32_products
 
 # protocols with training steps, which processes can share
 _TRAIN = ("finetune", "linear", "attentive", "blocks", "few-shot", "keywords", "segment", "detect")

@@ -23,8 +23,8 @@ import torch
 
 from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError
+from patchloom.system.device import loaded_libraries, processor
 from patchloom.system.files import cache_root, open_regular, write_whole
-from patchloom.system.hardware import loaded_libraries, processor
 
 _SOURCES = sorted(Path(__file__).parent.glob("*.cpp"))
 _HEADERS = sorted(Path(__file__).parent.glob("*.h"))

@@ -1,17 +1,16 @@
-"""Rules by capability are fixed; speed, load and memory are measured."""
+"""Rules by capability are fixed; memory is measured."""
 
 import os
 import subprocess
 import sys
-import time
 from contextlib import nullcontext
 
-import numpy as np
 import pytest
 import torch
 
 from patchloom.errors import PatchloomError
-from patchloom.system import distributed, hardware
+from patchloom.system import device as hardware
+from patchloom.system import distributed
 
 
 @pytest.mark.parametrize(
@@ -58,7 +57,6 @@ def test_products_and_convolutions_have_one_precision(tf32):
     with hardware.float32_products(tf32):
         assert [place.allow_tf32 for place in places] == [tf32, tf32]
     assert [place.allow_tf32 for place in places] == before
-    assert hardware.product("cpu", "tf32" if tf32 else "float32", 8)().dtype == torch.float32
 
 
 def test_threads_are_torchs_or_fewer_in_a_container(monkeypatch):
@@ -70,30 +68,30 @@ def test_threads_are_torchs_or_fewer_in_a_container(monkeypatch):
     assert hardware.choose_threads("cuda")[0] == 8
 
 
+GPU = {
+    "torch.cuda.get_device_capability": (8, 0),
+    "patchloom.system.device.find_spec": True,
+    "shutil.which": "/usr/bin/gcc",
+    "pathlib.Path.exists": True,
+    "patchloom.system.device.compiling_fault": None,
+}
 LACKS = {
-    "compute capability 7.0": {"capability": (6, 1)},
-    "Triton is not installed": {"triton": None},
-    "no C compiler": {"compiler": None},
-    "Python.h": {"header": False},
-    "a first kernel": {"fault": "a first kernel does not compile"},
+    "compute capability 7.0": ("torch.cuda.get_device_capability", (6, 1)),
+    "Triton is not installed": ("patchloom.system.device.find_spec", None),
+    "no C compiler": ("shutil.which", None),
+    "Python.h": ("pathlib.Path.exists", False),
+    "a first kernel": ("patchloom.system.device.compiling_fault", "a first kernel does not compile"),
 }
 
 
 @pytest.mark.parametrize("why", [None, *LACKS])
 def test_long_runs_are_compiled_on_gpus_that_triton_serves(monkeypatch, why):
-    machine, tried = (
-        {"capability": (8, 0), "triton": True, "compiler": "/usr/bin/gcc", "header": True, "fault": None},
-        [],
-    )
-    machine |= LACKS.get(why, {})
-    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: machine["capability"])
-    monkeypatch.setattr(hardware, "find_spec", lambda name: machine["triton"])
-    monkeypatch.setattr("shutil.which", lambda name: machine["compiler"])
-    monkeypatch.setattr(hardware.Path, "exists", lambda path: machine["header"])
-    monkeypatch.setattr(hardware, "compiling_fault", lambda device: tried.append(device) or machine["fault"])
+    asked = []
+    for place, value in (GPU | dict([LACKS[why]] if why else [])).items():
+        monkeypatch.setattr(place, lambda *_, place=place, value=value: asked.append(place) or value)
     for steps, device in ((4_999, "cuda"), (5_000, "cpu"), (5_000, "mps")):
         assert hardware.choose_compile(device, steps)[0] is False
-    assert not tried  # no kernel is tried for a run that is not compiled
+    assert not asked  # no kernel is tried for a run that is not compiled
     compiles, reason = hardware.choose_compile("cuda", 5_000)
     assert compiles is (why is None) and (why or "") in reason
 
@@ -113,7 +111,7 @@ def test_a_first_kernel_shows_whether_the_compiler_works(broken, tmp_path):
     compiler = tmp_path / "g++"
     compiler.write_text("#!/bin/sh\necho 'broken.h: no such file' >&2\nexit 1\n")
     compiler.chmod(0o755)
-    code = "from patchloom.system.hardware import compiling_fault\nprint(compiling_fault('cpu'))"
+    code = "from patchloom.system.device import compiling_fault\nprint(compiling_fault('cpu'))"
     environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
     environment |= {"CXX": str(compiler)} if broken else {}
     ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
@@ -154,44 +152,3 @@ def test_memory_is_in_gib(monkeypatch):
 def test_errors_other_than_of_memory_pass_its_guard():
     with pytest.raises(RuntimeError, match="negative dimension"), hardware.MemoryGuard(1):
         torch.empty(-1)
-
-
-def test_timing_is_interleaved_after_a_warm_up_round():
-    order = []
-    ways = {"one": lambda: order.append("one"), "two": lambda: (order.append("two"), time.sleep(0.01))}
-    seconds = hardware.seconds_of(ways, rounds=3)
-    assert order == ["one", "two"] * 4 and [len(values) for values in seconds.values()] == [3, 3]
-    assert hardware.median_seconds(ways, rounds=3)["two"] >= 0.01
-    rates = hardware.product_rates(size=256, rounds=2)
-    assert set(rates) == {"float32", "bfloat16"} and min(rates.values()) > 1e8
-
-
-def test_a_dtype_without_instructions_multiplies_smaller_matrices(monkeypatch):
-    """A product of 2048 rows took 20 s in bfloat16 on a CPU with AVX2 alone, and in float32 a tenth of one."""
-    pace, most = {"float32": 1e11, "bfloat16": 1e9}, {}
-
-    def timed(ways, device="cpu", rounds=5):
-        return {name: 2 * rows**3 / pace[dtype] for (name, (dtype, rows)) in ways.items()}
-
-    def product(device, dtype, size):
-        most[dtype] = max(size, most.get(dtype, 0))
-        return dtype, size
-
-    monkeypatch.setattr(hardware, "median_seconds", timed)
-    monkeypatch.setattr(hardware, "product", product)
-    assert hardware.product_rates() == pytest.approx(pace) and most == {"float32": 2048, "bfloat16": 512}
-
-
-def test_errors_of_a_process_that_measures_memory_are_raised():
-    with pytest.raises(ValueError, match="invalid literal"):
-        hardware.peak_in_subprocess(int, "cpu", "no number")
-
-
-@pytest.mark.slow
-def test_peak_memory_is_that_of_the_work_alone_and_a_death_is_reported():
-    with pytest.raises(PatchloomError, match=r"has died \(-6\), perhaps because there is too little"):
-        hardware.peak_in_subprocess(os.abort, "cpu")
-    small, large = (hardware.peak_in_subprocess(np.ones, "cpu", (mib, 2**20), np.uint8) for mib in (50, 400))
-    if small is None:
-        pytest.skip("this system does not tell")
-    assert 0.25 < large - small < 0.45  # 350 MiB

@@ -1,25 +1,17 @@
-"""Capabilities of this machine, fixed rules for values of `auto` that follow from them, its speed, load and memory.
-
-Times are measured for forecasts and for ``patchloom bench`` alone.
-"""
+"""Capabilities of this machine, fixed rules for values of `auto` that follow from them, and its memory."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import multiprocessing
 import os
 import platform
 import re
 import shutil
-import statistics
 import sysconfig
-import time
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.util import find_spec
-from multiprocessing.connection import Connection
 from pathlib import Path
 from textwrap import shorten
 from typing import Any, NamedTuple
@@ -28,16 +20,11 @@ import joblib
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from patchloom.errors import PatchloomError
-from patchloom.system.signals import end_with_parent, leave_signals, starting_workers
 
 PROC, GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
-
-_ROUNDS = 5
-_SMALLEST, _LONG = 128, 0.5  # rows of the first product that is tried; seconds that a product may take
 
 
 def loaded_libraries(name: str) -> set[str]:
@@ -56,67 +43,10 @@ def processor(what: str) -> str:
     return ""
 
 
-def seconds_of(ways: Mapping[Any, Callable[[], Any]], device: str = "cpu", rounds: int = _ROUNDS) -> dict[Any, Any]:
-    """Time several implementations, interleaved, after a warm-up round; return the seconds of each round by name."""
-    seconds: dict[Any, list[float]] = {name: [] for name in ways}
-    for round_ in range(rounds + 1):
-        for name, way in ways.items():
-            synchronize(device)
-            start = time.perf_counter()
-            way()
-            synchronize(device)
-            if round_:
-                seconds[name].append(time.perf_counter() - start)
-    return seconds
-
-
-def median_seconds(ways: Mapping[Any, Callable[[], Any]], device: str = "cpu", rounds: int = _ROUNDS) -> dict[Any, Any]:
-    """Return the medians of `seconds_of`."""
-    return {name: statistics.median(values) for name, values in seconds_of(ways, device, rounds).items()}
-
-
 def synchronize(device: str) -> None:
     """Wait until the device has finished its work."""
     if device != "cpu":
         getattr(torch, device).synchronize()
-
-
-def product(device: str, dtype: str, size: int) -> Callable[[], Tensor]:
-    """Return a function that multiplies two size x size matrices: 2 size³ operations; ``dtype`` may be tf32."""
-    tf32 = dtype == "tf32"
-    kind = torch.float32 if tf32 else getattr(torch, dtype)
-    one, two = (torch.randn(size, size, device=device).to(kind) for _ in range(2))
-
-    def multiply() -> Tensor:
-        with float32_products(tf32):
-            return one @ two
-
-    return multiply
-
-
-def product_rates(
-    device: str = "cpu",
-    size: int | None = None,
-    rounds: int = _ROUNDS,
-    dtypes: Sequence[str] = ("float32", "bfloat16"),
-) -> dict[str, float]:
-    """Return the floating-point operations per second of products of matrices of ``size`` rows, by dtype.
-
-    Fewer rows are used for a dtype for which the device has no instructions, which would take minutes.
-    """
-    most = size or (2048 if device == "cpu" else 8192)
-    sizes = {dtype: _affordable(device, dtype, most) for dtype in dtypes}
-    ways = {dtype: product(device, dtype, size) for dtype, size in sizes.items()}
-    return {name: 2 * sizes[name] ** 3 / seconds for name, seconds in median_seconds(ways, device, rounds).items()}
-
-
-def _affordable(device: str, dtype: str, most: int) -> int:
-    """Return the rows, up to ``most``, of matrices whose product takes no more than about half a second."""
-
-    size = min(_SMALLEST, most)
-    while size < most and 8 * median_seconds({"": product(device, dtype, size)}, device, rounds=1)[""] <= _LONG:
-        size = min(2 * size, most)
-    return size
 
 
 # Rules for values of auto: what the hardware can do decides, never a timing.
@@ -133,19 +63,13 @@ def choose_precision(device: str) -> tuple[str, str]:
         return ("bfloat16", "the GPU supports it") if native else ("float16", "the GPU has no bfloat16")
     if device != "cpu":
         return "float32", f"the safe choice on {device}"
-    instructions = bfloat16_instructions()
-    has = f"the processor has {instructions or 'no instructions for bfloat16'}"
-    return ("bfloat16" if instructions else "float32"), has
-
-
-def bfloat16_instructions() -> str:
-    """Return the name of the processor's instructions for bfloat16 products, if torch uses them; otherwise ""."""
     flags = processor("flags").split()
     for flag, name in (("amx_bf16", "AMX-BF16"), ("avx512_bf16", "AVX512-BF16")):
         if flag in flags:
-            return name
-    arm = "bf16" in processor("Features").split()
-    return "ARM's BF16" if arm and torch.backends.mkldnn.is_available() else ""  # oneDNN has the products
+            return "bfloat16", f"the processor has {name}"
+    if "bf16" in processor("Features").split() and torch.backends.mkldnn.is_available():  # oneDNN has the products
+        return "bfloat16", "the processor has ARM's BF16"
+    return "float32", "the processor has no instructions for bfloat16"
 
 
 def fetch_behind(values: Any) -> tuple[Any, torch.cuda.Event | None]:
@@ -314,7 +238,6 @@ _NO_MEMORY = re.compile(
 )
 _OF_CUDA = re.compile(r"cuda|cublas|cudnn|nccl", re.IGNORECASE)
 _WANTED = re.compile(r"allocate ([\d.]+) ?(bytes|KiB|MiB|GiB)", re.IGNORECASE)
-_CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
 _UNITS = {"bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
 
@@ -341,64 +264,6 @@ def keep_freed_memory() -> bool:
         return False
     mallopt = ctypes.CDLL(None).mallopt
     return all([mallopt(_MMAP_MAX, 0), mallopt(_TRIM_THRESHOLD, -1), mallopt(_TOP_PAD, 64 << 20)])
-
-
-def peak_memory(work: Callable[..., None], device: str, *arguments: Any) -> float | None:
-    """Return the GiB that ``work(*arguments)`` needs at its peak beyond those in use before; None if unknown."""
-    before = 0.0 if device == "cuda" else resident()
-    if not reset_peak(device):  # otherwise the peak would be that of the imports
-        return None
-    work(*arguments)
-    used = float(torch.cuda.max_memory_allocated()) if device == "cuda" else resident(peak=True)
-    return (used - before) / 2**30
-
-
-def reset_peak(device: str) -> bool:
-    """Forget the peak of memory so far; return whether this is possible."""
-    if device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-        return True
-    if device != "cpu":
-        return False
-    try:
-        return Path("/proc/self/clear_refs").write_text("5") > 0
-    except OSError:  # not on Linux
-        return False
-
-
-def peak_in_subprocess(work: Callable[..., None], device: str, *arguments: Any) -> float | None:
-    """Measure `peak_memory` in a separate process."""
-    context = multiprocessing.get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_send_peak, args=(sender, work, device, *arguments))
-    with starting_workers():
-        process.start()
-    sender.close()  # otherwise the end of the process would go unnoticed
-    try:
-        found = receiver.recv()
-    except EOFError:
-        found = None
-    except BaseException:  # Ctrl-C, which that process leaves to this one
-        process.kill()
-        raise
-    process.join()
-    if process.exitcode:
-        raise PatchloomError(
-            f"the process that measured how much memory is needed has died ({process.exitcode}), perhaps because "
-            "there is too little: lower --batch_size"
-        )
-    if isinstance(found, Exception):
-        raise found
-    return found
-
-
-def _send_peak(sender: Connection, work: Callable[..., None], device: str, *arguments: Any) -> None:
-    leave_signals()
-    end_with_parent()
-    try:
-        sender.send(peak_memory(work, device, *arguments))
-    except Exception as problem:  # raised by the process that asked
-        sender.send(problem)
 
 
 def memory(device: str) -> tuple[float, float]:
@@ -492,49 +357,6 @@ class MemoryGuard(TorchFunctionMode):
             f"a model of these sizes does not fit in the {self.there:.1f} GiB of memory here: choose a smaller "
             "--model, smaller patches, or smaller heads and decoders"
         )
-
-
-class LiveBytes(TorchDispatchMode):
-    """Context that counts the bytes of tensors made in it, fake ones (`FakeTensorMode`) as if they were real.
-
-    Workspaces that kernels allocate themselves are not seen. For convolutions, one is assumed: a copy of all inputs and
-    outputs, as oneDNN makes for its own layouts.
-
-    Attributes:
-        now: bytes of tensors that are alive.
-        peak: largest number of bytes that were alive together.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = self.peak = 0
-        self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}
-
-    def __torch_dispatch__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        made = func(*args, **(kwargs or {}))
-        for one in tree_leaves(made):
-            if isinstance(one, Tensor):
-                self._add(one.untyped_storage())
-        if func in _CONVOLUTIONS:
-            copied = sum(one.nbytes for one in tree_leaves((args, made)) if isinstance(one, Tensor))
-            self.peak = max(self.peak, self.now + copied)
-        return made
-
-    def _add(self, storage: torch.UntypedStorage) -> None:
-        key = storage._cdata
-        if key in self._alive:
-            return
-        size = storage.nbytes()
-
-        def gone(_: weakref.ref[torch.UntypedStorage]) -> None:
-            self.now -= size
-            del self._alive[key]
-
-        self._alive[key] = weakref.ref(storage, gone)
-        self.now += size
-        self.peak = max(self.peak, self.now)
 
 
 def memory_shortage(problem: BaseException) -> str | None:
