@@ -117,7 +117,7 @@ def calibrate(logits: Tensor, labels: Tensor) -> Calibration:
 
     # the loss is convex in 1 / temperature, so it has a single minimum along the logarithm as well
     bounds = math.log(_COLDEST), math.log(_HOTTEST)
-    search = {"bounds": bounds, "method": "bounded", "options": {"xatol": 1e-5}}
+    search: dict[str, Any] = {"bounds": bounds, "method": "bounded", "options": {"xatol": 1e-5}}
     found = math.exp(minimize_scalar(lambda logarithm: loss(math.exp(logarithm)), **search).x)
     found = min(max(found, _COLDEST), _HOTTEST)
     before, after = logits.softmax(1), (logits / found).softmax(1)

@@ -202,7 +202,7 @@ class Recipe(ClassifierValues):
             fewest, most = _EPOCHS
             epochs = int(min(most, max(fewest, round(_UPDATES[kind] / per_epoch))))
         rises = round(epochs / 10 if warmup == "auto" else warmup, 2)
-        chosen = {"batch": batch, "epochs": epochs, "warmup_epochs": rises, "validation": validation}
+        chosen: dict[str, Any] = {"batch": batch, "epochs": epochs, "warmup_epochs": rises, "validation": validation}
         return _RESOLVED[type(self)](**vars(self) | chosen)
 
     def unit(self, accumulate: int = 1) -> int:
