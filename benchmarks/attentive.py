@@ -20,13 +20,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import patchloom
-from patchloom.evaluate.attentive import cached_tokens
 from patchloom.evaluate.classification import test_classifiers
-from patchloom.evaluate.course import Course
-from patchloom.evaluate.protocols.attentive import candidate, small_plan
+from patchloom.evaluate.protocols.attentive import cached_tokens, candidate, small_plan
+from patchloom.evaluate.recipes import Course
 from patchloom.evaluate.select import train_candidates
-from patchloom.evaluate.settings import EvalSettings, parts_of
-from patchloom.evaluate.subjects import Subject
+from patchloom.evaluate.settings import EvalSettings, Subject, parts_of
 from patchloom.evaluate.trainer import temporary_seed
 
 

@@ -12,8 +12,8 @@ from claims_judge import Scores, verdict_by
 from claims_runs import Study
 from label_free import by_tasks, spearman
 
-from patchloom.evaluate.label_free import MEASURES as FIGURES
-from patchloom.evaluate.label_free import RANKME
+from patchloom.evaluate.protocols.label_free import MEASURES as FIGURES
+from patchloom.evaluate.protocols.label_free import RANKME
 
 MEASURES = ("knn", "linear", "few")
 LEAST_TASKS = 4

@@ -32,13 +32,12 @@ from patchloom.data.sources.open import open_data
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.classification import test_classifiers
 from patchloom.evaluate.features import extract
-from patchloom.evaluate.label_free import label_free_rows
 from patchloom.evaluate.logistic import linear_probe
 from patchloom.evaluate.protocols.attentive import candidate, small_plan
-from patchloom.evaluate.protocols.knn import knn_right
+from patchloom.evaluate.protocols.knn import knn_answers
+from patchloom.evaluate.protocols.label_free import label_free_rows
 from patchloom.evaluate.select import train_candidates
-from patchloom.evaluate.settings import EvalSettings, Parts
-from patchloom.evaluate.subjects import Subject
+from patchloom.evaluate.settings import EvalSettings, Parts, Subject
 from patchloom.nets.checkpoints.format import untrained_twin
 from patchloom.nets.swin import refuse_hierarchical
 from patchloom.runs.encoder import load_extra_module
@@ -240,7 +239,7 @@ def frozen(study: Study, arm: str, seed: int) -> None:
         pooling = "instance" if measure == "instance" and head is not None else "mean"
         (x, y), (queries, truth) = ((part.pooled(pooling), part.labels) for part in (one, two))
         if measure == "knn":
-            right = knn_right(x, y, queries, truth, (K,))[K]
+            right = knn_answers(x, y, queries, (K,))[K][0] == truth
         else:
             right = linear_probe(x, y, seed=0, device=torch.device("cpu"))[0].right(queries, truth)
         keep(study, arm, seed, measure, right.cpu().numpy())

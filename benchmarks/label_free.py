@@ -44,7 +44,9 @@ import patchloom
 from patchloom.data.source import Source
 from patchloom.data.sources.open import open_data
 from patchloom.evaluate.features import extract
-from patchloom.evaluate.label_free import (
+from patchloom.evaluate.logistic import linear_probe
+from patchloom.evaluate.protocols.knn import knn_accuracies
+from patchloom.evaluate.protocols.label_free import (
     ALPHA,
     DENSE_DIMENSIONS,
     DSE,
@@ -56,8 +58,6 @@ from patchloom.evaluate.label_free import (
     label_free_rows,
     weighted_dse,
 )
-from patchloom.evaluate.logistic import linear_probe
-from patchloom.evaluate.protocols.knn import knn_accuracies
 from patchloom.evaluate.settings import EvalSettings, stratified_subset
 from patchloom.nets.checkpoints.format import EncoderCard, untrained_twin
 

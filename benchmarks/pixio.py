@@ -25,7 +25,7 @@ from patchloom.data.source import Source
 from patchloom.data.sources.open import open_data
 from patchloom.evaluate.features import extract
 from patchloom.evaluate.logistic import linear_probe
-from patchloom.evaluate.protocols.knn import knn_right
+from patchloom.evaluate.protocols.knn import knn_answers
 from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file, untrained_twin
 from patchloom.system.files import write_whole
 
@@ -48,9 +48,11 @@ def scores(vit: VisionTransformer, card: EncoderCard, train: Source, test: Sourc
     for name in ("mean", "prefix" if "prefix" in one.tokens else "class"):
         pooling = "mean" if name == "mean" else "front"
         features, others = one.pooled(name), two.pooled(name)
-        right = knn_right(features, one.labels, others, two.labels, (K,))[K]
+        right = knn_answers(features, one.labels, others, (K,))[K][0] == two.labels
         found[f"knn {pooling}"] = right.double().mean().item()
-        found[f"linear {pooling}"] = linear_probe(features, one.labels)[0].accuracy(others, two.labels)
+        found[f"linear {pooling}"] = (
+            linear_probe(features, one.labels)[0].right(others, two.labels).double().mean().item()
+        )
     return found
 
 

@@ -33,9 +33,8 @@ from scipy.ndimage import gaussian_filter
 import patchloom
 from patchloom.dense.annotations.segmentation import class_pixels, open_label_maps
 from patchloom.dense.metrics import class_ious, mean_iou
-from patchloom.dense.rare import rare_classes
 from patchloom.dense.recipes import SEGMENT
-from patchloom.dense.segment import begin_segmenter, joined, predict_overlaps
+from patchloom.dense.segment import begin_segmenter, joined, predict_overlaps, rare_classes
 from patchloom.dense.segmenter import Segmenter
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.nets.build import EncoderSpec, build_encoder

@@ -23,7 +23,7 @@ MAY = {
     "look": {"patches", "withhold", "nets", "data", "questions", "tasks", "runs"},
     "evaluate": {"patches", "withhold", "nets", "questions", "data", "runs", "look"},
     "dense": {"withhold", "nets", "data", "runs", "look", "evaluate"},
-    "predict": {"nets", "data", "runs", "evaluate", "dense"},
+    "predict": {"nets", "data", "runs", "look", "evaluate", "dense"},
     "report": {"nets", "data", "recipes", "questions", "tasks", "runs", "look", "evaluate", "dense"},
     "loggers": {"runs"},
     "train": {"nets", "questions", "data", "tasks", "recipes", "runs", "look", "evaluate", "loggers"},

@@ -20,16 +20,15 @@ from patchloom.data.naming import name_images
 from patchloom.data.sources.open import open_data
 from patchloom.dense.annotations.boxes import category_ids
 from patchloom.dense.annotations.detection import open_boxes
+from patchloom.dense.answers import detect_images, segment_image
 from patchloom.dense.checkpoint import load_dense, save_dense
 from patchloom.dense.metrics import DetectedObjects, run_lengths
 from patchloom.dense.pictures import class_colours
-from patchloom.dense.predictions import coco_entries, label_png
 from patchloom.dense.segmenter import Segmenter
-from patchloom.dense.windows import detect_images, segment_image
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.format import EncoderCard, save_encoder
 from patchloom.nets.finetune import at_size
-from patchloom.predict import Predictions
+from patchloom.predict import Predictions, coco_entries, label_png
 
 
 def noise(path: Path, seed: int = 0, size: tuple[int, ...] = (32, 32, 3), **options) -> None:

@@ -9,7 +9,7 @@ Letters: b batch, n patches of the teacher's grid, d width of the teacher.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -24,19 +24,18 @@ from torch.nn import functional as F
 from patchloom.arguments import plain_path
 from patchloom.data.augment import ColoredCrop
 from patchloom.data.duplicates import copies_among
-from patchloom.data.loader import Batch, plain_batches, steps_of, steps_per_epoch, training_batches
+from patchloom.data.loader import Batch, plain_batches, steps_of, steps_per_epoch
 from patchloom.data.source import Source
 from patchloom.data.stats import normalize
 from patchloom.display import Displayable, TextTable, Verbatim, duration, print_line, track_progress
 from patchloom.errors import PatchloomError
-from patchloom.evaluate.course import Course
 from patchloom.evaluate.features import ImageFeatures, only_labelled, with_labels
-from patchloom.evaluate.frozen import FeatureExtractor, encoder_extractor, frozen_report
-from patchloom.evaluate.protocols.knn import knn_wording
-from patchloom.evaluate.protocols.linear import knn_and_linear, linear_wording
-from patchloom.evaluate.settings import EvalSettings, Parts, open_with_notes, parts_of, share_nothing
-from patchloom.evaluate.subjects import Subject
-from patchloom.evaluate.trainer import Forward, Trainer, keep_until_done
+from patchloom.evaluate.frozen import FeatureExtractor, encoder_extractor
+from patchloom.evaluate.protocols.knn import knn_report
+from patchloom.evaluate.protocols.linear import knn_and_linear, linear_report
+from patchloom.evaluate.recipes import Course
+from patchloom.evaluate.settings import EvalSettings, Parts, Subject, open_with_notes, parts_of, share_nothing
+from patchloom.evaluate.trainer import Forward, Trainer, image_batches, keep_until_done
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.checkpoints.origin import check_model
 from patchloom.nets.encode import grid_size, input_size
@@ -103,7 +102,6 @@ class Distilled(Displayable):
     load: Load = Load()
 
     def parts(self, width: int) -> list[str | TextTable]:
-        """See `Displayable`."""
         if self.planned is not None:
             steps, takes = self.planned["steps"], duration(self.planned["seconds"])
             return [
@@ -120,7 +118,6 @@ class Distilled(Displayable):
         return [*said, Verbatim(f"Card: {self.folder / STUDENT_CARD}")]
 
     def plain(self) -> dict[str, Any]:
-        """See `Displayable`."""
         planned = None if self.planned is None else {**self.planned, "load": self.load.plain()}
         files = [] if self.planned else [str(self.folder / name) for name in (STUDENT_WEIGHTS, STUDENT_CARD)]
         reports = {"report": self.report, "linear": self.linear}
@@ -190,7 +187,9 @@ def distill(options: Distill) -> Distilled:
             if parts is not None:
                 nets = {student: net.backbone, f"random {student}": start}
                 compared.append(_compare(nets, about, vit, card, parts, one))
-        _save(first, about, folder)
+        write_whole(folder / STUDENT_CARD, json.dumps({"format": _FORMAT} | asdict(about), indent=2))
+        weights = {name: value.detach().cpu().contiguous() for name, value in first.state_dict().items()}
+        write_whole(folder / STUDENT_WEIGHTS, lambda path: save_file(weights, path))
     if not compared:
         return Distilled(folder, about, None, None)
     knn, linear = (of_seeds[-1].over_seeds(of_seeds[:-1]) for of_seeds in zip(*compared, strict=True))
@@ -221,12 +220,10 @@ def _compare(
     near, probed, train, test = knn_and_linear(extractors, parts, settings, "mean")
     around = f"{parts.story} The student's features are those that timm's classifier gets."
     reports = []
-    for wording, rows in ((knn_wording(near, train, test), near), (linear_wording(probed, train, test), probed)):
+    for make, rows in ((knn_report, near), (linear_report, probed)):
         _, random, teacher = (row for row in rows if row.quoted)
         against = f"{random.number()} of its random start and {teacher.number()} of the teacher"
-        reports.append(
-            frozen_report(wording, rows, parts, settings, train, test, around, against=against, trained=True)
-        )
+        reports.append(make(rows, parts, settings, train, test, around, against=against, trained=True))
     return reports
 
 
@@ -243,13 +240,6 @@ def _features(net: nn.Module, about: StudentCard, settings: EvalSettings, source
         places.append(batch.indices)
         unreadable += batch.unreadable
     return with_labels({"pooled": torch.cat(found)}, source, places, unreadable)
-
-
-def _save(backbone: nn.Module, card: StudentCard, folder: Path) -> None:
-    """Write weights with timm's own names, and the card."""
-    write_whole(folder / STUDENT_CARD, json.dumps({"format": _FORMAT} | asdict(card), indent=2))
-    weights = {name: value.detach().cpu().contiguous() for name, value in backbone.state_dict().items()}
-    write_whole(folder / STUDENT_WEIGHTS, lambda path: save_file(weights, path))
 
 
 def distillation_course(n: int, epochs: float, lr: float, weight_decay: float, batch: int) -> Course:
@@ -290,12 +280,8 @@ def begin_distillation(
         "images": source.fingerprint(),
         "teacher": teacher.digest.tolist(),
     }
-    device, grid, augment = settings.torch_device, grid_size(teacher.encoder), ColoredCrop(size, scale=_SCALE)
-    teacher.to(device)
-
-    def batches(first: int, stop: int, workers: int) -> Iterator[Batch]:
-        seed, channels = settings.seed, len(mean)
-        return training_batches(source, augment, course.batch, seed, first, stop, workers, channels, device=device)
+    grid, augment = grid_size(teacher.encoder), ColoredCrop(size, scale=_SCALE)
+    teacher.to(settings.torch_device)
 
     def loss(forward: Forward, batch: Batch) -> Tensor:
         images = batch.views[0]
@@ -308,7 +294,7 @@ def begin_distillation(
     return Trainer(
         student,
         loss,
-        batches,
+        image_batches(source, augment, course.batch, len(mean), settings),
         course,
         settings=settings,
         identity=identity,

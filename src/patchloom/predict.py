@@ -2,30 +2,53 @@
 
 from __future__ import annotations
 
+import base64
+import csv
+import io
 import json
 import os
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
 from patchloom.arguments import plain_path
 from patchloom.audio.compatibility import with_encoder_sound
-from patchloom.data.naming import name_images
-from patchloom.data.source import Data
+from patchloom.data.naming import NamedImage, name_images
+from patchloom.data.notes import count_of
+from patchloom.data.source import Source
 from patchloom.data.sources.concat import ConcatSource
 from patchloom.data.sources.glob import is_single, open_images
-from patchloom.data.sources.in_memory import DataLike
 from patchloom.data.sources.open import open_data
 from patchloom.data.stats import input_notes
+from patchloom.dense.annotations.coco import image_ids
+from patchloom.dense.answers import Pictures, ReadPicture, answered, detect_images, segment_images
 from patchloom.dense.checkpoint import DenseCard, load_dense
-from patchloom.dense.predictions import dense_files, write_dense
+from patchloom.dense.detector import Detector
+from patchloom.dense.metrics import DetectedObjects, coco_tool
+from patchloom.dense.pictures import class_colours, draw_label_map, draw_objects
+from patchloom.dense.segmenter import Segmenter
 from patchloom.display import Displayable, Verbatim
 from patchloom.errors import PatchloomError, listing
-from patchloom.evaluate.calibration import Calibration, describe_calibration
-from patchloom.evaluate.classifier import ClassifierCard, load_classifier
-from patchloom.evaluate.predictions import CLASS_FILES, PAGE, TABLE, write_classes
+from patchloom.evaluate.classification import logits_of
+from patchloom.evaluate.classifier import (
+    Calibration,
+    Classifier,
+    ClassifierCard,
+    describe_calibration,
+    load_classifier,
+)
+from patchloom.evaluate.features import runs_in_bfloat16
 from patchloom.evaluate.settings import EvalSettings
+from patchloom.look.sheet import SIDES, brightness, resize, tile_size, to_pixels
 from patchloom.nets.checkpoints.format import CLASSIFIER_FORMAT, DENSE_FORMAT, is_model
 from patchloom.nets.checkpoints.read import read_metadata
 from patchloom.options.declare import verb
@@ -36,8 +59,10 @@ from patchloom.system.device import float32_products
 from patchloom.system.files import make_folder, read_text, write_whole
 
 _BY = "predicted-by.json"
-_LISTS = ("classes.txt", "detections.json", *CLASS_FILES)
+TABLE, PAGE = "predictions.csv", "least-certain.html"
+_LISTS = ("classes.txt", "detections.json", TABLE, PAGE)
 _NAMED = 8  # classes in a sentence
+_CLASSES_SHOWN = 3  # on the page
 _FOLDERS = ("finetuned", "probed", "segmented", "detected")  # of a run's models
 
 
@@ -66,11 +91,9 @@ class Predictions(Displayable):
     calibration: Calibration | None = None
 
     def parts(self, width: int) -> list[str]:
-        """See `Displayable`."""
         return [*self.notes, *map(Verbatim, self.sentences())]
 
     def plain(self) -> dict[str, Any]:
-        """See `Displayable`."""
         written = {"classify": TABLE, "segment": "labels", "detect": "detections.json"}[self.kind]
         names = ("kind", "images", "counts", "pictures", "score")
         values = {name: getattr(self, name) for name in names}
@@ -125,7 +148,8 @@ def predict(options: Predict) -> Predictions:
     settings = EvalSettings(device=options.device)
     settings.torch_device  # noqa: B018  # refuse an unknown device first
     path = _find_model(plain_path(options.model))
-    classifies = CLASSIFIER_FORMAT in read_metadata(path, "a model")
+    metadata = read_metadata(path, "a model")
+    classifies = CLASSIFIER_FORMAT in metadata
     net: Any
     card: ClassifierCard | DenseCard
     net, card = load_classifier(path) if classifies else load_dense(path)
@@ -133,13 +157,18 @@ def predict(options: Predict) -> Predictions:
         raise PatchloomError(f"--top is for classifiers, and {path} is a segmenter or detector: leave it out")
     if top is not None and top > len(card.classes):
         raise PatchloomError(f"--top {top} is more than the {len(card.classes)} classes of {path}: give fewer")
-    opened = _opened(options.data)
+    data = options.data
+    if isinstance(data, str | Path) and is_single(str(data)) and Path(data).expanduser().is_file():
+        opened = open_images([str(Path(data).expanduser())], str(data))
+    else:
+        opened = open_data(data)
     if classifies:
         opened = with_encoder_sound(opened, card.encoder.sound, card.encoder.name)
     sources = [opened.train] if opened.test is None else [opened.train, opened.test]
     names = name_images(sources)
     folder = Path(options.out) if options.out is not None else Path("predictions") / data_slug(options.data)
-    about: dict[str, Any] = {"model": str(path), "weights": _checksum(path), "images": [one.name for one in sources]}
+    weights = str(json.loads(metadata.get(DENSE_FORMAT) or metadata[CLASSIFIER_FORMAT]).get("sha256", ""))
+    about: dict[str, Any] = {"model": str(path), "weights": weights, "images": [one.name for one in sources]}
     if top is not None:
         about["top"] = top
     drawn = len(names) if options.pictures == "all" else options.pictures
@@ -148,7 +177,10 @@ def predict(options: Predict) -> Predictions:
     def files(written: Sequence[str]) -> set[str]:
         if isinstance(card, ClassifierCard):
             return {TABLE, *[PAGE] * bool(drawn)}
-        return dense_files(card.kind, written, written[:drawn])
+        pictures = {f"pictures/{out}.png" for out in written[:drawn]}
+        if card.kind == "detect":
+            return {"detections.json", *pictures}
+        return {"classes.txt", *pictures, *(f"labels/{out}.png" for out in written)}
 
     before = _claim(folder, about, files(outs))
     images = ConcatSource(sources[0].name, sources)
@@ -171,13 +203,6 @@ def predict(options: Predict) -> Predictions:
     if isinstance(card, ClassifierCard):
         return Predictions("classify", *about_all, card.calibrated)
     return Predictions(card.kind, *about_all)
-
-
-def _opened(data: DataLike) -> Data:
-    """Images of any source, or a single image file."""
-    if isinstance(data, str | Path) and is_single(str(data)) and (path := Path(data).expanduser()).is_file():
-        return open_images([str(path)], str(data))
-    return open_data(data)
 
 
 def _find_model(model: str | Path) -> Path:
@@ -209,11 +234,6 @@ def _find_model(model: str | Path) -> Path:
     return path
 
 
-def _checksum(path: Path) -> str:
-    about = read_metadata(path, "a model")
-    return str(json.loads(about.get(DENSE_FORMAT) or about[CLASSIFIER_FORMAT]).get("sha256", ""))
-
-
 def _claim(folder: Path, about: dict[str, Any], files: Collection[str]) -> list[str]:
     """Take a folder, unless it holds anything but what the same model wrote for the same images."""
     if folder.exists() and not folder.is_dir():
@@ -221,7 +241,10 @@ def _claim(folder: Path, about: dict[str, Any], files: Collection[str]) -> list[
     taken = PatchloomError(f"{folder} holds other files: give another folder with --out, or move them away")
     before: list[str] = []
     if folder.is_dir() and any(one.name[0] != "." for one in folder.iterdir()):
-        before = _written_by(folder / _BY, about)
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # no record, or a damaged one
+            found = json.loads(read_text(folder / _BY, errors="surrogateescape"))
+            files_of_it = [str(one) for one in found.pop("files")]
+            before = files_of_it if found == about else []
         if not before or any(os.path.lexists(folder / one) for one in {*files} - {*before}):
             raise taken
     make_folder(folder)
@@ -230,18 +253,7 @@ def _claim(folder: Path, about: dict[str, Any], files: Collection[str]) -> list[
 
 
 def _record(folder: Path, about: dict[str, Any], files: Collection[str]) -> None:
-    """Write down which model wrote which files for which images."""
     write_whole(folder / _BY, json.dumps({**about, "files": sorted(files)}, indent=1, ensure_ascii=False) + "\n")
-
-
-def _written_by(record: Path, about: dict[str, Any]) -> list[str]:
-    """Return the files that an earlier predict wrote, by its record; none if it was of another model or images."""
-    try:
-        found = json.loads(read_text(record, errors="surrogateescape"))
-        files = [str(one) for one in found.pop("files")]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return []
-    return files if found == about else []
 
 
 def _remove_old(folder: Path, before: Sequence[str], written: Collection[str]) -> int:
@@ -255,3 +267,291 @@ def _remove_old(folder: Path, before: Sequence[str], written: Collection[str]) -
             path.unlink()
             old += parts[0] == "labels"
     return old
+
+
+# Predictions of classifiers as files: a table of all images, and a page of the least certain ones.
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a model's predictions were written for.
+
+    Attributes:
+        read: `NamedImage.out` of the images that could be read, in order.
+        counts: number of images, pixels or objects of each class.
+        notes: further remarks, without full stop.
+    """
+
+    read: Sequence[str]
+    counts: Counter[int]
+    notes: Sequence[str] = ()
+
+
+def write_classes(
+    model: Classifier,
+    card: ClassifierCard,
+    images: Source,
+    names: Sequence[NamedImage],
+    settings: EvalSettings,
+    folder: Path,
+    drawn: int,
+    top: int | None = None,
+) -> Written:
+    """Write the table of a classifier's predictions, and the page of the ``drawn`` least certain images.
+
+    Args:
+        images: the images of ``names``.
+        top: number of classes in the table; None: all, in a column each.
+    """
+    what = f"{folder}: predicting"
+    logits, indices, _ = logits_of(model, images, card.encoder, settings, what=what, test_crop=card.test_crop)
+    known = card.calibrated
+    probabilities = (logits.double() / (1.0 if known is None else known.temperature)).softmax(1)
+    paths = [names[i].place for i in indices.tolist()]
+    write_whole(folder / TABLE, class_table(paths, probabilities, card.classes, top))
+    if drawn:
+        page = _page(card, images, paths, indices, probabilities, drawn)
+        write_whole(folder / PAGE, page)
+    counts = Counter(probabilities.argmax(1).tolist())
+    return Written([names[i].out for i in indices.tolist()], counts)
+
+
+def class_table(paths: Sequence[str], probabilities: Tensor, classes: Sequence[str], top: int | None = None) -> str:
+    """Return a table of predictions as CSV: path, class, confidence, and more classes with their probabilities.
+
+    Args:
+        paths: path of each image.
+        probabilities: [n c].
+        classes: name of each class.
+        top: number of classes, the most probable first, as class, confidence, class_2, confidence_2 and so on; None:
+            all, each in a column whose name is that of the class behind ``p_``.
+    """
+    text = io.StringIO()
+    # fields with commas, quotes or line breaks are quoted; a path may be of any bytes
+    table = csv.writer(text, lineterminator="\n")
+    head = ["path", "class", "confidence"]
+    ordered, places = probabilities.sort(dim=1, descending=True, stable=True)
+    if top is None:
+        table.writerow([*head, *(f"p_{name}" for name in classes)])
+    else:
+        table.writerow([*head, *(f"{what}_{i}" for i in range(2, top + 1) for what in head[1:])])
+    each = zip(paths, places.tolist(), ordered.tolist(), probabilities.tolist(), strict=True)
+    for path, order, best, own in each:
+        first = [path, classes[order[0]], _format(best[0])]
+        if top is None:
+            table.writerow([*first, *map(_format, own)])
+        else:
+            more = zip(order[1:top], best[1:top], strict=True)
+            table.writerow([*first, *(value for k, p in more for value in (classes[k], _format(p)))])
+    return text.getvalue()
+
+
+def _format(probability: float) -> str:
+    return f"{probability:.6f}"
+
+
+def _page(
+    card: ClassifierCard, images: Source, paths: Sequence[str], indices: Tensor, probabilities: Tensor, drawn: int
+) -> str:
+    """Return the page of the least certain images as HTML, with their pictures in it."""
+    import jinja2  # takes 0.1 s to import
+
+    ordered, places = probabilities.sort(dim=1, descending=True, stable=True)
+    least = torch.argsort(ordered[:, 0], stable=True)[:drawn].tolist()
+    rows = [
+        {
+            "path": paths[i],
+            "picture": "" if images.sound is not None else _picture(images, int(indices[i])),
+            "classes": [
+                (card.classes[k], f"{100 * p:.1f}")
+                for k, p in zip(places[i, :_CLASSES_SHOWN].tolist(), ordered[i].tolist(), strict=False)
+            ],
+        }
+        for i in least
+    ]
+    about: dict[str, Any] = {
+        "data": images.name,
+        "model": f"{card.encoder.name}, trained on {card.data}",
+        "images": f"{len(paths):,}",
+        "shown": f"{len(rows):,}",
+        "noun": images.noun,
+        "calibrated": describe_calibration(card.calibrated),
+    }
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("patchloom.evaluate"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    text = environment.get_template(PAGE).render(**about, rows=rows)
+    # names of files that are not UTF-8 have lone surrogates, which cannot be encoded
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _picture(images: Source, i: int) -> str:
+    """Return a small copy of an image, as a data URI."""
+    image = images.read(i)
+    channels = len(image)
+    shown = (image.float() / 255 if image.dtype == torch.uint8 else image)[None]
+    plain = (0.0,) * channels, (1.0,) * channels
+    pixels = to_pixels(shown, *plain, brightness(shown, *plain))[0]
+    h, w = tile_size(pixels.shape[0], pixels.shape[1], SIDES[0])
+    buffer = io.BytesIO()
+    Image.fromarray(resize(pixels, h, w)).save(buffer, "JPEG", quality=90)
+    return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+
+# Predictions of segmenters and detectors, as files that other programs read: label maps as PNG, objects as COCO JSON.
+
+
+def label_png(labels: Tensor, ids: Sequence[int]) -> bytes:
+    """A label map [h w] as a PNG: 8 bits with a palette, or 16 bits where a number is above 255."""
+    deep = max(ids) > 255
+    stored = np.array(ids, np.uint16 if deep else np.uint8)[labels.numpy()]
+    page = Image.fromarray(stored)
+    if not deep:
+        palette = np.zeros((256, 3), np.uint8)
+        palette[list(ids)] = class_colours(len(ids))
+        page.putpalette(palette.tobytes())
+    buffer = io.BytesIO()
+    page.save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def coco_entries(found: DetectedObjects, ids: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """Yield the detections of an image as COCO JSON entries, without object and image ids.
+
+    Args:
+        found: the detections.
+        ids: category id of each class.
+    """
+    for i, (box, label, score) in enumerate(
+        zip(found.boxes.tolist(), found.labels.tolist(), found.scores.tolist(), strict=True)
+    ):
+        x0, y0, x1, y1 = (round(side, 2) for side in box)
+        w, h = round(x1 - x0, 2), round(y1 - y0, 2)
+        about = {"category_id": ids[label], "bbox": [x0, y0, w, h], "score": round(score, 6), "iscrowd": 0}
+        if found.masks is None:
+            yield about | {"area": round(w * h, 2)}
+        else:
+            mask = found.masks[i]
+            lengths = {"size": [int(side) for side in mask["size"]], "counts": mask["counts"].decode()}
+            yield about | {"area": int(coco_tool("mask").area(mask)), "segmentation": lengths}
+
+
+def write_dense(
+    net: Segmenter | Detector,
+    card: DenseCard,
+    images: Source,
+    names: Sequence[NamedImage],
+    settings: EvalSettings,
+    folder: Path,
+    drawn: int,
+    score: float,
+) -> Written:
+    """Write the predictions of a segmenter or detector, and pictures of the first ``drawn`` images.
+
+    Args:
+        images: the images of ``names``.
+        score: lowest score of objects.
+    """
+    at, read = settings.torch_device, list[str]()
+    half = runs_in_bfloat16(at, "auto")
+    net.to(at)
+    of_encoder = card.encoder.mean, card.encoder.std
+
+    def answer(some: list[Tensor]) -> Sequence[Any]:
+        if isinstance(net, Segmenter):
+            return segment_images(net, some, *of_encoder, card.side, at, half)
+        return detect_images(net, some, *of_encoder, at, half, score)
+
+    pictures = Pictures(images.read_as, net.channels, range(len(names)))
+    workers = settings.workers_for(names[0].source, len(names))
+    named = _named(answered(pictures, answer, at, workers, f"{folder}: predicting"), names, read)
+    if isinstance(net, Segmenter):
+        return Written(read, _write_maps(named, card, folder, drawn))
+    found = ((name, image, fit.detected(boxes, score)) for name, image, (boxes, fit) in named)
+    numbers, notes = _image_ids(names)
+    counts = _write_objects(found, card, folder, drawn, {name.out: name.place for name in names}, numbers)
+    return Written(read, counts, notes)
+
+
+def _named(
+    answers: Iterator[tuple[ReadPicture, Any]], names: Sequence[NamedImage], read: list[str]
+) -> Iterator[tuple[str, Tensor, Any]]:
+    """Yield name, image [c h w] and answer of each picture, and list the names."""
+    for picture, answer in answers:
+        assert picture.image is not None  # `answered` leaves out what cannot be read
+        read.append(names[picture.number].out)
+        yield read[-1], picture.image, answer
+
+
+def _write_maps(
+    answered: Iterator[tuple[str, Tensor, Tensor]], card: DenseCard, folder: Path, drawn: int
+) -> Counter[int]:
+    """Write label maps and pictures; return the number of pixels of each class."""
+    plain = card.ids == tuple(range(len(card.ids)))
+    lines = card.classes if plain else (f"{i} {name}" for i, name in zip(card.ids, card.classes, strict=True))
+    write_whole(folder / "classes.txt", "".join(f"{line}\n" for line in lines))
+    counts, n = np.zeros(len(card.classes), np.int64), 0
+    for name, image, labels in answered:
+        counts += np.bincount(labels.numpy().ravel(), minlength=len(counts))
+        write_whole(folder / "labels" / f"{name}.png", label_png(labels, card.ids))
+        if n < drawn:
+            draw_label_map(image, labels, card.classes, folder / "pictures" / f"{name}.png")
+        n += 1
+    return Counter(dict(enumerate(counts.tolist())))
+
+
+def _image_ids(names: Sequence[NamedImage]) -> tuple[dict[str, int], list[str]]:
+    """Return the id of each image by its `NamedImage.out`, and a note if they come from COCO JSON files."""
+    paths = {name.out: Path(os.path.abspath(name.source.describe(name.index))) for name in names}
+    known, files = image_ids([path for path in paths.values() if path.is_file()])
+    ids = {out: known[path] for out, path in paths.items() if path in known}
+    notes = []
+    if len(set(ids.values())) < len(ids):
+        notes.append(
+            f"image ids are counted from 1, as {listing(files, 'and')} use the same ones for different images: predict "
+            "the images of each separately to keep them"
+        )
+        ids = {}
+    elif ids:
+        more = len(names) - len(ids)
+        others = f", and {count_of(more, 'image')} without one there {'has' if more == 1 else 'have'} larger ones" * (
+            more > 0
+        )
+        notes.append(f"image ids are those of {listing(files, 'and')}{others}")
+    rest = count(max(ids.values(), default=0) + 1)
+    return {name.out: ids[name.out] if name.out in ids else next(rest) for name in names}, notes
+
+
+def _write_objects(
+    found: Iterator[tuple[str, Tensor, DetectedObjects]],
+    card: DenseCard,
+    folder: Path,
+    drawn: int,
+    places: dict[str, str],
+    numbers: dict[str, int],
+) -> Counter[int]:
+    """Write objects as COCO JSON, and pictures; return the number of objects of each class."""
+    ids = card.ids or tuple(range(1, len(card.classes) + 1))
+    images: list[dict[str, Any]] = []
+    objects: list[dict[str, Any]] = []
+    counts: Counter[int] = Counter()
+    for name, image, answer in found:
+        h, w = image.shape[1:]
+        images.append({"id": numbers[name], "file_name": places[name], "width": w, "height": h})
+        counts.update(answer.labels.tolist())
+        objects += [
+            {"id": len(objects) + number + 1, "image_id": numbers[name], **one}
+            for number, one in enumerate(coco_entries(answer, ids))
+        ]
+        if len(images) <= drawn:
+            out = folder / "pictures" / f"{name}.png"
+            draw_objects(image, answer.objects((h, w)), answer.scores, card.classes, out)
+    categories = [{"id": number, "name": one} for number, one in zip(ids, card.classes, strict=True)]
+    whole = {"images": images, "categories": categories, "annotations": objects}
+    if images:
+        write_whole(folder / "detections.json", json.dumps(whole, ensure_ascii=False) + "\n")
+    return counts

@@ -21,8 +21,8 @@ from claims_runs import Study, needed
 from PIL import Image
 
 from patchloom.errors import PatchloomError
-from patchloom.evaluate.label_free import IDEST
-from patchloom.evaluate.label_free import MEASURES as FIGURES
+from patchloom.evaluate.protocols.label_free import IDEST
+from patchloom.evaluate.protocols.label_free import MEASURES as FIGURES
 from patchloom.runs.settings import request
 
 

@@ -23,7 +23,7 @@ from patchloom.compare.scores import Contender, LabelledData, Way, labelled_part
 from patchloom.data.source import Data
 from patchloom.data.sources.open import open_data
 from patchloom.display import StatusMessage
-from patchloom.evaluate import label_free
+from patchloom.evaluate.protocols import label_free
 from patchloom.evaluate.recipes import RECIPES
 from patchloom.evaluate.settings import EvalSettings, Parts
 from patchloom.results import store as results_store

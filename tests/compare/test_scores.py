@@ -22,8 +22,7 @@ from patchloom.data.source import Source
 from patchloom.evaluate.frozen import encoder_extractor
 from patchloom.evaluate.protocols.fewshot import subsample_training
 from patchloom.evaluate.protocols.linear import knn_and_linear
-from patchloom.evaluate.settings import EvalSettings, Parts
-from patchloom.evaluate.subjects import Subject
+from patchloom.evaluate.settings import EvalSettings, Parts, Subject
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.format import EncoderCard, save_encoder
 from patchloom.results import store
@@ -95,7 +94,7 @@ def test_the_verdict_is_by_the_attentive_probe_if_it_applies_to_all_encoders(tmp
     assert "by the linear probe: swin is a Swin" in why_not(
         mine, Contender("swin", 0, "beside", str(tmp_path / "swin"))
     )
-    monkeypatch.setattr("patchloom.evaluate.attentive.free_memory", lambda device: 0.0)
+    monkeypatch.setattr("patchloom.evaluate.protocols.attentive.free_memory", lambda device: 0.0)
     assert "the tokens of 60 images need" in why_not(mine)
 
 

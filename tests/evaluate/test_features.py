@@ -36,11 +36,10 @@ from patchloom.evaluate.features import (
     pixel_features,
     pixels_size,
 )
-from patchloom.evaluate.frozen import extractors
+from patchloom.evaluate.frozen import FrozenStudy
 from patchloom.evaluate.protocols import evaluate
-from patchloom.evaluate.protocols.knn import knn_right
-from patchloom.evaluate.settings import EvalSettings
-from patchloom.evaluate.subjects import open_subjects
+from patchloom.evaluate.protocols.knn import knn_answers
+from patchloom.evaluate.settings import EvalSettings, Parts, open_subjects
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.finetune import at_size
@@ -153,10 +152,10 @@ def test_probes_of_one_encoder_cost_one_pass(tiny_encoder: Path, record_reads: C
 def test_what_is_kept_is_what_was_taken(tiny_encoder: Path) -> None:
     subjects = open_subjects(tiny_encoder, CPU)
     some = TRAIN.subset(range(30))
+    parts = Parts(some, some, "")
     for layers in (False, True):
-        for extracted in zip(
-            *(extractors(subjects, how, layers=layers) for how in (CPU, CPU, replace(CPU, cache=False))), strict=True
-        ):
+        studies = (FrozenStudy("knn", subjects, parts, how) for how in (CPU, CPU, replace(CPU, cache=False)))
+        for extracted in zip(*(study.each(layers=layers) for study in studies), strict=True):
             first, second, third = (one.features_of(some) for one in extracted)
             # raw pixels were cached when the poolings were measured
             assert second.cached and not third.cached and (not first.cached or layers)
@@ -320,8 +319,6 @@ def test_unreadable_images_are_named_again(tmp_path: Path, tiny_encoder: Path) -
 
 
 HUNDRED = open_data("digits").train.subset(range(100))
-SMALL = {"depth": 2, "embed_dim": 32, "num_heads": 2}
-CARD = EncoderCard(None, (0.3,), (0.4,), "none", "small")
 X, Y = torch.randn(120, 16, generator=torch.Generator().manual_seed(0)), torch.arange(120) % 4
 
 
@@ -350,12 +347,12 @@ def test_features_and_predictions_are_read_while_the_next_batch_is_computed() ->
 
 
 def test_neighbours_are_searched_on_the_gpu() -> None:
-    given = X[:80], Y[:80], X[80:], Y[80:], (1, 5, 20)
-    here = knn_right(*given, chunk=7)
+    given = X[:80], Y[:80], X[80:], (1, 5, 20)
+    here = knn_answers(*given, chunk=7)
     with pseudo_cuda() as waits:
-        there = knn_right(*given, chunk=7, device="cuda")
+        there = knn_answers(*given, chunk=7, device="cuda")
         assert sum(waits.values()) == 2, f"similarities and places, not those of each of six blocks: {waits}"
-    assert all(torch.equal(there[k], here[k]) for k in here)
+    assert all(torch.equal(there[k][0], here[k][0]) for k in here)
 
 
 SPEC = EncoderSpec("nano", (16, 16), 4, options={"depth": 4, "embed_dim": 32, "num_heads": 2})

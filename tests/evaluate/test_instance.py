@@ -16,7 +16,7 @@ from patchloom.data.sources.open import open_data
 from patchloom.data.stats import normalize
 from patchloom.evaluate.features import extract
 from patchloom.evaluate.protocols import evaluate
-from patchloom.evaluate.protocols.knn import knn_right
+from patchloom.evaluate.protocols.knn import knn_answers
 from patchloom.evaluate.settings import EvalSettings, parts_of
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.format import (
@@ -122,9 +122,9 @@ def test_the_control_is_measured_with_the_untrained_head(tmp_path: Path) -> None
     twin, head = untrained_twin(card, task.agreement.instance_head, 3)
     parts = parts_of("digits", EvalSettings(seed=3, max_train=50))
     train, test = (extract(twin, card, one, device="cpu", head=head) for one in (parts.train, parts.test))
-    right = knn_right(train.pooled("instance"), train.labels, test.pooled("instance"), test.labels, (1,))[1]
+    answers, _ = knn_answers(train.pooled("instance"), train.labels, test.pooled("instance"), (1,))[1]
     (row,) = (row for row in report.quoted if row.encoder == "untrained")
-    assert row.pooling == "instance" and row.outcomes.values.tolist() == right.tolist()
+    assert row.pooling == "instance" and row.outcomes.values.tolist() == (answers == test.labels).tolist()
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,8 @@ from patchloom.data.source import Data, Source
 from patchloom.data.sources.open import open_data
 from patchloom.evaluate import settings
 from patchloom.evaluate.features import extract
-from patchloom.evaluate.label_free import (
+from patchloom.evaluate.protocols import evaluate
+from patchloom.evaluate.protocols.label_free import (
     ALPHA,
     AREAS,
     DELTA,
@@ -54,7 +55,6 @@ from patchloom.evaluate.label_free import (
     tree_length,
     weighted_dse,
 )
-from patchloom.evaluate.protocols import evaluate
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file, save_encoder, untrained_twin

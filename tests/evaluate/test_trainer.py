@@ -3,18 +3,22 @@
 import json
 import os
 import pickle
+import shutil
 import signal
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 from dense_together import evaluate_together
-from evaluating import ctrl_c_at, folder_of, numbers
+from evaluating import ctrl_c_at, folder_of, numbers, write_encoder
 from forked import server
+from refusing import refusal
 from safetensors.torch import load_file
 from spoken import encoder_of_sound, speech_commands
 from torch import nn
@@ -24,15 +28,16 @@ from patchloom.data.sources.open import open_data
 from patchloom.display import time_left
 from patchloom.errors import PatchloomError, Stopped
 from patchloom.evaluate import recipes, trainer
-from patchloom.evaluate.classification import ClassPredictions, begin_classifier
+from patchloom.evaluate.classification import ClassPredictions, begin_classifier, plan_for
 from patchloom.evaluate.classifier import Classifier
-from patchloom.evaluate.course import Course
 from patchloom.evaluate.protocols import evaluate
-from patchloom.evaluate.recipes import Recipe, ResolvedRecipe, check_shares
-from patchloom.evaluate.settings import EvalSettings, Parts
+from patchloom.evaluate.recipes import Course, Recipe, ResolvedRecipe, check_shares
+from patchloom.evaluate.select import Candidate, Plan, train_candidates
+from patchloom.evaluate.settings import DryRun, EvalSettings, Parts
 from patchloom.evaluate.trainer import BestWeights, Score, Trainer, _Progress
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file
+from patchloom.nets.finetune import with_variant
 from patchloom.pace import Pace
 from patchloom.results import store
 from patchloom.runs import checkpoint
@@ -339,3 +344,131 @@ def test_killed_again_and_again_it_ends_as_if_it_had_not_been(tiny_encoder: Path
     assert found == whole
     assert last < steps - 15  # the first training was not repeated
     assert not list((cache_root() / "trainings").iterdir())
+
+
+# Choice among recipes: the best on held-out images, and test images that are read once, at the end.
+
+SETTINGS = EvalSettings(device="cpu", cache=False)
+QUICK = {"epochs": 1, "warmup_epochs": 0, "batch": 16}
+
+
+class Made:
+    """Candidate on a small encoder and its plan, with records of trainings and saved files."""
+
+    def __init__(self, encoder: Path, **changes: Any) -> None:
+        vit, card = load_encoder_file(encoder)
+        digits = open_data("digits")
+        parts = Parts(digits.train.subset(range(60)), digits.test.subset(range(20)), "")
+        plan: Plan = plan_for("small", QUICK | changes, vit, parts, SETTINGS, "float32")
+        self.trained, self.saved = [], []
+
+        def begin(model: Any, card: Any, recipe: Any, train: Any, held: Any) -> Any:
+            self.trained.append((recipe.blr, len(train)))
+            return plan.begin(model, card, recipe, train, held)
+
+        def build(recipe: Any) -> Classifier:
+            return Classifier(with_variant(vit, card), 10, "mean")
+
+        self.plan = replace(plan, begin=begin)
+        self.candidate = Candidate(
+            "one", card, build, {"positions": "keep"}, lambda model, settings: self.saved.append(settings)
+        )
+
+
+@pytest.fixture
+def rates(tiny_encoder: Path) -> Iterator[Made]:
+    yield Made(tiny_encoder, blr=[0.4, 0.1, 0.2, 0.3])
+
+
+def test_the_best_rate_is_chosen_and_the_lowest_of_equals(rates: Made) -> None:
+    scores = iter((0.3, 0.7, 0.7, 0.1))
+    plan = replace(rates.plan, score=lambda model, card, images: next(scores))
+    (fitted,) = train_candidates([rates.candidate], plan)
+    assert rates.trained == [(0.1, 54), (0.2, 54), (0.3, 54), (0.4, 54), (0.2, 60)]
+    assert fitted.settings.items() >= {"blr": 0.2, "held_out_accuracy": 0.7, "held_out": 6, "positions": "keep"}.items()
+    assert rates.saved == [fitted.settings]
+
+
+def test_a_dry_run_trains_and_reads_nothing(rates: Made) -> None:
+    plan = replace(rates.plan, settings=replace(SETTINGS, dry_run=True))
+    with pytest.raises(DryRun) as ended:
+        train_candidates([rates.candidate], plan)
+    assert "one would be trained on 60 images" in ended.value.sentences[0]
+    assert "blr 0.1 or 0.2 or 0.3 or 0.4" in ended.value.sentences[0] and not rates.trained
+
+
+def test_too_little_memory_is_a_sentence(rates: Made) -> None:
+    def begin(*given: Any) -> Any:
+        raise MemoryError
+
+    said = refusal(train_candidates, [rates.candidate], replace(rates.plan, begin=begin))
+    assert "16 images at once" in said and "raise --accumulate" in said and "--size" not in said
+
+
+# Every protocol that trains resumes after Ctrl-C, with the same results to the bit.
+
+
+def images(folder: Path) -> str:
+    """Write an encoder of digits; return the name of the data."""
+    write_encoder(folder / "run" / "encoder.safetensors", depth=2)
+    return "digits"
+
+
+def recordings(folder: Path) -> Path:
+    """Write an encoder of recordings and keywords; return their folder."""
+    pytest.importorskip("soundfile")
+    encoder_of_sound(folder / "run")
+    return speech_commands(folder / "words")
+
+
+def evaluated(protocol: str, run: Path, data: str | Path, **options: Any) -> list[tuple]:
+    return numbers(evaluate(protocol, run, data, device="cpu", seed=3, **options).results)
+
+
+class Case(NamedTuple):
+    """Command that trains.
+
+    Attributes:
+        prepare: function that writes FOLDER/run and data; its result is given to the command.
+        command: function from a run and data to results.
+        step: update, from 1, that Ctrl-C interrupts.
+        position: where the training stops.
+    """
+
+    prepare: Callable[[Path], Any]
+    command: Callable[[Path, Any], Any]
+    step: int
+    position: str
+
+
+# a checkpoint has to hold a moving average, the best weights and random numbers of every kind
+RESUMED = {"epochs": 2, "batch_size": 16, "max_train": 80, "validation": 0.25, "patience": 1.0, "ema": 0.9, "clip": 0.5}
+RESUMED |= {"mixup": 0.8, "erasing": 0.5}
+FEW = {"per_class": 4, "epochs": 2, "batch_size": 8}
+LARS = {"recipe": "mae", "epochs": 2, "max_train": 80, "batch_size": 20, "blr": 10.0}
+SPEECH = {"recipe": "mp3-speech", "updates": 4, "batch_size": 8, "words": "yes,no,up"}
+CASES = {
+    "finetune": Case(images, partial(evaluated, "finetune", **RESUMED, drop_path=0.1), 5, "epoch 1.7 of 2"),
+    "few-shot": Case(images, partial(evaluated, "few-shot", **FEW), 6, "epoch 1.2 of 2"),
+    "blocks": Case(images, partial(evaluated, "blocks:2", **RESUMED), 4, "epoch 1.3 of 2"),
+    "linear": Case(images, partial(evaluated, "linear", **LARS), 6, "epoch 1.5 of 2"),
+    "keywords": Case(recordings, partial(evaluated, "keywords", **SPEECH), 3, "update 3 of 4"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_stopped_it_resumes_and_gives_the_same_to_the_bit(
+    tmp_path: Path, capsys: pytest.CaptureFixture, name: str
+) -> None:
+    case, found = CASES[name], []
+    data = case.prepare(tmp_path)
+    for place in ("whole", "stopped"):
+        run = Path(shutil.copytree(tmp_path / "run", tmp_path / place))
+        if place == "stopped":
+            with ctrl_c_at(Trainer, case.step) as begun, pytest.raises(Stopped, match="run the same command to resume"):
+                case.command(run, data)
+            assert len(begun) == case.step and "resumes at" not in capsys.readouterr().out
+        results = case.command(run, data)
+        found.append((results, {path.name: path.read_bytes() for path in run.rglob("*.safetensors")}))
+    assert f"resumes at {case.position}." in capsys.readouterr().out
+    assert found[0] == found[1]

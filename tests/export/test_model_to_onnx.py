@@ -13,10 +13,9 @@ from refusing import refusal
 
 from patchloom import predict
 from patchloom.data.decode import read_image
+from patchloom.dense.answers import detect_images, segment_image
 from patchloom.dense.checkpoint import load_dense, save_dense
-from patchloom.dense.windows import detect_images, segment_image
-from patchloom.evaluate.calibration import Calibration
-from patchloom.evaluate.classifier import Classifier, ClassifierCard, save_classifier
+from patchloom.evaluate.classifier import Calibration, Classifier, ClassifierCard, save_classifier
 from patchloom.export.export import export
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.format import EncoderCard

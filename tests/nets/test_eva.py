@@ -10,8 +10,7 @@ from refusing import refusal
 from safetensors.torch import save_file
 
 from patchloom.dense.backbone import Windows, tokens_after
-from patchloom.evaluate.protocols.order import without_positions
-from patchloom.evaluate.protocols.sensitivity import PositionProbe
+from patchloom.evaluate.protocols.positions import PositionProbe, without_positions
 from patchloom.nets.attention import attention_each
 from patchloom.nets.build import EncoderSpec, build_encoder, rotates
 from patchloom.nets.checkpoints.fit import load_pretrained, load_published

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from patchloom.evaluate.label_free import MEASURES
+from patchloom.evaluate.protocols.label_free import MEASURES
 from patchloom.options.protocols import PROTOCOLS
 from patchloom.recipes import recipe_named, recipe_names
 from patchloom.report.papers import (

@@ -9,7 +9,7 @@ import torch
 
 from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import open_objects
-from patchloom.evaluate.answers import constant_answers
+from patchloom.evaluate.classification import constant_answers
 from patchloom.results.claims import Claim
 from patchloom.results.evaluation import Evaluation, as_control, compare_results, few_remark, frozen_ahead
 from patchloom.results.result import Result

@@ -34,6 +34,6 @@ def test_a_run_with_enough_work_ends_with_the_attentive_probe_and_its_controls(t
 
 
 def test_a_swin_and_tokens_without_room_are_left_out(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("patchloom.evaluate.attentive.free_memory", lambda device: 0.0)
+    monkeypatch.setattr("patchloom.evaluate.protocols.attentive.free_memory", lambda device: 0.0)
     log, protocols = trained(tmp_path / "run")
     assert "GiB of memory, and 0.0 are free" in log and protocols == {"knn", "linear"}

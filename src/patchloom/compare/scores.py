@@ -18,9 +18,7 @@ from patchloom.compare.runner import Job
 from patchloom.data.source import Data, Source, Subset
 from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError
-from patchloom.evaluate.answers import constant_answers
-from patchloom.evaluate.attentive import memory_shortfall
-from patchloom.evaluate.classification import plan_for, test_classifiers
+from patchloom.evaluate.classification import constant_answers, plan_for, test_classifiers
 from patchloom.evaluate.features import (
     ImageFeatures,
     about_encoder,
@@ -32,13 +30,13 @@ from patchloom.evaluate.features import (
 from patchloom.evaluate.frozen import FeatureExtractor, encoder_extractor, raw_extractor
 from patchloom.evaluate.logistic import Choice, Probe
 from patchloom.evaluate.protocols import attentive
+from patchloom.evaluate.protocols.attentive import memory_shortfall
 from patchloom.evaluate.protocols.fewshot import subsample_training
 from patchloom.evaluate.protocols.finetune import candidate
 from patchloom.evaluate.protocols.knn import knn_results
 from patchloom.evaluate.protocols.linear import fit_probes, linear_results
 from patchloom.evaluate.select import train_candidates
-from patchloom.evaluate.settings import EvalSettings, Parts, limit_training_images, parts_of
-from patchloom.evaluate.subjects import Subject, with_controls
+from patchloom.evaluate.settings import EvalSettings, Parts, Subject, limit_training_images, parts_of, with_controls
 from patchloom.nets.encode import input_channels, patch_size, width
 from patchloom.nets.swin import is_hierarchical, refuse_hierarchical
 from patchloom.results import store

@@ -12,7 +12,7 @@ from patchloom.compare.scores import TASK, Contender, ResultCache, measurement_k
 from patchloom.data.source import Data, Source
 from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError, listing
-from patchloom.evaluate.label_free import MIN_LABEL_FREE_IMAGES, RANKME, label_free_rows
+from patchloom.evaluate.protocols.label_free import MIN_LABEL_FREE_IMAGES, RANKME, label_free_rows
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.nets.checkpoints.format import untrained_twin
 from patchloom.results.claims import PIXELS, UNTRAINED

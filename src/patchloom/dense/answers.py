@@ -5,6 +5,7 @@ Letters: b batch, c channels, h w height and width.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,13 +14,18 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset
 
 from patchloom.data.decode import Unreadable
 from patchloom.data.loader import prepared
+from patchloom.data.stats import normalize
 from patchloom.dense.annotations.base import Annotated, T
-from patchloom.dense.segmenter import PixelSegmenter
+from patchloom.dense.augment import fill_up, fit_for_test, resized_for_test, to_original
+from patchloom.dense.detector import Detections, Detector, paste_masks
+from patchloom.dense.metrics import DetectedObjects, run_lengths
+from patchloom.dense.segmenter import PixelSegmenter, Segmenter
 from patchloom.display import track_progress
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.features import results_ahead, runs_in_bfloat16
@@ -130,3 +136,197 @@ def mask_padding(images: Tensor, sizes: list[tuple[int, int]]) -> Tensor:
     own = torch.tensor(sizes).to(images.device, non_blocking=True)
     inside = (rows < own[:, 0, None, None]) & (columns < own[:, 1, None, None])
     return images * inside[:, None]
+
+
+# Predictions of a segmenter for images of any size, at their original resolution.
+
+_STRIDE = 2 / 3  # of a window's side, from one to the next, as in mmseg (341 of 512 pixels)
+AT_ONCE = 8  # windows
+BAND = 2**24  # logits of a band that are in memory at once, each of 4 bytes
+
+
+class _Window(NamedTuple):
+    """Logits [k h' w'] of a window whose top left is at (top, left)."""
+
+    top: int
+    left: int
+    logits: Tensor
+
+
+def segment_image(
+    model: Segmenter | PixelSegmenter,
+    image: Tensor,
+    mean: Sequence[float],
+    std: Sequence[float],
+    side: int | None,
+    device: torch.device | str = "cpu",
+    half: bool = False,
+) -> Tensor:
+    """Return the class of each pixel, int16 [h w], on the CPU; arguments as in `segment_images`."""
+    (answer,) = segment_images(model, [image], mean, std, side, device, half)
+    return answer.cpu()
+
+
+@torch.inference_mode()
+def segment_images(
+    model: Segmenter | PixelSegmenter,
+    images: Sequence[Tensor],
+    mean: Sequence[float],
+    std: Sequence[float],
+    side: int | None,
+    device: torch.device | str = "cpu",
+    half: bool = False,
+) -> list[Tensor]:
+    """Return the class of each pixel of each image, int16 [h w], on the device, without waiting for it.
+
+    The shorter side of an image is resized to ``side``, unless that is None. The image is processed in windows of the
+    model's size, which overlap by a third; overlapping logits are averaged. The logits are resized to the original size
+    before the best class is taken. An image smaller than a window is padded with its mean colour, as in training.
+
+    Args:
+        model: model on the device, in eval mode.
+        images: [c h w] of any sizes, all uint8 or all float in [0, 1], with the channels of the model.
+        mean, std: statistics that normalise images.
+        side: shorter side in pixels; None: no resizing.
+        device: device of the model.
+        half: whether matrix products are in bfloat16.
+    """
+    device = torch.device(device)
+    resized = [image if side is None else resized_for_test(image, side) for image in images]
+    padded = [fill_up(one, model.size).to(device, non_blocking=True) for one in resized]
+    places = [
+        (i, top, left)
+        for i, one in enumerate(padded)
+        for top in starts(one.shape[1], model.size[0])
+        for left in starts(one.shape[2], model.size[1])
+    ]
+    found: list[list[_Window]] = [[] for _ in images]
+    answers: list[Tensor] = []
+    for some in (places[i : i + AT_ONCE] for i in range(0, len(places), AT_ONCE)):
+        cut = [padded[i][:, top : top + model.size[0], left : left + model.size[1]] for i, top, left in some]
+        with torch.autocast(device.type, torch.bfloat16, enabled=half):
+            logits = model(normalize(torch.stack(cut), mean, std)).main
+        for (i, top, left), one in zip(some, logits.float(), strict=True):
+            found[i].append(_Window(top, left, one))
+        done = len(images) if some[-1] == places[-1] else some[-1][0]  # of the last one, windows may be missing
+        for i in range(len(answers), done):
+            there, own = ((int(one.shape[1]), int(one.shape[2])) for one in (resized[i], images[i]))
+            answers.append(
+                torch.cat([one.argmax(0).to(torch.int16) for one in _bands(found[i], model.size, there, own)])
+            )
+            found[i].clear()
+    return answers
+
+
+def starts(length: int, window: int) -> list[int]:
+    """Return the starts of windows along a side: two thirds of a window apart, the last one at the end of the side."""
+    stride = max(1, int(_STRIDE * window))
+    return [min(i * stride, length - window) for i in range(math.ceil(max(0, length - window) / stride) + 1)]
+
+
+def _bands(
+    windows: Sequence[_Window], size: tuple[int, int], there: tuple[int, int], own: tuple[int, int]
+) -> Iterator[Tensor]:
+    """The logits [k rows w] of an image, some of its rows after others: all at once may not fit into memory."""
+    classes = len(windows[0].logits)
+    step = max(1, int(BAND / (classes * max(own[1], there[1], size[1]) * max(1, there[0] / own[0]))))
+    for first in range(0, own[0], step):
+        last = min(own[0], first + step)
+        rows = _Rows.between(there[0], own[0], first, last)
+        mean = _mean_of(windows, size, rows.top, rows.end, there[1])
+        yield _resized(rows.of(mean, rows.top), own[1])
+
+
+def _mean_of(windows: Sequence[_Window], size: tuple[int, int], first: int, last: int, width: int) -> Tensor:
+    """The mean logits [k rows width] in rows ``first`` to ``last`` of the resized image."""
+    one = windows[0].logits
+    total = one.new_zeros(len(one), last - first, width)
+    count = one.new_zeros(last - first, width)
+    for top, left, logits in windows:
+        begin, end, right = max(first, top), min(last, top + size[0]), min(width, left + size[1])
+        if begin >= end or left >= right:
+            continue
+        rows = _resized(_Rows.between(logits.shape[1], size[0], begin - top, end - top).of(logits), size[1])
+        total[:, begin - first : end - first, left:right] += rows[..., : right - left]
+        count[begin - first : end - first, left:right] += 1
+    return total / count
+
+
+class _Rows(NamedTuple):
+    """Two rows that are mixed for each row of an enlarged map, and the weight of the second one."""
+
+    above: Tensor
+    below: Tensor
+    share: Tensor
+
+    @classmethod
+    def between(cls, length: int, becomes: int, first: int, last: int) -> _Rows:
+        """Return the rows of ``length`` for rows ``first`` to ``last`` of ``becomes``."""
+        at = ((torch.arange(first, last).double() + 0.5) * length / becomes - 0.5).clamp(0, length - 1)
+        above = at.floor().long()
+        return cls(above, (above + 1).clamp(max=length - 1), at - above)
+
+    @property
+    def top(self) -> int:
+        return int(self.above[0])
+
+    @property
+    def end(self) -> int:
+        """Number of the last row, and one."""
+        return int(self.below[-1]) + 1
+
+    def of(self, maps: Tensor, top: int = 0) -> Tensor:
+        """Mix the rows of maps [k h w], which begin at row ``top``."""
+        above, below = (one.to(maps.device, non_blocking=True) - top for one in (self.above, self.below))
+        share = self.share[:, None].to(maps.dtype).to(maps.device, non_blocking=True)
+        return maps[:, above] * (1 - share) + maps[:, below] * share
+
+
+def _resized(rows: Tensor, width: int) -> Tensor:
+    """Logits [k rows w'] that are ``width`` wide."""
+    return rows if rows.shape[2] == width else F.interpolate(rows[None], (rows.shape[1], width), mode="bilinear")[0]
+
+
+class Fit(NamedTuple):
+    """Factor by which `fit_for_test` brought an image to the canvas of a detector, and the image's own size (h, w)."""
+
+    factor: float
+    own: tuple[int, int]
+
+    def detected(self, found: Detections, score: float) -> DetectedObjects:
+        """Return the objects of at least a ``score`` in pixels of the image itself, on the CPU."""
+        kept = (found.scores >= score).cpu()
+        boxes = to_original(found.boxes.float().cpu()[kept], self.factor, self.own)
+        labels, scores = found.labels.cpu()[kept], found.scores.float().cpu()[kept]
+        masks = None
+        if found.masks is not None:
+            # a mask of the whole image each, so not all of them at once
+            small = found.masks.float().cpu()[kept]
+            pasted = (paste_masks(small[i : i + 1], boxes[i : i + 1], self.own) for i in range(len(boxes)))
+            masks = tuple(one for each in pasted for one in run_lengths(each))
+        return DetectedObjects(boxes, labels, scores, masks).above(score)
+
+
+@torch.inference_mode()
+def detect_images(
+    model: Detector,
+    images: Sequence[Tensor],
+    mean: Sequence[float],
+    std: Sequence[float],
+    device: torch.device | str = "cpu",
+    half: bool = False,
+    score: float = 0.05,
+) -> list[tuple[Detections, Fit]]:
+    """Detect objects of at least a ``score`` in images [c h w], which are resized by `fit_for_test`.
+
+    The answers stay on the device, and the `Fit` of each brings them to the pixels of its image. Other arguments are
+    those of `segment_images`.
+    """
+    device = torch.device(device)
+    canvases, factors, fitted = zip(*(fit_for_test(one, model.size, model.sides) for one in images), strict=True)
+    model.least_score = score
+    batch = torch.stack(canvases).to(device, non_blocking=True)
+    with torch.autocast(device.type, torch.bfloat16, enabled=half):
+        found = model(mask_padding(normalize(batch, mean, std), [*fitted]), [*fitted])
+    own = [(int(one.shape[1]), int(one.shape[2])) for one in images]
+    return list(zip(found, map(Fit, factors, own), strict=True))

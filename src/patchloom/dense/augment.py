@@ -127,7 +127,6 @@ class PhotometricDistortion(v2.RandomPhotometricDistort):
     """torchvision's, which is SSD's, but for the channels, which are never swapped: a sky does not become green."""
 
     def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
-        """Draw how much of each is changed."""
         return super().make_params(flat_inputs) | {"channel_permutation": None}
 
 

@@ -222,7 +222,16 @@ class FeatureMaps(nn.Module):
         self.numbers = (count,) if blocks is None else tuple(blocks)
         if not self.numbers or not 1 <= min(self.numbers) <= max(self.numbers) <= count:
             raise ValueError(f"blocks are 1 to {count}, not {self.numbers}")
-        self.windows = None if window is None else _windows(encoder, window)
+        self.windows: Windows | None = None
+        if window is not None and is_hierarchical(encoder):
+            raise PatchloomError("a Swin has fixed attention windows: leave out windows of another size")
+        if window is not None and has_relative_positions(encoder):
+            raise PatchloomError(
+                "relative positions are between the patches of a whole image, so windows cannot have them: use "
+                "--positions keep, or no windows"
+            )
+        if window is not None:
+            self.windows = Windows(grid_size(encoder), window, prefix_count(encoder))
         (rows, columns), p, d = grid_size(encoder), patch_side(encoder), width(encoder)
         self.norms = nn.ModuleDict()
         if is_hierarchical(encoder):
@@ -268,17 +277,6 @@ def window_of(encoder: Encoder, pretrained_grid: tuple[int, int]) -> int | None:
     if is_hierarchical(encoder) or has_relative_positions(encoder):
         return None
     return window_for(grid_size(encoder), pretrained_grid)
-
-
-def _windows(encoder: Encoder, window: int) -> Windows:
-    if is_hierarchical(encoder):
-        raise PatchloomError("a Swin has fixed attention windows: leave out windows of another size")
-    if has_relative_positions(encoder):
-        raise PatchloomError(
-            "relative positions are between the patches of a whole image, so windows cannot have them: use --positions "
-            "keep, or no windows"
-        )
-    return Windows(grid_size(encoder), window, prefix_count(encoder))
 
 
 # Pyramids: maps of strides 4, 8, 16 and 32 made of those that an encoder gives.

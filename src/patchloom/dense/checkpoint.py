@@ -73,7 +73,6 @@ class DenseCard:
 
 
 def save_dense(model: Segmenter | Detector, card: DenseCard, path: Path) -> None:
-    """Write weights and card, atomically."""
     save_net(model, DENSE_FORMAT, asdict(card), path)
 
 
@@ -91,7 +90,6 @@ def load_dense(path: str | Path) -> tuple[Segmenter | Detector, DenseCard]:
 
 
 def is_dense(path: Path) -> bool:
-    """Return whether `save_dense` wrote a file."""
     try:
         return DENSE_FORMAT in read_metadata(path, "a segmenter or detector")
     except PatchloomError:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from patchloom.data.stats import normalize
 from patchloom.dense.annotations.base import Annotated, Objects
 from patchloom.dense.annotations.boxes import category_ids
 from patchloom.dense.annotations.detection import open_boxes
-from patchloom.dense.answers import ReadPicture, mask_padding, predict_images
+from patchloom.dense.answers import Fit, ReadPicture, detect_images, mask_padding, predict_images
 from patchloom.dense.augment import BoxAugment
 from patchloom.dense.backbone import window_of
 from patchloom.dense.detector import Detections, Detector
@@ -33,12 +32,10 @@ from patchloom.dense.study import (
     dense_report,
     save_model,
     set_up,
-    unreadable_names,
 )
-from patchloom.dense.windows import Fit, detect_images
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.classification import SCRATCH
-from patchloom.evaluate.select import train_candidates
+from patchloom.evaluate.select import Fitted, train_candidates
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.evaluate.trainer import Forward, Trainer
 from patchloom.nets.checkpoints.format import EncoderCard
@@ -161,9 +158,9 @@ def detect(run: str | Path, data: DataLike, settings: EvalSettings, options: Det
         PatchloomError: no such encoder, data or recipe, boxes that do not fit, or values that do not.
     """
     recipe, precision = options.recipe, options.precision
-    check_outputs(run, settings, options.from_scratch, options.save, options.out)
+    check_outputs(run, settings, options)
     coco_tool("mask")  # what scores is missed now, and not after the training
-    study = set_up(
+    study: Study[Objects, ResolvedDetectRecipe] = set_up(
         run,
         lambda: open_boxes(data),
         settings,
@@ -199,28 +196,21 @@ def detect(run: str | Path, data: DataLike, settings: EvalSettings, options: Det
     def build(encoder: Encoder) -> Detector:
         return Detector(encoder, len(classes), **arguments)
 
-    candidates, done = study.candidates(
-        build, {"masks": with_masks}, control=options.control, from_scratch=options.from_scratch
-    )
-    if options.save or options.out is not None:
-        ids = category_ids(train)
-        saved = functools.partial(save_model, study, "detect", options.out, side=None, arguments=arguments, ids=ids)
-        candidates[0] = replace(candidates[0], save=saved)
-    fitted = train_candidates(candidates, study)
+    ids = category_ids(train)
+    saved = functools.partial(save_model, study, "detect", options.out, side=None, arguments=arguments, ids=ids)
+    candidates, done = study.candidates(build, {"masks": with_masks}, options, saved)
 
-    # every choice has been made: now the test images are read
+    def answer(one: Fitted) -> list[DetectedObjects | None]:
+        its = one.model, test, one.candidate.card, settings, values.score
+        return detect_objects(*its, precision=precision, name=one.candidate.name)
+
     rows, found = [], []
-    for one in fitted:
-        name, card = one.candidate.name, one.candidate.card
-        answers = detect_objects(one.model, test, card, settings, values.score, precision=precision, name=name)
-        unreadable = unreadable_names(test, answers)
+    for one, answers in study.tested(train_candidates(candidates, study), answer):
         found.append(answers)
-        rows.append(_rows(name, one.settings, test, answers))
-        one.model.cpu()
+        rows.append(_rows(one.candidate.name, one.settings, test, answers))
     return dense_report(
         study,
         rows,
-        unreadable,
         title=f"Detection ({recipe})",
         measure="AP of boxes",
         done=_DONE.format(kind="Mask R-CNN" if with_masks else "Faster R-CNN") + done,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from timm.layers import LayerNorm2d
@@ -22,6 +22,7 @@ from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead
 from torchvision.ops import MultiScaleRoIAlign
 from torchvision.ops.poolers import initLevelMapper
 
+from patchloom.dense.annotations.base import Objects
 from patchloom.dense.backbone import FeatureMaps, SimpleFeaturePyramid, four_levels
 from patchloom.nets.heads import OnEncoder
 from patchloom.nets.swin import Encoder, is_hierarchical
@@ -110,14 +111,6 @@ class _MaskPredictor(MaskRCNNPredictor):
         return super().forward(x).float()
 
 
-def proposal_network(
-    width: int, strides: Sequence[float], canvas: tuple[int, int], heads: HeadSizes
-) -> RegionProposalNetwork:
-    """Return the region proposal network for levels of ``width`` channels."""
-    head = _ProposalHead(width, len(_ANCHOR_RATIOS), heads.rpn_convolutions)
-    return RegionProposalNetwork(Anchors(strides, canvas), head, 0.7, 0.3, 256, 0.5, heads.before, heads.after, 0.7)
-
-
 def _roi_align(side: int, strides: Sequence[float], times: float, heads: HeadSizes) -> MultiScaleRoIAlign:
     pool = MultiScaleRoIAlign([str(i) for i in range(len(strides))], side, heads.samples)
     pool.scales = [1 / stride for stride in strides]
@@ -146,26 +139,6 @@ def roi_heads(
         *(0.5, 0.5, heads.rois, 0.25, None, _LEAST_SCORE, 0.5, 100),
         *parts,
     )
-
-
-class Targets(Protocol):
-    """Annotated objects of an image, like ``Objects`` of the annotated data.
-
-    Attributes:
-        boxes: float32 [m 4], x0 y0 x1 y1 in pixels of the canvas, of some area.
-        labels: int64 [m], from 0.
-        masks: bool [m H W]; required if masks are learnt.
-        crowd: bool [m]; these are left out.
-    """
-
-    @property
-    def boxes(self) -> Tensor: ...
-    @property
-    def labels(self) -> Tensor: ...
-    @property
-    def masks(self) -> Tensor | None: ...
-    @property
-    def crowd(self) -> Tensor: ...
 
 
 class Detections(NamedTuple):
@@ -230,11 +203,14 @@ class Detector(OnEncoder):
         self.maps = FeatureMaps(encoder, four_levels(encoder) if is_hierarchical(encoder) else None, window)
         self.pyramid = SimpleFeaturePyramid(self.maps, width)
         strides = *self.pyramid.strides, 2 * self.pyramid.strides[-1]
-        self.rpn = proposal_network(width, strides, self.size, heads)
+        proposals = heads.before, heads.after
+        proposing = _ProposalHead(width, len(_ANCHOR_RATIOS), heads.rpn_convolutions)
+        anchors = Anchors(strides, self.size)
+        self.rpn = RegionProposalNetwork(anchors, proposing, 0.7, 0.3, 256, 0.5, *proposals, 0.7)
         self.roi_heads = roi_heads(width, strides[:-1], anchor_times(strides, self.size), classes, masks, heads)
 
     def forward(
-        self, images: Tensor, sizes: list[tuple[int, int]], targets: list[Targets] | None = None
+        self, images: Tensor, sizes: list[tuple[int, int]], targets: list[Objects] | None = None
     ) -> dict[str, Tensor] | list[Detections]:
         """Return losses in training, and detections otherwise."""
         if self.training != (targets is not None):
@@ -277,7 +253,7 @@ class Detector(OnEncoder):
         levels = {str(i): one.float() for i, one in enumerate(self.pyramid(self.maps(images)))}
         return levels, levels | {"pool": F.max_pool2d(levels[str(len(levels) - 1)], 1, 2)}
 
-    def _known(self, objects: Targets, device: torch.device) -> dict[str, Tensor]:
+    def _known(self, objects: Objects, device: torch.device) -> dict[str, Tensor]:
         """Return an image's targets in torchvision's form, where class 0 is the background."""
         keep = ~objects.crowd
         known = {"boxes": objects.boxes[keep], "labels": objects.labels[keep] + 1}

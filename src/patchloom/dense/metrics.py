@@ -404,13 +404,23 @@ def average_precision(
     there: list[dict[str, Any]] = []
     for i in range(len(truth)):
         objects = truth.outlined(i) if isinstance(truth, Annotated) else truth[i]
-        _fits(kind, objects.has_masks, found[i].masks is not None)
+        if kind == "segm" and (not objects.has_masks or found[i].masks is None):
+            raise ValueError(f"the {'answer' if objects.has_masks else 'truth'} has no masks to be compared")
         some, (h, w) = _annotations(i, len(there), objects, kind)
         images.append({"id": i, "height": h, "width": w})
         there += some
     categories = [{"id": i, "name": name} for i, name in enumerate(classes)]
     asked = coco_tool("coco").COCO({"images": images, "annotations": there, "categories": categories})
-    answers = asked.loadRes([one for i, answer in enumerate(found) for one in _results(i, answer, kind)])
+    results: list[dict[str, Any]] = []
+    for i, answer in enumerate(found):
+        each = zip(answer.boxes.tolist(), answer.labels.tolist(), answer.scores.tolist(), strict=True)
+        for k, ((x0, y0, x1, y1), label, score) in enumerate(each):
+            one = {"image_id": i, "category_id": label, "score": score}
+            if kind == "segm" and answer.masks is not None:  # with a mask, a box would determine the area
+                results.append(one | {"segmentation": answer.masks[k]})
+            else:
+                results.append(one | {"bbox": [x0, y0, x1 - x0, y1 - y0]})
+    answers = asked.loadRes(results)
     run = coco_tool("faster_eval_api").COCOeval_faster(asked, answers, kind)
     # classes without an object have no precision, and a megabyte each
     scored = sorted({one["category_id"] for one in there}) or [0]
@@ -439,11 +449,6 @@ def _mean(precision: np.ndarray) -> float:
     return float(there.mean()) if there.size else math.nan
 
 
-def _fits(kind: IouKind, asked: bool, answered: bool) -> None:
-    if kind == "segm" and not (asked and answered):
-        raise ValueError(f"the {'answer' if asked else 'truth'} has no masks to be compared")
-
-
 def _annotations(
     image: int, before: int, objects: Objects, kind: IouKind
 ) -> tuple[list[dict[str, Any]], tuple[int, int]]:
@@ -467,19 +472,3 @@ def _annotations(
             one["segmentation"] = run_lengths(mask[None])[0]
         found.append(one)
     return found, size
-
-
-def _results(image: int, found: DetectedObjects, kind: IouKind) -> list[dict[str, Any]]:
-    """Return the detections of an image in COCO's form. With a mask, a box would determine the area."""
-    results = []
-    for i, (box, label, score) in enumerate(
-        zip(found.boxes.tolist(), found.labels.tolist(), found.scores.tolist(), strict=True)
-    ):
-        x0, y0, x1, y1 = box
-        result: dict[str, Any] = {"image_id": image, "category_id": label, "score": score}
-        if kind == "segm":
-            assert found.masks is not None  # else only boxes are compared
-            results.append(result | {"segmentation": found.masks[i]})
-        else:
-            results.append(result | {"bbox": [x0, y0, x1 - x0, y1 - y0]})
-    return results

@@ -150,11 +150,10 @@ def _free_place(
     for left, top in tried:
         left, top = max(0, min(left, size[0] - 1 - w)), max(0, min(top, size[1] - 1 - h))
         places.append((left, top, left + w, top + h))
-    return next((one for one in places if not any(_meet(one, other) for other in taken)), places[0])
-
-
-def _meet(one: Sequence[float], other: Sequence[float]) -> bool:
-    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+    for one in places:
+        if all(one[0] >= other[2] or other[0] >= one[2] or one[1] >= other[3] or other[1] >= one[3] for other in taken):
+            return one
+    return places[0]
 
 
 _MAP_SIDES = (280, 224, 176, 128)  # of tiles, tried in turn until the file is small enough

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
 from patchloom.errors import PatchloomError
-from patchloom.evaluate.course import Course
-from patchloom.evaluate.recipes import refuse_auto
+from patchloom.evaluate.recipes import Course, Resolved, held_out_count, named_recipe
 from patchloom.options.declare import Auto, check_declared
 from patchloom.options.recipes import DenseValues, DetectValues, SegmentValues
 
@@ -20,7 +19,6 @@ VALIDATIONS = 10  # in a training
 
 Asked = TypeVar("Asked", bound="DenseRecipe")
 R = TypeVar("R", bound="ResolvedDenseRecipe")
-R_co = TypeVar("R_co", covariant=True)
 
 
 @dataclass(frozen=True)
@@ -28,7 +26,6 @@ class DenseRecipe(DenseValues):
     """Hyper-parameters that segmentation and detection share."""
 
     def check(self) -> None:
-        """Validate the values."""
         check_declared(self)
         for name in ("scale", "drops"):
             self._rises(name)
@@ -39,6 +36,10 @@ class DenseRecipe(DenseValues):
         pair = getattr(self, name)
         if pair[0] > pair[1]:
             raise PatchloomError(f"--{name} {list(pair)} has the larger number first: turn them round")
+
+    def settled(self, n: int, device: str, own_validation: int, side: int, patch: int, width: int) -> Any:
+        """Return the recipe with every ``auto`` resolved."""
+        raise NotImplementedError
 
     def _settled(self, n: int, device: str, own_validation: int, side: int, patch: int) -> dict[str, Any]:
         """The fields, with every shared ``auto`` resolved."""
@@ -55,17 +56,15 @@ class DenseRecipe(DenseValues):
             batch = _BATCH[kind]
         if size == "auto":
             size = round(1.5 * side / patch) * patch
-        batch = min(batch, max(1, n - (0 if own_validation else _held_out(validation, n))))
+        batch = min(batch, max(1, n - (0 if own_validation else held_out_count(validation, n, _MOST_VALIDATION))))
         same = {"steps": steps, "warmup_steps": warmup, "batch": batch, "validation": validation, "size": size}
         return vars(self) | same
 
     def plain(self) -> dict[str, Any]:
-        """Return the recipe as a dict for JSON, without unused values."""
         found = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
         return {name: value for name, value in found.items() if name not in self._idle()}
 
     def _idle(self) -> set[str]:
-        """Fields that have no effect."""
         return set() if self.decay == "steps" else {"drops"}
 
 
@@ -81,7 +80,7 @@ class SegmentRecipe(SegmentValues, DenseRecipe):
     def settled(
         self, n: int, device: str, own_validation: int, side: int, patch: int, width: int
     ) -> ResolvedSegmentRecipe:
-        """The recipe with every ``auto`` resolved, but for rare classes, which `patchloom.dense.rare` looks for."""
+        """The recipe with every ``auto`` resolved, but for rare classes, which `patchloom.dense.segment` looks for."""
         values = self._settled(n, device, own_validation, side, patch)
         values |= {name: value for name, value in NOT_RARE.items() if values[name] == "auto"}
         values |= {"side": values["size"]} if self.side in ("auto", "size") else {}
@@ -99,7 +98,6 @@ class DetectRecipe(DetectValues, DenseRecipe):
         return (*self.shorter, self.longer or 2**14) if self.shorter[1] else None
 
     def check(self) -> None:
-        """See `DenseRecipe`."""
         super().check()
         self._rises("shorter")
         if self.shorter[1] and not self.shorter[0]:
@@ -120,8 +118,11 @@ class DetectRecipe(DetectValues, DenseRecipe):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResolvedDenseRecipe(DenseRecipe):
-    """`DenseRecipe` without ``auto``."""
+class ResolvedDenseRecipe(DenseRecipe, Resolved):
+    """`DenseRecipe` without ``auto``; the window follows from the encoder at its new size."""
+
+    most_held_out = _MOST_VALIDATION
+    later = "window"
 
     steps: int
     warmup_steps: int
@@ -129,15 +130,7 @@ class ResolvedDenseRecipe(DenseRecipe):
     size: int
     validation: float
 
-    def __post_init__(self) -> None:
-        refuse_auto(self, but="window")  # which follows from the encoder at its new size
-
-    def held_out(self, n: int) -> int:
-        """Return the number of the ``n`` training images that are held out to choose the step."""
-        return _held_out(self.validation, n)
-
     def course(self, n: int, accumulate: int = 1) -> Course:
-        """Return the course of a training on ``n`` images."""
         return Course(
             steps=self.steps,
             per_epoch=max(1, n // self.batch),
@@ -156,10 +149,6 @@ class ResolvedDenseRecipe(DenseRecipe):
             patience=self.patience,
         )
 
-    def timed(self, n: int) -> tuple[ResolvedDenseRecipe, int]:
-        """Return a recipe whose steps on ``n`` images are timed, and how many of them take as long as one of this."""
-        return self, 1
-
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedSegmentRecipe(ResolvedDenseRecipe, SegmentRecipe):
@@ -176,14 +165,6 @@ class ResolvedDetectRecipe(ResolvedDenseRecipe, DetectRecipe):
     """`DetectRecipe` without ``auto``, as `DetectRecipe.settled` makes it."""
 
     head_width: int
-
-
-class Requested(Protocol[R_co]):
-    """Recipe with possible ``auto`` values; `settled` resolves them."""
-
-    def settled(self, n: int, device: str, own_validation: int, side: int, patch: int, width: int) -> R_co:
-        """The recipe with every ``auto`` resolved."""
-        ...
 
 
 def _within(width: int) -> int:
@@ -254,17 +235,11 @@ def usual_crops(device: str) -> int:
     return _UPDATES[kind] * _BATCH[kind]
 
 
-def _held_out(share: float, n: int) -> int:
-    return min(max(1, round(share * n)), _MOST_VALIDATION, n - 1) if share else 0
-
-
 def dense_recipe(
     name: str, known: Mapping[str, Asked], changes: Mapping[str, Any], batch: int | Auto = "auto"
 ) -> Asked:
     """A recipe by its name with ``changes``, in which None means no change, and another batch unless it is auto."""
-    if name not in known:
-        raise PatchloomError(f"there is no recipe {name}: choose one of {', '.join(known)}")
-    recipe = known[name]
+    recipe = named_recipe(name, known)
     changes = changes if batch == "auto" else {**changes, "batch": batch}
     given: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in changes.items()}
     given = {key: value for key, value in given.items() if value is not None}

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from patchloom.data.sources.in_memory import DataLike
 from patchloom.data.stats import normalize
 from patchloom.dense.annotations.base import IGNORED, Annotated
 from patchloom.dense.annotations.segmentation import class_ids, class_pixels, image_class_pixels, open_label_maps
-from patchloom.dense.answers import ReadPicture, predict_images
+from patchloom.dense.answers import AT_ONCE, BAND, ReadPicture, predict_images, segment_image, segment_images
 from patchloom.dense.augment import PixelAugment
 from patchloom.dense.metrics import (
     class_ious,
@@ -33,8 +33,7 @@ from patchloom.dense.metrics import (
     pseudo_values,
 )
 from patchloom.dense.pictures import MapRow, segmentation_picture
-from patchloom.dense.rare import class_weights, dice_loss, for_rare_classes, rare_crops
-from patchloom.dense.recipes import FOR_RARE, PROBE, SEGMENT, ResolvedSegmentRecipe, dense_recipe
+from patchloom.dense.recipes import FOR_RARE, PROBE, SEGMENT, ResolvedSegmentRecipe, SegmentRecipe, dense_recipe
 from patchloom.dense.segmenter import PixelSegmenter, Segmenter, SegmentLogits
 from patchloom.dense.study import (
     Study,
@@ -45,14 +44,12 @@ from patchloom.dense.study import (
     median_size,
     save_model,
     set_up,
-    unreadable_names,
     window_count,
 )
-from patchloom.dense.windows import AT_ONCE, BAND, segment_image, segment_images
-from patchloom.errors import PatchloomError
+from patchloom.errors import PatchloomError, listing
 from patchloom.estimate import fake_numbers
 from patchloom.evaluate.classification import SCRATCH
-from patchloom.evaluate.select import Plan, train_candidates
+from patchloom.evaluate.select import Fitted, Plan, train_candidates
 from patchloom.evaluate.settings import EvalSettings, print_notes
 from patchloom.evaluate.trainer import Forward, Trainer
 from patchloom.nets.checkpoints.format import EncoderCard
@@ -123,7 +120,6 @@ def begin_segmenter(
     half: bool = False,
     kernels: str = "torch",
 ) -> Trainer:
-    """Return the training of a segmenter; arguments as in `begin_training`."""
     pixels = image_class_pixels(train) if recipe.class_weights or recipe.rare_crops else np.zeros((len(train), 1))
     crops, device = rare_crops(pixels, recipe.rare_crops), settings.torch_device
     if len(crops.images) > len(train):
@@ -264,10 +260,10 @@ def segment(run: str | Path, data: DataLike, settings: EvalSettings, options: Se
     if linear:
         _check_linear(recipe, options.from_scratch, positions, changes)
         positions = "keep"
-    check_outputs(run, settings, options.from_scratch, options.save, options.out)
+    check_outputs(run, settings, options)
     known = {**SEGMENT, "small": PROBE} if linear else SEGMENT
     asked = dense_recipe(recipe, known, changes, settings.batch_size)
-    study = set_up(
+    study: Study[Tensor, ResolvedSegmentRecipe] = set_up(
         run,
         functools.partial(open_label_maps, data, options.ignore, threshold=options.threshold),
         settings,
@@ -298,35 +294,24 @@ def segment(run: str | Path, data: DataLike, settings: EvalSettings, options: Se
         vit, size = study.subjects.ours.vit, (recipe.size, recipe.size)
         return PixelSegmenter(len(classes), size, input_channels(vit), patch_side(vit))
 
-    candidates, done = study.candidates(
-        build, {"head": head}, control=options.control, from_scratch=options.from_scratch, both=linear
-    )
+    ids = class_ids(parts.train)
+    about: Any = {"side": values.resized, "arguments": arguments, "ids": ids}
+    saved = functools.partial(save_model, study, "segment", options.out, **about)
+    candidates, done = study.candidates(build, {"head": head}, options, saved, both=linear)
     done = f"{_DONE[head]}{done}"
     if linear and options.control:
-        candidates.append(replace(candidates[0], name=PIXELS, build=pixels))
+        candidates.append(replace(candidates[0], name=PIXELS, build=pixels, save=None))
         done += f" {_BESIDE}"
-    if options.save or options.out is not None:
-        saved = functools.partial(
-            save_model,
-            study,
-            "segment",
-            options.out,
-            side=values.resized,
-            arguments=arguments,
-            ids=class_ids(parts.train),
-        )
-        candidates[0] = replace(candidates[0], save=saved)
     fitted = train_candidates(candidates, study)
 
-    # every choice has been made: now the test images are read
+    def answer(one: Fitted) -> list[Tensor | None]:
+        its = one.model, test, one.candidate.card, settings, values.resized
+        return predict_overlaps(*its, precision=precision, name=one.candidate.name)
+
     rows, found = [], []
-    for one in fitted:
-        name, card = one.candidate.name, one.candidate.card
-        answers = predict_overlaps(one.model, test, card, settings, values.resized, precision=precision, name=name)
-        unreadable = unreadable_names(test, answers)
+    for one, answers in study.tested(fitted, answer):
         found.append(joined(answers, len(classes)))
-        rows.append(_rows(name, one.settings, found[-1], classes, test.images.groups))
-        one.model.cpu()
+        rows.append(_rows(one.candidate.name, one.settings, found[-1], classes, test.images.groups))
     most, second = (
         _rows(CONSTANT, {"answer": classes[best]}, constant, classes, test.images.groups)
         for best, constant in (constant_overlaps(found[0], place) for place in (0, 1))
@@ -336,7 +321,6 @@ def segment(run: str | Path, data: DataLike, settings: EvalSettings, options: Se
     return dense_report(
         study,
         [*rows, constant],
-        unreadable,
         title="Linear segmentation of the frozen encoder" if linear else f"Segmentation ({recipe}, UPerNet)",
         measure="mIoU",
         done=done,
@@ -395,3 +379,101 @@ def _drawings(model: Segmenter, each: Tensor, study: Study[Tensor, ResolvedSegme
         title = f"{Path(test.images.describe(i)).name}: {scores[i]:.1%} mIoU"
         rows.append(MapRow(image, test.truth(i), answer, title))
     return (Drawing(segmentation_picture, path, {"rows": rows, "classes": study.classes}),)
+
+
+# Training for rare classes: weights in the loss, the Dice loss, and crops that hold them.
+
+RARE = 0.05  # fraction of the training pixels below which a class is rare
+
+
+def rare_classes(pixels: np.ndarray) -> np.ndarray:
+    """Return the classes that occur in less than `RARE` of the pixels; ``pixels`` are counts [n k] or [k]."""
+    counts = pixels.reshape(-1, pixels.shape[-1]).sum(0)
+    return np.flatnonzero((counts > 0) & (counts < RARE * counts.sum()))
+
+
+def for_rare_classes(
+    asked: SegmentRecipe, recipe: ResolvedSegmentRecipe, pixels: np.ndarray, classes: Sequence[str]
+) -> tuple[ResolvedSegmentRecipe, str]:
+    """Return the recipe with values for rare classes where ``asked`` has auto, and a sentence on them, or "".
+
+    They act only if a constant answer is nearly right: all classes but one have under `RARE` of the pixels together.
+    There they were measured to find what else is not found (benchmarks/rare.py).
+
+    Args:
+        pixels: number of training pixels of each class, [k].
+    """
+    rest = 1 - pixels.max() / pixels.sum()
+    changed = {name: value for name, value in FOR_RARE.items() if getattr(asked, name) == "auto"}
+    if not 0 < rest < RARE or not changed:
+        return recipe, ""
+    chosen = listing([f"--{name} {str(value).lower()}" for name, value in changed.items()], "and")
+    said = f"Only {rest:.2%} of the training pixels are not {classes[int(pixels.argmax())]}, so auto chose {chosen}"
+    return replace(recipe, **changed), said
+
+
+def class_weights(pixels: np.ndarray) -> Tensor:
+    """Return the weight of each class in the cross-entropy, 1 / ln(1.02 + p) for the fraction p of the pixels, [k].
+
+    From ENet (Paszke et al. 2016, section 5.1). They go from 1.4 for a class of all pixels to 50 for one of none.
+
+    Args:
+        pixels: number of pixels of each class, [n k].
+    """
+    counts = pixels.sum(0)
+    return torch.from_numpy(1 / np.log(1.02 + counts / counts.sum())).float()
+
+
+def dice_loss(logits: Tensor, truth: Tensor) -> Tensor:
+    """Return 1 minus the mean soft Dice score of the classes in a batch; 0 if no pixel counts.
+
+    Dice is 2 Σ p t / (Σ p + Σ t) over all pixels of the batch, for the chance p of a class and 1 or 0 for t, its truth
+    (Milletari et al. 2016, with sums instead of squares in the denominator, as in nnU-Net). Classes that the batch does
+    not show have no part in the mean: the cross-entropy beside it teaches not to predict them.
+
+    Args:
+        logits: [b k h w].
+        truth: [b h w], with negative numbers for pixels that do not count.
+    """
+    counted, labels = (truth >= 0).flatten(), truth.clamp_min(0)
+    chances = logits.float().softmax(1)
+    own = chances.gather(1, labels[:, None])[:, 0].flatten() * counted
+    zeros = own.new_zeros(logits.shape[1])
+    common = zeros.index_add(0, labels.flatten(), own)
+    there = zeros.index_add(0, labels.flatten(), counted.to(own.dtype))
+    predicted = (chances * (truth >= 0)[:, None]).sum((0, 2, 3))
+    shown = there > 0
+    scores = 2 * common / (predicted + there).clamp_min(1e-6)
+    return ((1 - scores) * shown).sum() / shown.sum().clamp_min(1)
+
+
+class RareCrops(NamedTuple):
+    """Images to train on, some of them several times, and how often their crops are aimed at a rare class.
+
+    Attributes:
+        images: [m] indices of the images, each once, and those with a rare class perhaps more often.
+        classes: the rare classes.
+        aimed: probability of an aimed crop in an image with a rare class.
+    """
+
+    images: np.ndarray
+    classes: tuple[int, ...]
+    aimed: float
+
+
+def rare_crops(pixels: np.ndarray, fraction: float) -> RareCrops:
+    """Choose images and aim so that ``fraction`` of the crops hold a rare class.
+
+    Args:
+        pixels: number of pixels of each class in each image, [n k].
+        fraction: from 0 to below 1.
+    """
+    rare, n = rare_classes(pixels), len(pixels)
+    holding = np.flatnonzero(pixels[:, rare].any(1))
+    if not fraction or not len(holding):
+        return RareCrops(np.arange(n), (), 0.0)
+    others = n - len(holding)
+    times = max(1, math.ceil(fraction * others / ((1 - fraction) * len(holding))))
+    share = times * len(holding) / (times * len(holding) + others)
+    images = np.concatenate([np.arange(n), np.tile(holding, times - 1)])
+    return RareCrops(images, tuple(rare.tolist()), fraction / share)

@@ -141,13 +141,13 @@ class Segmenter(OnEncoder):
         self, encoder: Encoder, classes: int, *, head: SegmentationHead, head_width: int = 512, auxiliary: bool = True
     ) -> None:
         super().__init__()
-        self._classes, self.frozen = classes, head == "linear"
-        self.maps = FeatureMaps(encoder, None if self.frozen else four_levels(encoder))
+        self.classes, linear = classes, head == "linear"
+        self.maps = FeatureMaps(encoder, None if linear else four_levels(encoder))
         self.pyramid: MultiLevel | None = None
         self.auxiliary: AuxiliaryHead | None = None
         self.head: _LinearHead | UPerNet
-        if self.frozen:
-            self.maps.requires_grad_(False)
+        if linear:
+            self.frozen = (self.maps.requires_grad_(False),)
             self.head = _LinearHead(self.maps.widths[0], classes)
             return
         self.pyramid = MultiLevel(self.maps)
@@ -155,18 +155,6 @@ class Segmenter(OnEncoder):
         self.head = UPerNet(widths, grids, classes, head_width)
         if auxiliary:
             self.auxiliary = AuxiliaryHead(widths[_AUXILIARY_LEVEL], grids[_AUXILIARY_LEVEL], classes)
-
-    @property
-    def classes(self) -> int:
-        """Number of classes."""
-        return self._classes
-
-    def train(self, mode: bool = True) -> Segmenter:
-        """Set the mode; a frozen encoder stays in eval mode."""
-        super().train(mode)
-        if self.frozen:
-            self.maps.eval()
-        return self
 
     def forward(self, images: Tensor) -> SegmentLogits:
         """Return logits of normalised images [b c h w]."""

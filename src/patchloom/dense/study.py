@@ -8,41 +8,45 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from patchloom.data.decode import Unreadable
-from patchloom.data.loader import AnnotatedAugment, Batch, training_batches
+from patchloom.data.loader import AnnotatedAugment
 from patchloom.data.source import Data, Source
 from patchloom.data.splits import with_groups
 from patchloom.dense.annotations.base import Annotated, AnnotatedData, T
+from patchloom.dense.answers import starts
 from patchloom.dense.checkpoint import DenseCard, DenseTask, is_dense, save_dense
-from patchloom.dense.memory import foresee_memory
 from patchloom.dense.recipes import (
     VALIDATIONS,
+    DenseRecipe,
     R,
-    Requested,
     ResolvedDenseRecipe,
     ResolvedSegmentRecipe,
     SegmentRecipe,
     usual_crops,
 )
-from patchloom.dense.windows import starts
-from patchloom.display import StatusMessage, print_line
+from patchloom.display import StatusMessage, is_first, print_line
 from patchloom.errors import PatchloomError, listing
 from patchloom.evaluate.classification import about_control
 from patchloom.evaluate.classifier import variant_of
 from patchloom.evaluate.features import trains_in_bfloat16
-from patchloom.evaluate.select import Candidate, Plan, recipe_sentences
+from patchloom.evaluate.select import Candidate, Fitted, Plan, recipe_sentences
 from patchloom.evaluate.settings import (
     EvalSettings,
     Parts,
+    Subject,
+    Subjects,
     divide,
+    named_file,
+    open_subjects,
     open_together,
     place_in_run,
     print_input_notes,
@@ -50,8 +54,7 @@ from patchloom.evaluate.settings import (
     print_notes,
     share_steps,
 )
-from patchloom.evaluate.subjects import Subject, Subjects, open_subjects
-from patchloom.evaluate.trainer import Loss, Score, Trainer
+from patchloom.evaluate.trainer import Loss, Score, Trainer, image_batches
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.checkpoints.live import has_no_folder
 from patchloom.nets.encode import input_size, patch_side, width
@@ -59,11 +62,13 @@ from patchloom.nets.finetune import Variant, at_size
 from patchloom.nets.performance import choose_kernels
 from patchloom.nets.swin import Encoder
 from patchloom.options.evaluate import PositionChoice, Precision
+from patchloom.options.protocols import Detect, Segment
 from patchloom.results.claims import CONSTANT
 from patchloom.results.evaluation import Drawing, Evaluation, as_control, note_unreadable
 from patchloom.results.result import Result
 from patchloom.sizes import in_pixels
-from patchloom.system.distributed import rank, refused_by_all, world
+from patchloom.system.device import free_memory, memory, resident
+from patchloom.system.distributed import refused_by_all, smallest, world
 
 # Encoder, images and recipe.
 
@@ -71,6 +76,9 @@ from patchloom.system.distributed import rank, refused_by_all, world
 _MOST = 4  # shorter side of images at native scale, over that of a window
 _SAMPLED = 64  # images whose size is looked at
 _TIMED_IMAGES = 4
+
+
+DenseOptions = Segment | Detect
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,16 +90,17 @@ class Study(Plan[Annotated[T], R]):
         subjects: the encoder and its controls.
         variant: position embeddings of the encoder.
         label: name of this training in file names: the recipe, or what distinguishes it from others of the same data.
+        unreadable: names of the test images that could not be read.
     """
 
     run: str | Path
     subjects: Subjects
     variant: Variant
     label: str
+    unreadable: list[str] = field(default_factory=list)
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Their names."""
         return self.parts.train.classes
 
     def encoder(self, subject: Subject) -> Encoder:
@@ -103,18 +112,17 @@ class Study(Plan[Annotated[T], R]):
         self,
         build: Callable[[Encoder], nn.Module],
         settings: Mapping[str, Any],
-        *,
-        control: bool,
-        from_scratch: bool,
+        options: DenseOptions,
+        save: Callable[[Any, dict[str, Any]], None],
         both: bool = False,
     ) -> tuple[list[Candidate], str]:
-        """Return the encoder and its control, and a sentence on that, after a space, or "".
+        """Return the encoder, which ``save`` saves if wanted, and its control, and a sentence on that, or "".
 
         The control is the start of an adapted encoder, or else the fresh one; ``both`` takes both.
         """
         ours, start, fresh = self.subjects
-        subjects, said = [fresh if from_scratch else ours], ""
-        if control and not from_scratch:
+        subjects, said = [fresh if options.from_scratch else ours], ""
+        if options.control and not options.from_scratch:
             subjects += self.subjects.controls if both else [start or fresh]
             said = "" if both and start is None else f" {about_control(start is not None)}"
 
@@ -122,7 +130,29 @@ class Study(Plan[Annotated[T], R]):
             its = {"positions": self.variant, **settings}
             return Candidate(subject.name, subject.card, lambda _: build(self.encoder(subject)), its)
 
-        return [candidate(one) for one in subjects], said
+        first, *others = map(candidate, subjects)
+        if options.save or options.out is not None:
+            first = replace(first, save=save)
+        return [first, *others], said
+
+    def tested(
+        self, fitted: Sequence[Fitted], answer: Callable[[Fitted], Sequence[Any]]
+    ) -> Iterator[tuple[Fitted, Sequence[Any]]]:
+        """Yield each trained model with its answers to the test images, and list the unreadable ones once.
+
+        Every choice has been made before.
+        """
+        test = self.parts.test
+        for one in fitted:
+            answers = answer(one)
+            self.unreadable[:] = [test.images.describe(i) for i, found in enumerate(answers) if found is None]
+            if len(self.unreadable) == len(test):
+                raise PatchloomError(
+                    f"none of the {len(test):,} test images could be read, beginning with {self.unreadable[0]}: mend "
+                    "them"
+                )
+            yield one, answers
+            one.model.cpu()
 
     def place(self, folder: str, suffix: str, what: str = "") -> Path | None:
         """Return the path of a file of the evaluation in the run; None if the encoder is not a local folder or file."""
@@ -135,7 +165,7 @@ def set_up(
     opened: Callable[[], AnnotatedData[T]],
     settings: EvalSettings,
     name: str,
-    asked: Requested[R],
+    asked: DenseRecipe,
     begin: Callable[..., Trainer],
     score: Callable[..., float],
     *,
@@ -212,9 +242,7 @@ def _with_images(annotated: Annotated[T], images: Source) -> Annotated[T]:
     return same
 
 
-def _at_scale(
-    recipe: R, asked: Requested[R], train: Annotated[T], tests: int, device: str, patch: int
-) -> tuple[R, str]:
+def _at_scale(recipe: R, asked: DenseRecipe, train: Annotated[T], tests: int, device: str, patch: int) -> tuple[R, str]:
     """The recipe with the scale at which images are seen, and a sentence on it, or "" if they are not reduced."""
     image = median_size(train)
     if not isinstance(recipe, ResolvedSegmentRecipe) or not isinstance(asked, SegmentRecipe):
@@ -298,11 +326,7 @@ def begin_training(
 
     Of equal scores on the images ``held`` out, the weights that were trained longest win.
     """
-    images, device = train.images, settings.torch_device
-
-    def batches(first: int, stop: int, workers: int) -> Iterator[Batch]:
-        share, reading = recipe.batch // world(), (settings.seed, first, stop, workers, model.channels, rank(), world())
-        return training_batches(images, augment, share, *reading, device=device, truth=train.outlined)
+    images, share = train.images, recipe.batch // world()
 
     def validate(tested: Any) -> Score:
         assert held is not None
@@ -311,7 +335,7 @@ def begin_training(
     trainer: Trainer = Trainer(
         model,
         loss,
-        batches,
+        image_batches(images, augment, share, model.channels, settings, train.outlined),
         recipe.course(len(train), settings.accumulate),
         None if held is None else validate,
         settings=settings,
@@ -330,10 +354,11 @@ def begin_training(
 _FOLDERS: dict[DenseTask, str] = {"segment": "segmented", "detect": "detected"}
 
 
-def check_outputs(run: str | Path, settings: EvalSettings, from_scratch: bool, save: bool, out: str | None) -> None:
+def check_outputs(run: str | Path, settings: EvalSettings, options: DenseOptions) -> None:
     """Refuse what cannot be saved, or would be written over something else."""
-    if out is not None:
-        path = Path(out)
+    save, out = options.save, options.out
+    path = named_file(out, settings)
+    if path is not None:
         if path.suffix != ".safetensors":
             raise PatchloomError(
                 f"--out is the file of a model, so its name ends in .safetensors, which {path} does not"
@@ -342,9 +367,7 @@ def check_outputs(run: str | Path, settings: EvalSettings, from_scratch: bool, s
             raise PatchloomError(f"{path} is there already, and no model of segment or detect: give --out another name")
     if save and out is None and has_no_folder(run):
         raise PatchloomError(f"{run} has no folder for its model: give --out FILE")
-    if out is not None and settings.seeds > 1:
-        raise PatchloomError(f"--out names one file, but --seeds {settings.seeds} gives several: use --save true")
-    if from_scratch and (save or out is not None):
+    if options.from_scratch and (save or out is not None):
         raise PatchloomError("--from_scratch saves no model: leave --save and --out away")
 
 
@@ -386,20 +409,9 @@ def save_model(
 _SHOWN = 2  # of the best images, and of the worst
 
 
-def unreadable_names(test: Annotated[T], answers: Sequence[Any]) -> list[str]:
-    """Return the names of the test images whose answer is None, being unreadable; refuse if all are."""
-    unreadable = [test.images.describe(i) for i, answer in enumerate(answers) if answer is None]
-    if len(unreadable) == len(test):
-        raise PatchloomError(
-            f"none of the {len(test):,} test images could be read, beginning with {unreadable[0]}: mend them"
-        )
-    return unreadable
-
-
 def dense_report(
-    plan: Plan[Annotated[T], R],
+    plan: Study[T, R],
     rows: list[list[Result]],
-    unreadable: Sequence[str],
     *,
     title: str,
     measure: str,
@@ -413,10 +425,10 @@ def dense_report(
     There are ``rows`` for each column, and ``measure`` names the first one.
     """
     test = plan.parts.test
-    n = len(test) - len(unreadable)
+    n = len(test) - len(plan.unreadable)
     controls = listing([as_control(its[0]) for its in rows[1:]], "and")
     against = f" against {controls}" if controls else ""
-    lost: list[str] = note_unreadable(unreadable, "test images")
+    lost: list[str] = note_unreadable(plan.unreadable, "test images")
     return Evaluation(
         data=test.images.name,
         fingerprint=test.fingerprint(),
@@ -437,3 +449,67 @@ def best_and_worst(scores: Sequence[float]) -> list[int]:
     """Return the images to be shown: those with the highest scores, then those with the lowest; nan is no score."""
     there = sorted((i for i, score in enumerate(scores) if score == score), key=lambda i: -scores[i])
     return list(dict.fromkeys([*there[:_SHOWN], *there[-_SHOWN:]]))
+
+
+# Memory of a training with maps or boxes, counted before any of it is taken.
+
+_GIB = 2**30
+_SLACK = 1.15  # of memory over what is counted, which allocators do not give back at once
+_FEWEST = 4  # patches of a side that is proposed
+_FILLED = 0.95  # the share of what is free that a proposal fills
+
+
+def foresee_memory(
+    candidates: Sequence[Candidate],
+    plan: Plan[Annotated[T], R],
+    *,
+    bytes_of_test: Callable[[Trainer, Any], int] | None,
+) -> None:
+    """Print how much memory training and tests will have in use; refuse a step or a test that does not fit.
+
+    ``bytes_of_test`` returns the peak bytes of a test, given a training and the plan; None if a step takes more.
+    """
+    kind = plan.settings.torch_device.type
+    if kind not in ("cpu", "cuda"):  # others do not tell what is free
+        return
+    train, held = plan.parts.trained_on(plan.recipe, plan.settings)
+    ours = candidates[0]
+    trainer = plan.begin(ours.build(plan.recipe), ours.card, plan.recipe, train, held)
+    model: Any = trainer.model
+    sharing = world() if kind == "cpu" else 1
+    images = -(-plan.recipe.batch // world() // plan.settings.accumulate)
+    own = sum(one.nbytes for one in model.parameters())
+    trained = sum(one.nbytes for one in model.parameters() if one.requires_grad)
+    # models that are trained already, and the best weights, are on the CPU
+    kept = own * (len(candidates) - 1 + (held is not None)) if kind == "cpu" else 0
+    least = min(images, 2 if any(isinstance(one, _BatchNorm) for one in model.modules()) else 1)
+    with StatusMessage("counting what a step takes"):
+        counted = trainer.bytes_of_step(images)
+        if counted is None:
+            return
+        tests = 0.0 if bytes_of_test is None else kept + _SLACK * bytes_of_test(trainer, plan)
+    free, there = smallest(int(free_memory(kind) * _GIB)) / sharing, memory(kind)[1] * _GIB / sharing
+    need, base = kept + _SLACK * counted, resident() if kind == "cpu" else 0.0
+    most = max(need, tests)
+    if most <= free:
+        if is_first():
+            each = " in each process" if world() > 1 else ""
+            print_line(f"needs about {(base + most) / _GIB:.1f} of {there / _GIB:.1f} GiB of memory{each}")
+        return
+    (h, w), patch, room = model.size, patch_side(model.inner_encoder()), _FILLED * free
+    state, few = kept + _SLACK * (own + 3 * trained), kept + _SLACK * (trainer.bytes_of_step(least) or counted)
+    side = int(h * math.sqrt(max(0.0, room - state) / (few - state))) // patch * patch
+    if need <= free:
+        remedy = "give --side size, which reduces images to a window"
+    elif few <= room:
+        fitting = least + int((room - few) / (need - few) * (images - least))
+        remedy = f"give --batch_size {fitting * world()}, raise --accumulate, or lower --size"
+    elif side >= _FEWEST * patch:
+        remedy = f"give --size {side} with --batch_size {least * world()}"
+    else:
+        remedy = "choose a smaller encoder"
+    work = f"a step of {images} images of {h}x{w}" if need > free else "testing an image"
+    raise PatchloomError(
+        f"{work} needs about {most / _GIB:,.1f} GiB of memory, and {free / _GIB:,.1f} of {there / _GIB:,.1f} GiB are "
+        f"free: {remedy}"
+    )

@@ -13,18 +13,20 @@ from timm.data import Mixup
 from timm.data.random_erasing import RandomErasing
 from timm.loss import LabelSmoothingCrossEntropy, SoftTargetCrossEntropy
 from torch import Tensor
+from torch.nn import functional as F
 
 from patchloom.audio.compatibility import wrong_kind_error
 from patchloom.data.augment import RandAugment, RandomCrop
-from patchloom.data.loader import Augment, Batch, plain_batches, training_batches
+from patchloom.data.loader import Augment, Batch, plain_batches
 from patchloom.data.source import Source
+from patchloom.data.splits import group_names
 from patchloom.data.stats import normalize
 from patchloom.display import track_progress
 from patchloom.errors import PatchloomError, listing
-from patchloom.evaluate.answers import constant_answers, results_of_answers
-from patchloom.evaluate.calibration import calibrate
-from patchloom.evaluate.classifier import Classifier, class_names
+from patchloom.evaluate.classifier import Classifier
 from patchloom.evaluate.features import (
+    ImageFeatures,
+    class_names,
     count_classes,
     digest_tensors,
     groups_of,
@@ -45,18 +47,177 @@ from patchloom.evaluate.recipes import (
 )
 from patchloom.evaluate.select import Candidate, Fitted, Plan, recipe_sentences, train_candidates
 from patchloom.evaluate.settings import EvalSettings, Parts
-from patchloom.evaluate.trainer import Batches, Forward, Loss, Score, Trainer, Validate
+from patchloom.evaluate.trainer import Batches, Forward, Loss, Score, Trainer, Validate, image_batches
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.encode import attention_heads
 from patchloom.nets.performance import choose_kernels
 from patchloom.nets.swin import Encoder
 from patchloom.options.evaluate import Precision
-from patchloom.results.classes import called, explain_measure, headline_row, quoted_first, score_of_choice
+from patchloom.results.claims import CONSTANT
+from patchloom.results.classes import (
+    Answers,
+    called,
+    class_results,
+    explain_measure,
+    headline_row,
+    quoted_first,
+    score_of_choice,
+)
 from patchloom.results.evaluation import Evaluation, as_control, note_unreadable
 from patchloom.results.result import Result
 from patchloom.system.distributed import collected, rank, refused_by_all, world
 
+# Results and reports of classifiers: the one place where classification protocols make theirs.
 SCRATCH = "from scratch"
+
+
+@dataclass(frozen=True)
+class ClassPredictions:
+    """Predictions of a classifier for labelled images.
+
+    Attributes:
+        logits: [n c] float32, on the CPU.
+        labels: [n] int64.
+        unreadable: names of the images that could not be read.
+        groups: [n] groups of the images, as in `ImageFeatures`.
+    """
+
+    logits: Tensor
+    labels: Tensor
+    unreadable: list[str]
+    groups: Tensor | None = None
+
+    @property
+    def right(self) -> Tensor:
+        return self.logits.argmax(1) == self.labels
+
+    def accuracy(self) -> float:
+        """Top-1 accuracy in [0, 1]."""
+        return self.right.double().mean().item()
+
+    def choice(self) -> float:
+        """Accuracy by which recipes and weights are chosen; balanced accuracy with a rare class."""
+        return score_of_choice(self.right.double().numpy(), self.labels.numpy())
+
+    def score(self) -> Score:
+        """Score by `choice` and, for ties, by the loss."""
+        return Score(self.choice(), -F.cross_entropy(self.logits.double(), self.labels).item())
+
+
+def results_of_answers(
+    encoder: str,
+    protocol: str,
+    about: Mapping[str, Any],
+    test: Source,
+    settings: EvalSettings,
+    labels: Tensor,
+    answers: Tensor,
+    scores: Tensor | None = None,
+    groups: Tensor | None = None,
+    *,
+    quoted: bool = True,
+) -> list[Result]:
+    """Return all results of the answers of one encoder to the readable images of ``test``.
+
+    Args:
+        encoder: name of the encoder or control.
+        protocol: name of the protocol.
+        about: settings of the results.
+        test: test images, for the names of classes and groups.
+        settings: common settings; ``measures`` tells how many results there are.
+        labels: [n] true classes.
+        answers: [n] predicted classes.
+        scores: [n c] scores of the classes; None: without AUROC and average precision.
+        groups: [n] groups of the images.
+        quoted: whether the headline quotes this setting.
+    """
+    names = list[str]()  # of the groups, by their numbers
+    if quoted and settings.all_measures and test.groups is not None and settings.group is not None:
+        names = [str(number) for number in range(int(test.groups.max()) + 1)]
+        for number, name in zip(test.groups.tolist(), group_names(test, settings.group), strict=True):
+            names[number] = name or names[number]
+    found = Answers(
+        labels.numpy(),
+        answers.cpu().numpy(),
+        None if scores is None else scores.cpu().numpy(),
+        None if groups is None else groups.numpy(),
+        test.classes,
+        names,
+    )
+    return class_results(encoder, protocol, about, found, quoted=quoted, every=settings.all_measures)
+
+
+def results_of_predictions(
+    name: str,
+    protocol: str,
+    about: Mapping[str, Any],
+    test: Source,
+    settings: EvalSettings,
+    found: ClassPredictions,
+) -> list[Result]:
+    """Return all results of the predictions of one classifier; see `results_of_answers`."""
+    given = found.labels, found.logits.argmax(1), found.logits, found.groups
+    return results_of_answers(name, protocol, about, test, settings, *given)
+
+
+def constant_answers(protocol: str, labels: Tensor, test: Source, groups: Tensor | None) -> list[Result]:
+    """Return accuracy and balanced accuracy of the best constant answer to the images of ``test`` with ``labels`` [n].
+
+    It is the most frequent class of the test images, not of the training images: what a classifier has to beat to show
+    anything, whatever the two parts hold.
+    """
+    best = int(labels.bincount().argmax())
+    answers = np.full(len(labels), best)
+    found = Answers(labels.numpy(), answers, None, None if groups is None else groups.numpy(), test.classes)
+    return class_results(CONSTANT, protocol, {"answer": found.name(best)}, found, quoted=False)
+
+
+def class_report(
+    title: str,
+    said: Sequence[str],
+    rows: Sequence[Result],
+    parts: Parts[Source],
+    settings: EvalSettings,
+    tested: ImageFeatures | ClassPredictions,
+    *,
+    after: Sequence[str] | None = None,
+    against: str = "",
+    ending: str = "",
+    curve: Sequence[Result] = (),
+    quoted: Sequence[Result] = (),
+    across: str = "",
+) -> Evaluation:
+    """Return a report on classifiers, with the row of the best constant answer.
+
+    Args:
+        title: start of the headline.
+        said: sentences on the method.
+        rows: results of the encoder, then of its controls; one of each is marked as quoted.
+        tested: the readable test images.
+        after: sentences behind those on the measure; by default on the origin of the images and unreadable ones.
+        against: the controls in the headline; by default the quoted number of each, and the constant answer's.
+        ending: further sentences of the headline, after a space.
+        curve: further results, for a picture.
+        quoted: those of them that are quoted.
+        across: setting whose values are the columns of the table.
+    """
+    labels, noun = tested.labels, parts.test.noun
+    constant = constant_answers(rows[0].protocol, labels, parts.test, tested.groups)
+    ours, *controls = (row for row in rows if row.quoted)
+    against = against or listing([as_control(row) for row in (*controls, headline_row(constant, labels))], "and")
+    first = f"{f'{SCRATCH} ' * (ours.encoder == SCRATCH)}{called(ours)}{ours.text()}"
+    after = [parts.story, *note_unreadable(tested.unreadable, f"test {noun}")] if after is None else after
+    return Evaluation.of_test(
+        parts.test,
+        settings.seed,
+        len(labels),
+        results=[*quoted_first([*rows, *constant], labels), *curve],
+        method=" ".join([*said, explain_measure(labels.numpy(), parts.test.classes, noun), *after]),
+        headline=f"{title}: {first} against {against} on {len(labels):,} test {noun}.{ending}",
+        quoted=(ours, *controls, *quoted),
+        across=across,
+        classes=class_names(parts.test),
+    )
 
 
 class Views:
@@ -79,40 +240,6 @@ class Views:
     def __call__(self, image: Tensor, rng: np.random.Generator) -> tuple[Tensor, ...]:
         """Return views of an image [c h w] with the same dtype, resized to ``size``."""
         return tuple(view for _ in range(self.repeats) for view in self.crop(image, rng))
-
-
-@dataclass(frozen=True)
-class ClassPredictions:
-    """Predictions of a classifier for labelled images.
-
-    Attributes:
-        logits: [n c] float32, on the CPU.
-        labels: [n] int64.
-        unreadable: names of the images that could not be read.
-        groups: [n] groups of the images, as in `ImageFeatures`.
-    """
-
-    logits: Tensor
-    labels: Tensor
-    unreadable: list[str]
-    groups: Tensor | None = None
-
-    @property
-    def right(self) -> Tensor:
-        """Correctness of the predictions, [n]."""
-        return self.logits.argmax(1) == self.labels
-
-    def accuracy(self) -> float:
-        """Top-1 accuracy in [0, 1]."""
-        return self.right.double().mean().item()
-
-    def choice(self) -> float:
-        """Accuracy by which recipes and weights are chosen; balanced accuracy with a rare class."""
-        return score_of_choice(self.right.double().numpy(), self.labels.numpy())
-
-    def score(self) -> Score:
-        """Score by `choice` and, for ties, by the loss."""
-        return Score(self.choice(), -torch.nn.functional.cross_entropy(self.logits.double(), self.labels).item())
 
 
 def predict_classes(
@@ -172,14 +299,6 @@ def logits_of(
     return logits, indices, [name for _, batch in each for name in batch.unreadable]
 
 
-def calibration_of(
-    plan: Plan[Source, ResolvedRecipe], card: EncoderCard, precision: Precision, model: Classifier, held: Source
-) -> dict[str, Any]:
-    """Return the setting ``calibration`` of a trained classifier, fitted to the images ``held``."""
-    found = predict_classes(model, held, card, plan.settings, precision, test_crop=plan.recipe.test_crop)
-    return {"calibration": calibrate(found.logits, found.labels).plain()}
-
-
 def begin_classifier(
     model: Classifier,
     card: EncoderCard,
@@ -237,21 +356,11 @@ def labelled_training(
     parts, views = recipe.parts(images), Views(model.size, recipe, card.mean, train)
     precision: Precision = "bfloat16" if half else "float32"
 
+    read = image_batches(train, views, images // parts // world(), model.channels, settings)
+
     def batches(first: int, stop: int, workers: int) -> Iterator[Batch]:
-        read = training_batches(
-            train,
-            views,
-            images // parts // world(),
-            settings.seed,
-            first * parts,
-            stop * parts,
-            workers,
-            channels=model.channels,
-            rank=rank(),
-            world=world(),
-            device=settings.torch_device,
-        )
-        return read if encode is None else encode(read, parts)
+        found = read(first * parts, stop * parts, workers)
+        return found if encode is None else encode(found, parts)
 
     def validate(tested: Classifier) -> Score:
         assert held is not None  # called with validation images only
@@ -305,7 +414,9 @@ def plan_for(
     rates = tuple(given) if isinstance(given, list | tuple) else (given,)
     if not rates:
         raise PatchloomError("--blr has no rate to choose from: give numbers, such as '[1e-4, 1e-3]'")
-    requested = [recipe_for(name, vit, {**changes, "blr": rate}, known).acting_on(train) for rate in rates]
+    requested = [recipe_for(name, vit, {**changes, "blr": rate}, known) for rate in rates]
+    if train.noun == "recordings":
+        requested = [one.for_recordings(bool(train.noise)) for one in requested]
     for option in (name for name, value in changes.items() if value is not None):
         if any(option in options for noun, options in ONLY_FOR.items() if noun != train.noun):
             raise wrong_kind_error(option, train)
@@ -333,16 +444,7 @@ def plan_for(
     return Plan(name, tuple(recipes), parts, settings, started, score, half)
 
 
-def note_recordings(plan: Plan[Source, ResolvedRecipe]) -> list[str]:
-    """Return a sentence on the augmentation of recordings; none for images."""
-    if not plan.recipe.recordings:
-        return []
-    noise = "" if plan.parts.train.noise else "; no noise was added"
-    return [f"Image augmentation (crops, mirroring, RandAugment, erasing, cutmix) does not apply{noise}."]
-
-
 def about_control(start: bool) -> str:
-    """Return a sentence on the control of a training."""
     if start:
         return "Start is the same from the weights with which the run began, with their own normalisation."
     return f"{SCRATCH.capitalize()} is the same with newly initialised weights."
@@ -361,10 +463,18 @@ def train_and_test(
     ``done`` are sentences on what was trained.
     """
     rows, found = test_classifiers(protocol, train_candidates(candidates, plan), plan, precision)
-    said = [done, recipe_sentences(plan), *note_recordings(plan)]
-    title = f"{title} ({plan.name}): "
-    report = training_report(protocol, title, said, rows, plan.parts, plan.settings, found[-1])
-    return report.with_differences(True)
+    return fitted_report(f"{title} ({plan.name})", done, rows, plan, found[-1])
+
+
+def fitted_report(
+    title: str, done: str, rows: Sequence[Result], plan: Plan[Source, ResolvedRecipe], found: ClassPredictions
+) -> Evaluation:
+    """Return the report of trained classifiers; ``done`` are sentences on what was trained."""
+    said = [done, recipe_sentences(plan)]
+    if plan.recipe.recordings:
+        noise = "" if plan.parts.train.noise else "; no noise was added"
+        said.append(f"Image augmentation (crops, mirroring, RandAugment, erasing, cutmix) does not apply{noise}.")
+    return class_report(title, said, rows, plan.parts, plan.settings, found).with_differences(True)
 
 
 def test_classifiers(
@@ -380,44 +490,3 @@ def test_classifiers(
         found.append(its)
         one.model.cpu()
     return rows, found
-
-
-def results_of_predictions(
-    name: str,
-    protocol: str,
-    about: Mapping[str, Any],
-    test: Source,
-    settings: EvalSettings,
-    found: ClassPredictions,
-) -> list[Result]:
-    """Return all results of the predictions of one classifier; see `results_of_answers`."""
-    given = found.labels, found.logits.argmax(1), found.logits, found.groups
-    return results_of_answers(name, protocol, about, test, settings, *given)
-
-
-def training_report(
-    protocol: str,
-    title: str,
-    said: Sequence[str],
-    rows: Sequence[Result],
-    parts: Parts[Source],
-    settings: EvalSettings,
-    found: ClassPredictions,
-) -> Evaluation:
-    """Return a report that quotes every encoder, with the best constant answer as a control."""
-    n, noun = len(found.labels), parts.test.noun
-    constant = constant_answers(protocol, found.labels, parts.test, found.groups)
-    quoted = [row for row in rows if row.quoted]
-    first = f"{f'{SCRATCH} ' * (quoted[0].encoder == SCRATCH)}{called(quoted[0])}{quoted[0].text()}"
-    against = listing([as_control(row) for row in (*quoted[1:], headline_row(constant, found.labels))], "and")
-    rule = explain_measure(found.labels.numpy(), parts.test.classes, noun)
-    return Evaluation.of_test(
-        parts.test,
-        settings.seed,
-        n,
-        results=quoted_first([*rows, *constant], found.labels),
-        method=" ".join([*said, rule, parts.story, *note_unreadable(found.unreadable, f"test {noun}")]),
-        headline=f"{title}{first} against {against} on {n:,} test {noun}.",
-        quoted=tuple(quoted),
-        classes=class_names(parts.test),
-    )

@@ -147,7 +147,6 @@ class ImageFeatures:
     noun: str = "images"
 
     def poolings(self) -> tuple[str, ...]:
-        """Return the values that `pooled` takes."""
         return poolings_of(self.tokens)
 
     def pooled(self, pooling: str) -> Tensor:
@@ -168,7 +167,6 @@ class FeatureOptions:
     last_norm: bool = True
 
     def check(self, source: Source) -> None:
-        """Validate the values, for the images of ``source``."""
         if self.test_crop < 1 and not source.modality.resizable:
             raise wrong_kind_error("test_crop", source)
 
@@ -209,13 +207,17 @@ def labels_of(source: Source, indices: Tensor | None = None) -> Tensor:
     return torch.from_numpy(source.labels if indices is None else source.labels[indices.numpy()])
 
 
+def class_names(source: Source) -> tuple[str, ...]:
+    """Return the names of classes 0 ... c-1."""
+    return source.classes or tuple(map(str, range(int(labels_of(source).max()) + 1)))
+
+
 def groups_of(source: Source, indices: Tensor) -> Tensor | None:
     """Return groups [m] int64 of the images ``indices`` [m], which splits keep together; None without groups."""
     return None if source.groups is None else torch.from_numpy(source.groups[indices.numpy()])
 
 
 def only_labelled(source: Source) -> Source:
-    """Return the labelled images of a source."""
     if not has_labels(source):
         why = f"{source.no_labels}, so " if source.no_labels else ""
         raise PatchloomError(f"{source.name} has no labels: {why}{source.to_label}")
@@ -355,7 +357,6 @@ _ABOUT = "patchloom-features"  # metadata key: the names in order and a digest o
 
 
 def cache_folder() -> Path:
-    """Return the folder of cached features."""
     return cache_root() / "features"
 
 

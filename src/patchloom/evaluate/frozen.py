@@ -6,15 +6,15 @@ The controls are its untrained twin, raw pixels and, for an adapted encoder, the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from patchloom.data.source import Source
+from patchloom.data.source import Data, Source
+from patchloom.data.sources.in_memory import DataLike
 from patchloom.errors import PatchloomError, listing
-from patchloom.evaluate.answers import constant_answers
-from patchloom.evaluate.classifier import class_names
+from patchloom.evaluate.classification import class_report
 from patchloom.evaluate.features import (
     USUAL_FEATURES,
     FeatureOptions,
@@ -27,14 +27,14 @@ from patchloom.evaluate.features import (
     raw_size,
 )
 from patchloom.evaluate.logistic import CHOICE_VALIDATION_SHARE
-from patchloom.evaluate.settings import EvalSettings, Parts
-from patchloom.evaluate.subjects import Subject, Subjects
+from patchloom.evaluate.settings import EvalSettings, Parts, Subject, Subjects, open_subjects, parts_of
 from patchloom.look.charts import draw_blends
 from patchloom.nets.encode import input_size
 from patchloom.nets.finetune import without_last_norm
+from patchloom.nets.heads import check_pooling, tokens_of
+from patchloom.nets.swin import refuse_hierarchical
 from patchloom.options.evaluate import Pooling
 from patchloom.results.claims import BLEND, START
-from patchloom.results.classes import called, explain_measure, quoted_first
 from patchloom.results.evaluation import Drawing, Evaluation, as_control, compare_results, note_unreadable
 from patchloom.results.result import Result
 from patchloom.runs.encoder import blend, load_blend
@@ -69,29 +69,106 @@ class FeatureExtractor(NamedTuple):
         return self.share not in (None, 0, 1)
 
 
-def extractors(
-    subjects: Subjects,
-    settings: EvalSettings,
-    *,
-    layers: bool = False,
-    options: FeatureOptions = USUAL_FEATURES,
-    shares: Sequence[float] = (),
-) -> Iterator[FeatureExtractor]:
-    """Yield the extractors of an encoder, its start if there is one, its untrained twin and raw pixels, then of blends.
+@dataclass(frozen=True)
+class FrozenStudy:
+    """Encoder, controls and images of an evaluation of frozen features.
 
-    A blend is made when its turn comes, so that only one is in memory.
+    Attributes:
+        protocol: name of the protocol.
+        subjects: the encoder and its controls.
+        parts: the images.
+        settings: common settings of all protocols.
+        options: options of the features.
+        cached: names of the subjects whose features came from the cache, in order.
     """
-    ours, start, fresh = subjects
-    make = partial(encoder_extractor, settings=settings, layers=layers, options=options)
-    yield make(ours, share=1.0 if shares else None)
-    if start is not None:
-        yield make(start, share=0.0 if shares else None)
-    yield make(fresh)
-    yield raw_extractor(ours, settings, options)
-    for share in sorted({*shares} - {0, 1}):
-        assert start is not None  # with shares
-        vit, card = blend((start.vit, start.card), (ours.vit, ours.card), share)
-        yield make(Subject(f"{BLEND} {share:g}", vit, card), share=share)
+
+    protocol: str
+    subjects: Subjects
+    parts: Parts[Source]
+    settings: EvalSettings
+    options: FeatureOptions = USUAL_FEATURES
+    cached: dict[str, None] = field(default_factory=dict)
+
+    def each(self, *, layers: bool = False, shares: Sequence[float] = ()) -> Iterator[FeatureExtractor]:
+        """Yield the extractors of an encoder, its start if there is one, its untrained twin and raw pixels, then of
+        blends; a dry run ends here.
+
+        A blend is made when its turn comes, so that only one is in memory.
+        """
+        (ours, start, fresh), parts = self.subjects, self.parts
+        controls = [ours.card.modality.raw, *(one.name for one in self.subjects.controls)]
+        self.settings.end_if_dry(
+            parts.test,
+            f"{self.protocol} of {ours.card.name} would encode {len(parts.train):,} training and {len(parts.test):,} "
+            f"test {parts.test.noun}, and the same by its controls: {listing(controls, 'and')}.",
+            parts.story,
+        )
+
+        def extractor(subject: Subject, share: float | None = None) -> FeatureExtractor:
+            found = encoder_extractor(subject, self.settings, layers=layers, options=self.options)
+            return self.noting(found._replace(share=share))
+
+        yield extractor(ours, 1.0 if shares else None)
+        if start is not None:
+            yield extractor(start, 0.0 if shares else None)
+        yield extractor(fresh)
+        yield self.noting(raw_extractor(ours, self.settings, self.options))
+        for share in sorted({*shares} - {0, 1}):
+            assert start is not None  # with shares
+            vit, card = blend((start.vit, start.card), (ours.vit, ours.card), share)
+            yield extractor(Subject(f"{BLEND} {share:g}", vit, card), share)
+
+    def noting(self, one: FeatureExtractor) -> FeatureExtractor:
+        """Return an extractor that notes in ``cached`` whether its features came from the cache."""
+
+        def features_of(source: Source) -> ImageFeatures:
+            found = one.features_of(source)
+            self.cached.update(dict.fromkeys([one.name] * found.cached))
+            return found
+
+        return one._replace(features_of=features_of)
+
+    def around(self, train: ImageFeatures, test: ImageFeatures, instance: bool = False) -> str:
+        """Return sentences on the origin of images and features and on the controls."""
+        modality, size = self.parts.train.modality, input_size(self.subjects.ours.vit)
+        h, w = raw_size(modality, size)
+        said = [self.parts.story, f"{modality.raw.capitalize()} are {modality.pictured} at {h}x{w}."]
+        said += self.options.sentences(size)
+        if instance:
+            said.append("Pooling instance uses the head saved with the encoder; untrained has an untrained head.")
+        if self.cached:
+            said.append(f"Cached features were used for {', '.join(self.cached)}: --cache false computes them again.")
+        return " ".join([*said, *note_unreadable(train.unreadable + test.unreadable, self.parts.train.noun)])
+
+
+def open_frozen(
+    protocol: str,
+    run: str | Path,
+    data: DataLike,
+    settings: EvalSettings,
+    options: FeatureOptions = USUAL_FEATURES,
+    *,
+    pooling: str = "all",
+    head: bool = True,
+    plain: bool = False,
+    prepare: Callable[[Data], Data] = lambda opened: opened,
+) -> FrozenStudy:
+    """Load the encoder of a run, and open the images.
+
+    The start has no instance head, so pooling ``instance`` leaves it out; without ``head`` there is none. ``plain``
+    refuses a Swin, and ``prepare`` is as for `parts_of`.
+    """
+    subjects = open_subjects(run, settings, head=head)
+    ours = subjects.ours
+    if plain:
+        refuse_hierarchical(ours.vit, protocol, INSTEAD)
+    if pooling != "all":
+        check_pooling(pooling, tokens_of(ours.vit, ours.head))
+    if pooling == "instance":
+        subjects = subjects._replace(start=None)
+    parts = parts_of(data, settings, card=ours.card, run=run, prepare=prepare)
+    options.check(parts.test)
+    return FrozenStudy(protocol, subjects, parts, settings, options)
 
 
 def encoder_extractor(
@@ -100,7 +177,6 @@ def encoder_extractor(
     *,
     layers: bool = False,
     options: FeatureOptions = USUAL_FEATURES,
-    share: float | None = None,
 ) -> FeatureExtractor:
     """Return the extractor of an encoder, with the cache; ``layers`` gives features of all layers, without a head."""
     card, device, head = subject.card, settings.torch_device, None if layers else subject.head
@@ -114,7 +190,7 @@ def encoder_extractor(
         return extract(vit, card, source, device=device, head=head, layers=layers, **how)
 
     features_of = partial(load_or_extract, extract_features, about, keep=settings.cache)
-    return FeatureExtractor(subject.name, features_of, subject, share)
+    return FeatureExtractor(subject.name, features_of, subject)
 
 
 def raw_extractor(
@@ -147,62 +223,13 @@ def chosen_poolings(train: ImageFeatures, pooling: Pooling | Literal["all"]) -> 
     return (pooling,) if pooling in train.poolings() else train.poolings()
 
 
-# What is done.
-
-
-def plan_frozen(protocol: str, subjects: Subjects, parts: Parts[Source], settings: EvalSettings) -> None:
-    """End a dry run of a protocol on frozen features."""
-    train, test, card = parts.train, parts.test, subjects.ours.card
-    controls = [card.modality.raw, *(one.name for one in subjects.controls)]
-    settings.end_if_dry(
-        test,
-        f"{protocol} of {card.name} would encode {len(train):,} training and {len(test):,} test {test.noun}, and the "
-        f"same by its controls: {listing(controls, 'and')}.",
-        parts.story,
-    )
-
-
-def circumstances(
-    subjects: Subjects,
-    parts: Parts[Source],
-    train: ImageFeatures,
-    test: ImageFeatures,
-    cached: Sequence[str] = (),
-    options: FeatureOptions = USUAL_FEATURES,
-    instance: bool = False,
-) -> str:
-    """Return sentences on the origin of images and features and on the controls, for any protocol."""
-    modality, size = parts.train.modality, input_size(subjects.ours.vit)
-    h, w = raw_size(modality, size)
-    said = [parts.story, f"{modality.raw.capitalize()} are {modality.pictured} at {h}x{w}.", *options.sentences(size)]
-    if instance:
-        said.append("Pooling instance uses the head saved with the encoder; untrained has an untrained head.")
-    if cached:
-        said.append(f"Cached features were used for {', '.join(cached)}: --cache false computes them again.")
-    return " ".join([*said, *note_unreadable(train.unreadable + test.unreadable, parts.train.noun)])
-
-
 # The report of a probe.
 
 
-class Wording(NamedTuple):
-    """Texts of a probe's report.
-
-    Attributes:
-        title: start of the headline.
-        method: description of the method.
-        fitted: name of the training images in the headline, before their number.
-        across: setting whose values are the columns of the table.
-    """
-
-    title: str
-    method: str
-    fitted: str
-    across: str = ""
-
-
 def frozen_report(
-    wording: Wording,
+    title: str,
+    said: str,
+    fitted: str,
     rows: Sequence[Result],
     parts: Parts[Source],
     settings: EvalSettings,
@@ -213,55 +240,44 @@ def frozen_report(
     against: str = "",
     trained: bool = False,
     blends: Sequence[Result] = (),
+    across: str = "",
 ) -> Evaluation:
-    """Return the report of a probe, with the row of the best constant answer.
+    """Return the report of a probe.
 
     Args:
+        title: start of the headline.
+        said: description of the method.
+        fitted: name of the training images in the headline, before their number.
         rows: results of the encoder, then of its controls; one of each is marked as quoted.
         train, test: features of both parts, of any of the subjects.
-        around: `circumstances`.
+        around: `FrozenStudy.around`.
         against: the controls in the headline; by default, the quoted number of each.
         trained: whether another draw of labels or a training would give the encoder other results.
         blends: `blend_row` of each share; the best on held-out training images is quoted.
+        across: setting whose values are the columns of the table.
     """
-    n, noun = len(test.labels), parts.test.noun
-    quoted = [row for row in rows if row.quoted]
-    constant = constant_answers(rows[0].protocol, test.labels, parts.test, test.groups)
-    results = quoted_first([*rows, *constant], test.labels)
-    against = against or listing([as_control(row) for row in quoted[1:]], "and")
+    noun, chosen = parts.test.noun, list[Result]()
+    against = against or listing([as_control(row) for row in rows if row.quoted][1:], "and")
     origin = f"; test: {parts.origin}" if parts.origin else ""
-    headline = (
-        f"{wording.title}: {called(quoted[0])}{quoted[0].text()} against {against} on {n:,} test {noun}. "
-        f"{wording.fitted}: {len(train.labels):,} training {parts.train.noun}{origin}."
-    )
-    method = f"{wording.method} {explain_measure(test.labels.numpy(), parts.test.classes, noun)} {around}"
-    if blends:
-        curve = sorted(blends, key=lambda row: row.settings["blend"])
-        chosen = max(curve, key=lambda row: row.settings[_HELD_OUT])  # ties go to the one nearest to the start
-        share, held_out = chosen.settings["blend"], chosen.settings[_HELD_OUT]
-        gain = compare_results([chosen], [replace(curve[0], encoder=START)], False)
-        headline += (
+    ending = f" {fitted}: {len(train.labels):,} training {parts.train.noun}{origin}."
+    curve = sorted(blends, key=lambda row: row.settings["blend"])
+    if curve:
+        chosen = [max(curve, key=lambda row: row.settings[_HELD_OUT])]  # ties go to the one nearest to the start
+        share, held_out = chosen[0].settings["blend"], chosen[0].settings[_HELD_OUT]
+        gain = compare_results(chosen, [replace(curve[0], encoder=START)], False)
+        ending += (
             f" Of {len(curve)} blends with the start, {share:g} is the best on held-out training {noun} "
-            f"({100 * held_out:.1f} %): {chosen.text()}, {gain.text()} against the start."
+            f"({100 * held_out:.1f} %): {chosen[0].text()}, {gain.text()} against the start."
         )
-        method += (
+        around += (
             " Blends are (1 - blend) times the start and blend times the encoder, weight by weight (WiSE-FT). The "
             f"quoted one was chosen on a stratified {100 * CHOICE_VALIDATION_SHARE:.0f} % of the training {noun}; a "
             "tie goes to the one nearest to the start."
         )
-        results += curve
-        quoted.append(chosen)
-    return Evaluation.of_test(
-        parts.test,
-        settings.seed,
-        n,
-        results=results,
-        method=method,
-        headline=headline,
-        quoted=tuple(quoted),
-        across=wording.across,
-        classes=class_names(parts.test),
-    ).with_differences(trained)
+    controls: Any = {"against": against, "ending": ending, "curve": curve, "quoted": chosen, "across": across}
+    return class_report(title, [said], rows, parts, settings, test, after=[around], **controls).with_differences(
+        trained
+    )
 
 
 # Blends of a run's encoder with its start (WiSE-FT).
@@ -270,7 +286,6 @@ def frozen_report(
 def blend_shares(
     given: float | Sequence[float] | None, run: str | Path, pooling: str, settings: EvalSettings
 ) -> list[float]:
-    """Return the shares of --blend; [] without it."""
     if given is None:
         return []
     shares = [given] if isinstance(given, int | float) else [*given]
@@ -293,7 +308,6 @@ def blend_row(row: Result, share: float, held_out: float) -> Result:
 
 
 def blend_drawings(report: Evaluation, run: str | Path) -> tuple[Drawing, ...]:
-    """Return the picture of the blends of a report, if it has any and the run is a folder."""
     blends = [row for row in report.results if row.encoder == BLEND]
     if not blends or not Path(run).is_dir():
         return ()

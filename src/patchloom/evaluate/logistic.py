@@ -80,12 +80,8 @@ class Probe:
         for part in features.split(_rows_for(len(biases))):
             yield part.to(weights) @ weights + biases
 
-    def accuracy(self, features: Tensor, labels: Tensor) -> float:
-        """Return top-1 accuracy on features [m d] with labels [m]; classes without training images count as errors."""
-        return self.right(features, labels).double().mean().item()
-
     def right(self, features: Tensor, labels: Tensor) -> Tensor:
-        """Return whether features [m d] are classified as their labels [m]."""
+        """Return whether features [m d] are classified as their labels [m], which may have no training image."""
         return self.predict(features) == labels
 
 
@@ -116,7 +112,17 @@ def fit_path(
         device: device for the products of a large problem; a small one is solved on the CPU.
     """
     with _sized(features.numel() * len(labels.unique()), device) as chosen:
-        return _path(features.to(chosen), labels.to(chosen), strengths)
+        features, labels = features.to(chosen), labels.to(chosen)
+        classes, targets = labels.unique(return_inverse=True)
+        mean, scale = standardization(features)
+        rotated, axes, moments = _principal((features - mean) / scale)
+        variables = torch.zeros(rotated.shape[1] + 1, len(classes), dtype=torch.float64, device=features.device)
+        probes = []
+        for strength in strengths:
+            variables = _descend(rotated, targets, moments, strength, variables)
+            weights = (axes @ variables[:-1]).float()
+            probes.append(Probe(mean, scale, weights, variables[-1].float(), classes))
+        return probes
 
 
 @contextmanager
@@ -128,19 +134,6 @@ def _sized(multiplications: int, device: torch.device | str) -> Iterator[torch.d
         yield torch.device("cpu" if multiplications < _ON_CPU else device)
     finally:
         torch.set_num_threads(threads)
-
-
-def _path(features: Tensor, labels: Tensor, strengths: Sequence[float]) -> list[Probe]:
-    classes, targets = labels.unique(return_inverse=True)
-    mean, scale = standardization(features)
-    rotated, axes, moments = _principal((features - mean) / scale)
-    variables = torch.zeros(rotated.shape[1] + 1, len(classes), dtype=torch.float64, device=features.device)
-    probes = []
-    for strength in strengths:
-        variables = _descend(rotated, targets, moments, strength, variables)
-        weights = (axes @ variables[:-1]).float()
-        probes.append(Probe(mean, scale, weights, variables[-1].float(), classes))
-    return probes
 
 
 def choose_strength(

@@ -5,17 +5,95 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, ClassVar, Literal, TypeVar
 
-from patchloom.data.source import Source
 from patchloom.data.splits import MAX_HELD_OUT
 from patchloom.errors import PatchloomError
-from patchloom.evaluate.course import Course
 from patchloom.nets.encode import input_size, width
 from patchloom.nets.swin import Encoder, is_hierarchical
 from patchloom.options.declare import check_declared
 from patchloom.options.recipes import AttentiveValues, ClassifierValues, ProbeValues
+from patchloom.schedules import halving_rate
 from patchloom.system.distributed import refused_by_all, world
+
+
+# Course of a training with labels: its length, optimiser and learning rate, resolved for its data.
+@dataclass(frozen=True, kw_only=True)
+class Course:
+    """Length, optimiser and learning rate of a training.
+
+    Attributes:
+        steps: number of updates.
+        per_epoch: updates of an epoch.
+        unit: unit in which the length is counted.
+        batch: images per update, counting repeats, over all processes.
+        peak: peak learning rate.
+        rate_option: the option that sets it, with its value, for messages.
+        warmup: updates of warm-up, over which the rate rises linearly; early stopping begins after it.
+        decay: decay of the learning rate after the warm-up: cosine or linear, to 0 one update after the last; steps, to
+            a tenth at each of the ``drops``; or halving, as in `patchloom.schedules.halving_rate`.
+        drops: fractions of the training at which the learning rate drops, with decay steps.
+        halve_every: updates between halvings, with decay halving.
+        optimizer, betas, momentum, weight_decay, layer_decay: as in `patchloom.nets.optimizer`.
+        clip: maximal norm of the gradient; 0 disables clipping.
+        ema: decay of a moving average of the weights, which is then tested; 0 disables it.
+        every: updates between two validations.
+        patience: fraction of the training without a higher score after which it ends; 1 disables early stopping.
+    """
+
+    steps: int
+    per_epoch: int
+    unit: Literal["epoch", "update", "step"]
+    batch: int
+    peak: float
+    rate_option: str
+    warmup: int = 0
+    decay: Literal["cosine", "linear", "steps", "halving"] = "cosine"
+    drops: tuple[float, ...] = ()
+    halve_every: int = 0
+    optimizer: Literal["adamw", "sgd", "lars"] = "adamw"
+    betas: tuple[float, float] = (0.9, 0.999)
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    layer_decay: float = 1.0
+    clip: float = 0.0
+    ema: float = 0.0
+    every: int = 1
+    patience: float = 1.0
+
+    def rate(self, step: int) -> float:
+        """Return the learning rate of update ``step``, counted from 0."""
+        if self.decay == "halving":
+            return halving_rate(step, self.warmup, self.peak, self.halve_every)
+        done, rest = step + 1, self.steps - self.warmup + 1
+        if done < self.warmup:
+            return done * (self.peak / self.warmup)
+        if self.decay == "steps":
+            return self.peak * 0.1 ** sum(step >= round(share * self.steps) for share in self.drops)
+        passed = done - self.warmup
+        if self.decay == "linear":
+            return self.peak * (1 - passed / rest)
+        return 0.5 * self.peak * (1 + math.cos(math.pi * passed / rest))  # in timm's order, for equal bits
+
+    def count(self, step: int) -> float:
+        """Return ``step`` updates in the unit of the course."""
+        return step / self.per_epoch if self.unit == "epoch" else step
+
+    @property
+    def total(self) -> str:
+        """Number of units of the whole course, such as "10", or "0.67" of a fraction of an epoch."""
+        return f"{round(self.count(self.steps), 2):,.10g}"
+
+    @property
+    def length(self) -> str:
+        """The whole course in its unit, such as "10 epochs"."""
+        return f"{self.total} {self.unit}{'s' * (self.total != '1')}"
+
+    def position(self, step: int) -> str:
+        """Return the progress after ``step`` updates, such as "epoch 2.0 of 10"."""
+        done = f"{self.count(step):,.1f}" if self.unit == "epoch" else f"{step:,}"
+        return f"{self.unit} {done} of {self.total}"
+
 
 # Number of updates if the epochs are auto: minutes on a CPU, an hour on a GPU. Small sets get more epochs, since the
 # weights need a certain number of updates; large sets get a minimal number of epochs.
@@ -35,17 +113,54 @@ _AT_ONCE = 256  # images per batch of a frozen encoder
 _VALIDATIONS = 30  # maximal number of validations of a training
 
 
+def held_out_count(share: float, n: int, most: int) -> int:
+    """Return the number of ``n`` training images that a share is, to choose the tested weights by."""
+    return min(max(1, round(share * n)), most, n - 1) if share else 0
+
+
+class Resolved:
+    """Hyper-parameters without ``auto``, which a training needs.
+
+    Attributes:
+        validation: fraction of the training images that is held out to choose the tested weights; 0: none.
+        most_held_out: largest number of these images.
+        later: value that may stay auto.
+    """
+
+    validation: float
+    most_held_out: ClassVar[int] = MAX_HELD_OUT
+    later: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        if left := [name for name, value in vars(self).items() if value == "auto" and name != self.later]:
+            raise ValueError(f"{left[0]} is auto in a resolved recipe")
+
+    def held_out(self, n: int) -> int:
+        """Return the number of ``n`` training images that are held out to choose the tested weights."""
+        return held_out_count(self.validation, n, self.most_held_out)
+
+    def timed(self, n: int) -> tuple[Any, int]:
+        """Return a recipe whose steps on ``n`` images are timed, and how many of them take as long as one of this."""
+        return self, 1
+
+    def course(self, n: int, accumulate: int = 1) -> Course:
+        """Return the course of a training on ``n`` images."""
+        raise NotImplementedError
+
+    def plain(self) -> dict[str, Any]:
+        """Return values for JSON, without those that have no effect."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
 class Recipe(ClassifierValues):
     """Hyper-parameters of a training; the field names are options of the protocols that train."""
 
     @property
     def mixes(self) -> bool:
-        """Whether mixup or cutmix is enabled."""
         return self.mixup > 0 or self.cutmix > 0
 
     def check(self) -> None:
-        """Validate the values."""
         check_declared(self)
         if self.epochs != "auto" and self.warmup_epochs != "auto" and self.warmup_epochs > self.epochs:
             raise PatchloomError(f"--warmup_epochs {self.warmup_epochs} is more than --epochs {self.epochs}: lower it")
@@ -60,10 +175,6 @@ class Recipe(ClassifierValues):
             raise PatchloomError(
                 f"--batch_size {self.batch} cannot hold {self.repeats} views of an image: lower --repeats"
             )
-
-    def acting_on(self, source: Source) -> Recipe:
-        """Return the recipe with only the values that apply to the data of a source."""
-        return self.for_recordings(bool(source.noise)) if source.noun == "recordings" else self
 
     def for_recordings(self, noise: bool) -> Recipe:
         """Return the recipe for recordings: shifts and noise, if there is any, replace image augmentation.
@@ -81,7 +192,7 @@ class Recipe(ClassifierValues):
         if validation == "auto":
             enough = own_validation or round(_VALIDATION_SHARE * n) >= _LEAST_VALIDATION
             validation = _VALIDATION_SHARE if enough else 0.0
-        n -= 0 if own_validation else _held_out(validation, n)
+        n -= 0 if own_validation else held_out_count(validation, n, MAX_HELD_OUT)
         if batch == "auto":
             usual = 64 if kind == "cpu" else 256
             images = max(8, min(usual, 2 ** (n // 8).bit_length() // 2))
@@ -91,10 +202,8 @@ class Recipe(ClassifierValues):
             fewest, most = _EPOCHS
             epochs = int(min(most, max(fewest, round(_UPDATES[kind] / per_epoch))))
         rises = round(epochs / 10 if warmup == "auto" else warmup, 2)
-        return self._resolved(batch=batch, epochs=epochs, warmup_epochs=rises, validation=validation)
-
-    def _resolved(self, **chosen: Any) -> ResolvedRecipe:
-        return ResolvedRecipe(**vars(self) | chosen)
+        chosen: dict[str, Any] = {"batch": batch, "epochs": epochs, "warmup_epochs": rises, "validation": validation}
+        return _RESOLVED[type(self)](**vars(self) | chosen)
 
     def unit(self, accumulate: int = 1) -> int:
         """Return a divisor of the batch size: every process and every accumulated part gets the same number of images.
@@ -108,7 +217,6 @@ class Recipe(ClassifierValues):
         return 1
 
     def plain(self) -> dict[str, Any]:
-        """Return values for JSON, without those that have no effect."""
         idle = {"recordings", *ONLY_FOR["images" if self.recordings else "recordings"]}
         idle |= {"epochs", "warmup_epochs"} if self.updates else {"updates", "warmup_updates"}
         idle |= {name for name in _PLAIN_IF_SET if not getattr(self, name)}
@@ -134,13 +242,9 @@ class ProbeRecipe(ProbeValues, Recipe):
         return math.ceil(images / _AT_ONCE)
 
     def plain(self) -> dict[str, Any]:
-        """Return values for JSON, without those that are disabled."""
         own = "shift" if self.recordings else "crop_scale flip test_crop"
         told = f"epochs warmup_epochs batch blr lr weight_decay momentum {own} pooling last_norm"
         return {"optimizer": self.optimizer.upper(), **{name: getattr(self, name) for name in told.split()}}
-
-    def _resolved(self, **chosen: Any) -> ResolvedProbeRecipe:
-        return ResolvedProbeRecipe(**vars(self) | chosen)
 
 
 @dataclass(frozen=True)
@@ -148,13 +252,11 @@ class AttentiveRecipe(AttentiveValues, ProbeRecipe):
     """Hyper-parameters of an attentive probe on a frozen encoder."""
 
     def check(self) -> None:
-        """Validate the values."""
         super().check()
         if self.form == "cross" and self.reduce != 1:
             raise PatchloomError("--form cross keeps the width of the tokens: leave out --reduce")
 
     def plain(self) -> dict[str, Any]:
-        """Return values for JSON, without those that are disabled."""
         own: dict[str, Any] = {"form": self.form, "whole": self.whole, "cached": self.cached}
         if self.form == "efficient":
             own |= {"queries": self.queries, "reduce": self.reduce}
@@ -164,12 +266,12 @@ class AttentiveRecipe(AttentiveValues, ProbeRecipe):
         idle |= {"crop_scale", "flip", "shift"} if self.cached else set()
         return own | {name: value for name, value in super().plain().items() if name not in idle}
 
-    def _resolved(self, **chosen: Any) -> ResolvedAttentiveRecipe:
-        return ResolvedAttentiveRecipe(**vars(self) | chosen)
+    def parts(self, images: int) -> int:
+        return 1 if self.cached else super().parts(images)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResolvedRecipe(Recipe):
+class ResolvedRecipe(Recipe, Resolved):
     """`Recipe` without ``auto``, returned by `Recipe.settled` and required for training."""
 
     epochs: int
@@ -177,15 +279,7 @@ class ResolvedRecipe(Recipe):
     batch: int
     validation: float
 
-    def __post_init__(self) -> None:
-        refuse_auto(self)
-
-    def held_out(self, n: int) -> int:
-        """Return the number of the ``n`` training images that are held out to choose the epoch."""
-        return _held_out(self.validation, n)
-
     def course(self, n: int, accumulate: int = 1) -> Course:
-        """Return the course of a training on ``n`` images."""
         _, batch = images_per_step(self, n, accumulate)
         per_epoch = max(1, n // batch)
         steps = self.updates or self.epochs * per_epoch
@@ -210,8 +304,10 @@ class ResolvedRecipe(Recipe):
         )
 
     def timed(self, n: int) -> tuple[ResolvedRecipe, int]:
-        """Return a recipe whose steps on ``n`` images are timed, and how many of them take as long as one of this."""
-        return self, 1
+        """Return a recipe with steps of one part each, and the number of parts."""
+        images, _ = images_per_step(self, n)
+        parts = self.parts(images)
+        return (self if parts == 1 else replace(self, batch=images // parts)), parts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,37 +315,19 @@ class ResolvedProbeRecipe(ResolvedRecipe, ProbeRecipe):
     """`ProbeRecipe` without ``auto``."""
 
     def course(self, n: int, accumulate: int = 1) -> Course:
-        """Return the course of a training on ``n`` images."""
         return replace(super().course(n, accumulate), optimizer=self.optimizer, momentum=self.momentum)
-
-    def timed(self, n: int) -> tuple[ResolvedProbeRecipe, int]:
-        """Return a recipe with steps of one part each, and the number of parts."""
-        images, _ = images_per_step(self, n)
-        parts = self.parts(images)
-        return replace(self, batch=images // parts), parts
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedAttentiveRecipe(ResolvedProbeRecipe, AttentiveRecipe):
     """`AttentiveRecipe` without ``auto``."""
 
-    def timed(self, n: int) -> tuple[ResolvedProbeRecipe, int]:
-        """Return a recipe with steps of one part each, and the number of parts; cached tokens come in one."""
-        return (self, 1) if self.cached else super().timed(n)
 
-    def parts(self, images: int) -> int:
-        """Return the number of batches of a step; cached tokens come in one."""
-        return 1 if self.cached else super().parts(images)
-
-
-def refuse_auto(recipe: Any, but: str = "") -> None:
-    """Refuse a resolved recipe with a value that is still ``auto``, except for ``but``."""
-    if left := [name for name, value in vars(recipe).items() if value == "auto" and name != but]:
-        raise ValueError(f"{left[0]} is auto in a resolved recipe")
-
-
-def _held_out(share: float, n: int) -> int:
-    return min(max(1, round(share * n)), MAX_HELD_OUT, n - 1) if share else 0
+_RESOLVED: dict[type[Recipe], type[ResolvedRecipe]] = {
+    Recipe: ResolvedRecipe,
+    ProbeRecipe: ResolvedProbeRecipe,
+    AttentiveRecipe: ResolvedAttentiveRecipe,
+}
 
 
 def images_per_step(recipe: ResolvedRecipe, n: int, accumulate: int = 1) -> tuple[int, int]:
@@ -283,6 +361,7 @@ def check_shares(recipe: ResolvedRecipe, accumulate: int) -> None:
 # Recipes by name: those of the papers, and one for small data.
 
 
+Known = TypeVar("Known")
 # the default is the recipe of ViT-B; other sizes change it
 Sized = tuple[Recipe, dict[str, dict[str, Any]]]
 
@@ -398,11 +477,16 @@ def size_of(vit: Encoder) -> str:
     return "XS" if d < 384 else "S" if d == 384 else "B"
 
 
-def published_recipe(name: str, vit: Encoder, known: Mapping[str, Sized] = RECIPES) -> Recipe:
-    """Return the unmodified recipe of that name for an encoder of this size."""
+def named_recipe(name: str, known: Mapping[str, Known]) -> Known:
+    """Return the recipe of that name."""
     if name not in known:
         raise PatchloomError(f"there is no recipe {name}: choose one of {', '.join(known)}")
-    base, sizes = known[name]
+    return known[name]
+
+
+def published_recipe(name: str, vit: Encoder, known: Mapping[str, Sized] = RECIPES) -> Recipe:
+    """Return the unmodified recipe of that name for an encoder of this size."""
+    base, sizes = named_recipe(name, known)
     size = size_of(vit)
     if size not in sizes and size == "XS":  # the smallest size in the papers is S
         size = "S"

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ import torch
 from patchloom.display import StatusMessage, duration, is_first, print_line
 from patchloom.errors import PatchloomError, listing
 from patchloom.estimate import time_steps
-from patchloom.evaluate.course import Course
+from patchloom.evaluate.recipes import Course, Resolved
 from patchloom.evaluate.settings import D, EvalSettings, Parts, images_of, split_part
 from patchloom.evaluate.trainer import Trainer, temporary_seed
 from patchloom.nets.checkpoints.format import EncoderCard
@@ -30,27 +30,7 @@ RECIPE_SHARE = 0.1  # of the training images, held out to choose one of several 
 _MEASURED_FROM = 50  # updates: shorter trainings are not announced
 
 
-class ResolvedRecipe(Protocol):
-    """Hyper-parameters without ``auto``."""
-
-    @property
-    def validation(self) -> float:
-        """Fraction of the training images that is held out to choose the tested weights; 0: none."""
-
-    def course(self, n: int, accumulate: int = 1) -> Course:
-        """Return the course of a training on ``n`` images."""
-
-    def held_out(self, n: int) -> int:
-        """Return the number of ``n`` training images that are held out to choose the tested weights."""
-
-    def timed(self, n: int) -> tuple[Any, int]:
-        """Return a recipe whose steps on ``n`` images are timed, and how many of them take as long as one of this."""
-
-    def plain(self) -> dict[str, Any]:
-        """Return values for JSON, without those that have no effect."""
-
-
-R = TypeVar("R", bound=ResolvedRecipe)
+R = TypeVar("R", bound=Resolved)
 
 
 @dataclass(frozen=True)
@@ -211,14 +191,12 @@ def format_values(plan: Plan[D, R]) -> str:
 
 
 def format_recipe_value(value: Any) -> str:
-    """Format a recipe's value for a sentence."""
     if isinstance(value, float):
         return f"{value:g}"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def recipe_sentences(plan: Plan[D, R]) -> str:
-    """Describe training and choices in sentences."""
     parts, recipe, course = plan.parts, plan.recipe, plan.course()
     noun, n = images_of(parts.train).noun, len(parts.train)
     by = f" by {world()} processes" if world() > 1 else ""

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -24,9 +24,13 @@ from patchloom.data.stats import input_notes
 from patchloom.display import StatusMessage, is_first, print_line
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.features import has_labels, only_labelled
-from patchloom.nets.checkpoints.format import EncoderCard
+from patchloom.nets.checkpoints.format import EncoderCard, untrained_twin
 from patchloom.nets.checkpoints.live import has_no_folder
+from patchloom.nets.heads import InstanceHead, Stem
+from patchloom.nets.swin import Encoder
 from patchloom.options.evaluate import CommonOptions
+from patchloom.results.claims import START, UNTRAINED
+from patchloom.runs.encoder import load_encoder, load_extra_module, load_start
 from patchloom.runs.held_out import describe_seen, seen_in_pretraining
 from patchloom.system.device import Cores, choose_workers, cores, usable_device
 from patchloom.system.distributed import first_decides, launch_once, launched_processes, processes_here, world
@@ -64,12 +68,10 @@ class EvalSettings(CommonOptions):
 
     @property
     def all_measures(self) -> bool:
-        """Whether all measures of classifiers are made."""
         return self.measures == "all"
 
     @property
     def torch_device(self) -> torch.device:
-        """Return the device."""
         return usable_device(self.device)
 
     @property
@@ -95,11 +97,9 @@ class EvalSettings(CommonOptions):
 
     @property
     def at_once(self) -> int:
-        """Return the number of images per batch without training."""
         return _AT_ONCE if self.batch_size == "auto" else self.batch_size
 
     def batches(self, source: Source) -> int:
-        """Return the number of batches in one pass over ``source``."""
         return -(-len(source) // self.at_once)
 
 
@@ -328,7 +328,14 @@ def stratified_subset(part: D, count: int, seed: int) -> D:
     return part.subset(np.setdiff1d(np.arange(n), left_out))
 
 
-# Paths of evaluation files in a run.
+# Paths of evaluation files.
+
+
+def named_file(out: str | None, settings: EvalSettings, instead: str = "use --save true") -> Path | None:
+    """Return the file of ``--out``, which several seeds cannot share."""
+    if out is not None and settings.seeds > 1:
+        raise PatchloomError(f"--out names one file, but --seeds {settings.seeds} gives several: {instead}")
+    return None if out is None else Path(out)
 
 
 def place_in_run(
@@ -343,3 +350,64 @@ def place_in_run(
     home = Path(run) if Path(run).is_dir() else Path(run).parent
     name = re.sub(r"[^\w.-]+", "-", "-".join(Path(one).name for one in split_names(data)))
     return home / folder / f"{what}{name}-{label}-{seed}{suffix}"
+
+
+# What a protocol measures: an encoder, the weights that it began with, and its untrained twin.
+
+
+class Subject(NamedTuple):
+    """Encoder that is evaluated, or a control.
+
+    Attributes:
+        name: name in the report.
+        vit: encoder.
+        card: its card.
+        head: instance head; None: there is none.
+        stem: first layer of the projection, for a head that is trained on it.
+    """
+
+    name: str
+    vit: Encoder
+    card: EncoderCard
+    head: InstanceHead | None = None
+    stem: Stem | None = None
+
+
+class Subjects(NamedTuple):
+    """Encoder of a run and its controls.
+
+    Attributes:
+        ours: encoder.
+        start: weights that an adapted encoder began with, without an instance head; None for one from random weights.
+        fresh: same architecture with new weights.
+    """
+
+    ours: Subject
+    start: Subject | None
+    fresh: Subject
+
+    @property
+    def controls(self) -> list[Subject]:
+        """The start, if there is one, and the fresh encoder."""
+        return [*([] if self.start is None else [self.start]), self.fresh]
+
+
+def open_subjects(
+    run: str | Path, settings: EvalSettings, *, tuned: bool = False, fresh: str = UNTRAINED, head: bool = False
+) -> Subjects:
+    """Load the encoder of a run, with its instance head if wanted and there, and make its controls.
+
+    All authors fine-tune (``tuned``) the student. ``fresh`` is the name of the encoder with new weights.
+    """
+    network = settings.network or ("student" if tuned else None)
+    vit, card = load_encoder(run, settings.model, network)
+    own = load_extra_module(run, "pooling", network) if head else None
+    return with_controls(Subject(card.name, vit, card, own), load_start(run), settings.seed, fresh)
+
+
+def with_controls(
+    ours: Subject, start: tuple[Encoder, EncoderCard] | None, seed: int, fresh: str = UNTRAINED
+) -> Subjects:
+    """Return an encoder with the weights that it began with, if any, and with new weights by ``seed``."""
+    twin, its = untrained_twin(ours.card, ours.head, seed)
+    return Subjects(ours, None if start is None else Subject(START, *start), Subject(fresh, twin, ours.card, its))

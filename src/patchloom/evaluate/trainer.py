@@ -31,13 +31,14 @@ from timm.utils import ModelEmaV3, random_seed
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from patchloom.data.loader import Batch
+from patchloom.data.loader import Batch, training_batches
+from patchloom.data.source import Source
 from patchloom.data.workers import living_workers
 from patchloom.display import StatusMessage, duration, is_first, print_line
 from patchloom.errors import PatchloomError
 from patchloom.estimate import count_step, time_steps, typical_seconds
-from patchloom.evaluate.course import Course
 from patchloom.evaluate.features import digest_tensors
+from patchloom.evaluate.recipes import Course
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.nets.heads import OnEncoder
 from patchloom.nets.optimizer import build_optimizer
@@ -120,7 +121,6 @@ class BestWeights:
         return {"step": self.step, "risen": self.risen, "score": self.score, "latest": self.latest}
 
     def restore(self, about: dict[str, Any], weights: dict[str, Tensor]) -> None:
-        """Restore the values of `plain` and the weights."""
         self.step, self.risen, self.weights = about["step"], about["risen"], weights
         self.score, self.latest = (None if one is None else Score(*one) for one in (about["score"], about["latest"]))
 
@@ -179,7 +179,6 @@ class TrainingCheckpoints:
 
     @property
     def due(self) -> bool:
-        """Return whether it is time to save."""
         return self._checkpoints is not None and self._timer.due
 
     @property
@@ -236,6 +235,23 @@ Forward = Callable[..., Any]  # the model of all processes, in the precision of 
 Loss = Callable[[Forward, Batch], Tensor]
 Batches = Callable[[int, int, int], Iterator[Batch]]  # of steps first ... last - 1, read by some processes
 Validate = Callable[[Any], Score]
+
+
+def image_batches(
+    source: Source,
+    augment: Any,
+    images: int,
+    channels: int,
+    settings: EvalSettings,
+    truth: Callable[[int], Any] | None = None,
+) -> Batches:
+    """Return the batches of a source in this process, whose share of a step is ``images``."""
+
+    def batches(first: int, stop: int, workers: int) -> Iterator[Batch]:
+        reading = images, settings.seed, first, stop, workers, channels, rank(), world()
+        return training_batches(source, augment, *reading, device=settings.torch_device, truth=truth)
+
+    return batches
 
 
 class Trainer:
@@ -328,7 +344,6 @@ class Trainer:
 
     @property
     def tested(self) -> Any:
-        """Model whose predictions are tested."""
         return self.average.module if self.average else self.model
 
     def forward(self, *inputs: Any) -> Any:

@@ -25,8 +25,7 @@ from patchloom.dense.checkpoint import load_dense
 from patchloom.dense.detector import Detector
 from patchloom.dense.segmenter import Segmenter
 from patchloom.errors import PatchloomError
-from patchloom.evaluate.calibration import describe_calibration
-from patchloom.evaluate.classifier import Classifier, load_classifier
+from patchloom.evaluate.classifier import Classifier, describe_calibration, load_classifier
 from patchloom.export.encoder import Export, Exportable, silence_libraries
 from patchloom.export.examples import Examples, describe_files, largest_difference, vectors_of_files
 from patchloom.export.render import render

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, Self, cast
 
 import torch
 from timm.models.cait import LayerScaleBlockClassAttn
@@ -129,9 +129,16 @@ def represent(vit: Encoder, head: InstanceHead, tokens: Tensor) -> Tensor:
 
 
 class OnEncoder(nn.Module):
-    """Network on an encoder, which is its submodule ``encoder_at``."""
+    """Network on an encoder, which is its submodule ``encoder_at``; the ``frozen`` parts stay in eval mode."""
 
     encoder_at = "encoder"
+    frozen: tuple[nn.Module, ...] = ()
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        for part in self.frozen:
+            part.eval()
+        return self
 
     def inner_encoder(self) -> Encoder:
         """Return the encoder."""

@@ -17,14 +17,18 @@ from torch import nn
 
 from patchloom.data.source import Data, Source
 from patchloom.errors import PatchloomError
-from patchloom.evaluate.attentive import encoder_products, memory_shortfall, probe_products
 from patchloom.evaluate.features import has_labels, only_labelled
-from patchloom.evaluate.frozen import circumstances, extractors, frozen_report
-from patchloom.evaluate.protocols.attentive import attentive_report, small_plan
-from patchloom.evaluate.protocols.knn import knn_wording
-from patchloom.evaluate.protocols.linear import knn_and_linear, linear_wording
-from patchloom.evaluate.settings import OWN_TEST, EvalSettings, Parts
-from patchloom.evaluate.subjects import Subject, Subjects, with_controls
+from patchloom.evaluate.frozen import FrozenStudy
+from patchloom.evaluate.protocols.attentive import (
+    attentive_report,
+    encoder_products,
+    memory_shortfall,
+    probe_products,
+    small_plan,
+)
+from patchloom.evaluate.protocols.knn import knn_report
+from patchloom.evaluate.protocols.linear import knn_and_linear, linear_report
+from patchloom.evaluate.settings import OWN_TEST, EvalSettings, Parts, Subject, Subjects, with_controls
 from patchloom.loggers.base import FinalResult
 from patchloom.loggers.queue import TrackerSet
 from patchloom.nets.checkpoints.format import EncoderCard, save_encoder, save_extra_module
@@ -170,12 +174,11 @@ class FinalEvaluation(NamedTuple):
         )
         ours = Subject(self.card.name, task.encoder, self.card, instance_head(task))
         subjects = with_controls(ours, load_start(self.folder.path), seed)
-        near, probed, gallery, tested = knn_and_linear(extractors(subjects, evaluation), parts, evaluation)
-        around = circumstances(subjects, parts, gallery, tested, instance=ours.head is not None)
-        wording = knn_wording(near, gallery, tested)
-        knn = frozen_report(wording, near, parts, evaluation, gallery, tested, around)
-        wording = linear_wording(probed, gallery, tested)
-        linear = frozen_report(wording, probed, parts, evaluation, gallery, tested, around)
+        study = FrozenStudy("", subjects, parts, evaluation)
+        near, probed, gallery, tested = knn_and_linear(study.each(), parts, evaluation)
+        around = study.around(gallery, tested, instance=ours.head is not None)
+        knn = knn_report(near, parts, evaluation, gallery, tested, around)
+        linear = linear_report(probed, parts, evaluation, gallery, tested, around)
         reports = [knn, linear, *self._attentive(subjects, parts, evaluation)]
         if self.settings.group is not None:
             reports = [one.with_setting("group", self.settings.group) for one in reports]

@@ -18,8 +18,8 @@ from patchloom.data.splits import pick
 from patchloom.data.stats import normalize
 from patchloom.evaluate.features import extract
 from patchloom.evaluate.protocols import evaluate, knn
-from patchloom.evaluate.protocols.knn import knn_accuracies, knn_right
-from patchloom.evaluate.protocols.order import AS_THEY_ARE, SHUFFLED, ZEROED, ShuffledPatches, without_positions
+from patchloom.evaluate.protocols.knn import knn_accuracies, knn_answers
+from patchloom.evaluate.protocols.positions import AS_THEY_ARE, SHUFFLED, ZEROED, ShuffledPatches, without_positions
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file
 from patchloom.nets.encode import layer_names
@@ -95,13 +95,13 @@ def _vote(distances: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("rows", [7, 600, 1199])
 def test_a_gallery_is_searched_in_parts(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
     """Parts of fewer rows than neighbours are wanted, even ones, and a last one of a single row."""
-    pooled = FEATURES[:1200], TARGETS[:1200], FEATURES[1200:], TARGETS[1200:], (1, 5, 20, 100)
-    whole = knn_right(*pooled)
+    pooled = FEATURES[:1200], TARGETS[:1200], FEATURES[1200:], (1, 5, 20, 100)
+    whole = knn_answers(*pooled)
     sizes, normalize = [], knn.F.normalize
     monkeypatch.setattr(knn, "_GALLERY", rows * FEATURES.shape[1] + 1)
     monkeypatch.setattr(knn.F, "normalize", lambda x, dim: sizes.append(len(x)) or normalize(x, dim=dim))
-    parts = knn_right(*pooled, chunk=300)
-    assert max(sizes) == max(rows, 300) and all(torch.equal(parts[k], whole[k]) for k in whole)
+    parts = knn_answers(*pooled, chunk=300)
+    assert max(sizes) == max(rows, 300) and all(torch.equal(parts[k][0], whole[k][0]) for k in whole)
 
 
 def test_a_class_that_the_gallery_lacks_is_missed() -> None:

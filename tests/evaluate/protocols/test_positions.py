@@ -21,13 +21,13 @@ from patchloom.evaluate.protocols import evaluate
 from patchloom.evaluate.protocols.positions import (
     UNITS,
     Cell,
+    PositionProbe,
     centre_distance,
     chance,
     measure_positions,
     position_rows,
     positions,
 )
-from patchloom.evaluate.protocols.sensitivity import PositionProbe
 from patchloom.evaluate.settings import EvalSettings
 from patchloom.evaluate.trainer import Trainer
 from patchloom.nets.build import EncoderSpec, build_encoder

@@ -20,7 +20,7 @@ from patchloom.data.source import Data
 from patchloom.data.sources.open import open_data
 from patchloom.evaluate import settings
 from patchloom.evaluate.protocols import evaluate
-from patchloom.evaluate.regression import choose_ridge, fit_ridge, held_out_score, knn_predictions, with_targets
+from patchloom.evaluate.protocols.regress import choose_ridge, fit_ridge, held_out_score, knn_predictions, with_targets
 from patchloom.results import store
 from patchloom.results.claims import MEAN, Claim
 from patchloom.results.regression import MAE, R2, SPEARMAN

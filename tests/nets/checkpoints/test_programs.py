@@ -9,8 +9,7 @@ from published import ours, same, theirs, written
 from torch import nn
 
 from patchloom.errors import PatchloomError
-from patchloom.evaluate.settings import EvalSettings
-from patchloom.evaluate.subjects import open_subjects
+from patchloom.evaluate.settings import EvalSettings, open_subjects
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.fit import inherit, load_bare_module, load_pretrained, load_published
 from patchloom.nets.checkpoints.origin import Weights, infer_architecture, public_shape

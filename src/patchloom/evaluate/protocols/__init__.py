@@ -55,23 +55,23 @@ def protocol_of(name: str) -> tuple[Callable[[Any, DataLike, EvalSettings, Any],
         case "positions":
             from patchloom.evaluate.protocols.positions import positions as function
         case "position-sensitivity":
-            from patchloom.evaluate.protocols.sensitivity import position_sensitivity as function
+            from patchloom.evaluate.protocols.positions import position_sensitivity as function
         case "order":
-            from patchloom.evaluate.protocols.order import order as function
+            from patchloom.evaluate.protocols.positions import order as function
         case "label-free":
             from patchloom.evaluate.protocols.label_free import label_free as function
         case "layers":
-            from patchloom.evaluate.protocols.layers import layers as function
+            from patchloom.evaluate.protocols.knn import layers as function
         case "finetune":
             from patchloom.evaluate.protocols.finetune import finetune as function
         case "blocks":
-            from patchloom.evaluate.protocols.blocks import blocks as function
+            from patchloom.evaluate.protocols.finetune import blocks as function
         case "few-shot":
             from patchloom.evaluate.protocols.fewshot import fewshot as function
         case "keywords":
             from patchloom.evaluate.protocols.keywords import keywords as function
         case "ensemble":
-            from patchloom.evaluate.protocols.ensemble import ensemble as function
+            from patchloom.evaluate.protocols.finetune import ensemble as function
         case "segment":
             from patchloom.dense.segment import segment as function
         case "detect":
@@ -90,47 +90,6 @@ def _split(protocol: str, given: dict[str, Any]) -> tuple[EvalSettings, Any]:
     own = {name: value for name, value in given.items() if name not in common}
     settings = filled(EvalSettings, {name: value for name, value in given.items() if name in common}, there)
     return settings, filled(kind, own, there)
-
-
-def _with_readers(report: Evaluation, settings: EvalSettings) -> Evaluation:
-    """Return the report with a sentence on the value of ``--workers auto``."""
-    number, why = settings.readers
-    by = f"up to {number} process{'es' * (number > 1)}" if number else "the main process"
-    return replace(
-        report,
-        method=f"{report.method} {by[0].upper()}{by[1:]} read{'s' * (number < 2)} the data (--workers auto: {why}).",
-    )
-
-
-def _planned(plan: DryRun, settings: EvalSettings) -> Evaluation:
-    """Return an evaluation without results, which says what would be done."""
-    said, test = [*plan.sentences], plan.test
-    if settings.seeds > 1:
-        said.append(f"The same for {settings.seeds} seeds.")
-    return Evaluation.of_test(
-        test,
-        settings.seed,
-        len(test),
-        results=[],
-        method=" ".join(said),
-        headline="This was a dry run: nothing was trained, and no result was written.",
-        quoted=(),
-    )
-
-
-def with_confusion(report: Evaluation, run: Path, protocol: str) -> Evaluation:
-    """Return a report with a picture of the confusion matrix of the encoder, if it has one."""
-    own = next((one for one in report.results if one.measure == MACRO_F1 and one.also), None)
-    if own is None:
-        return report
-    content = {
-        "counts": confusion_of(own, report.classes),
-        "classes": report.classes,
-        "title": f"{own.encoder}, {protocol}: {report.quoted[0].measure} {report.quoted[0].text()}",
-        "caption": f"Each cell: number of {report.noun} and fraction of the row. Blue: correct; red: wrong.",
-    }
-    picture = Drawing(draw_confusion, run / "pictures" / f"confusion-{protocol.replace(':', '-')}.png", content)
-    return replace(report, drawings=(*report.drawings, picture))
 
 
 @validate_arguments
@@ -186,7 +145,16 @@ def evaluate(
             try:
                 report = function(run, data, replace(settings, seed=seed), chosen)
             except DryRun as plan:
-                return _planned(plan, settings)
+                again = [f"The same for {settings.seeds} seeds."] * (settings.seeds > 1)
+                return Evaluation.of_test(
+                    plan.test,
+                    settings.seed,
+                    len(plan.test),
+                    results=[],
+                    method=" ".join([*plan.sentences, *again]),
+                    headline="This was a dry run: nothing was trained, and no result was written.",
+                    quoted=(),
+                )
             if settings.group is not None:
                 report = report.with_setting("group", settings.group)
             if settings.network == "teacher":
@@ -195,11 +163,25 @@ def evaluate(
                 report = replace(report, method=f"{report.method} {ahead}")
             if settings.seeds > 1 and len(reports) == settings.seeds - 1:
                 report = report.over_seeds(reports)
-            reports.append(report if settings.workers != "auto" else _with_readers(report, settings))
+            if settings.workers == "auto":
+                number, why = settings.readers
+                by = f"Up to {number} process{'es' * (number > 1)}" if number else "The main process"
+                read = f"{by} read{'s' * (number < 2)} the data (--workers auto: {why})."
+                report = replace(report, method=f"{report.method} {read}")
+            reports.append(report)
             if place is not None:
                 store.append(place, report.results)
-    if settings.all_measures and place is not None and protocol != "keywords":  # has its own
-        reports[-1] = with_confusion(reports[-1], place, protocol)
-    for drawing in reports[-1].drawings if is_first() else ():
+    report = reports[-1]
+    matrix = next((one for one in report.results if one.measure == MACRO_F1 and one.also), None)
+    if settings.all_measures and place is not None and protocol != "keywords" and matrix is not None:  # has its own
+        content = {
+            "counts": confusion_of(matrix, report.classes),
+            "classes": report.classes,
+            "title": f"{matrix.encoder}, {protocol}: {report.quoted[0].measure} {report.quoted[0].text()}",
+            "caption": f"Each cell: number of {report.noun} and fraction of the row. Blue: correct; red: wrong.",
+        }
+        out = place / "pictures" / f"confusion-{protocol.replace(':', '-')}.png"
+        report = replace(report, drawings=(*report.drawings, Drawing(draw_confusion, out, content)))
+    for drawing in report.drawings if is_first() else ():
         drawing.function(**drawing.content, out=drawing.out)
-    return reports[-1]
+    return report

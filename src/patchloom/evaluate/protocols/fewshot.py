@@ -13,12 +13,21 @@ from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.errors import PatchloomError
 from patchloom.evaluate.classification import SCRATCH, about_control, plan_for, train_and_test
-from patchloom.evaluate.classifier import class_names, variant_of
-from patchloom.evaluate.features import FeatureOptions, count_classes, labels_of
+from patchloom.evaluate.classifier import variant_of
+from patchloom.evaluate.features import FeatureOptions, class_names, count_classes, labels_of
+from patchloom.evaluate.frozen import FrozenStudy
 from patchloom.evaluate.protocols.finetune import candidate, check_train_positions
 from patchloom.evaluate.protocols.linear import logistic_probe
-from patchloom.evaluate.settings import EvalSettings, Parts, parts_of, share_nothing, share_steps, stratified_subset
-from patchloom.evaluate.subjects import Subject, open_subjects
+from patchloom.evaluate.settings import (
+    EvalSettings,
+    Parts,
+    Subject,
+    open_subjects,
+    parts_of,
+    share_nothing,
+    share_steps,
+    stratified_subset,
+)
 from patchloom.evaluate.trainer import temporary_seed
 from patchloom.nets.heads import Stem
 from patchloom.options.protocols import FewShot
@@ -59,7 +68,9 @@ def fewshot(run: str | Path, data: DataLike, settings: EvalSettings, options: Fe
         features = FeatureOptions(changes.get("test_crop", 1.0))
         title = f"With {len(parts.train):,} labels: Linear probe"
         more = {"method": "linear", **what}
-        return logistic_probe("few-shot", title, subjects, parts, settings, options=features, more=more, trained=True)
+        features.check(parts.test)
+        study = FrozenStudy("few-shot", subjects, parts, settings, features)
+        return logistic_probe(study, title, more=more, trained=True)
     if projected:
         if fixed := [name for name in ("pooling", "fresh_norm") if name in idle]:
             raise PatchloomError(f"--head_on projection has a fixed pooling and norm: leave --{fixed[0]} out")
@@ -99,7 +110,19 @@ def subsample_training(
         what = {"labels": Path(labels).name}
     else:
         if per_class is not None:
-            some, what = _of_each(train, per_class, seed), {"per_class": per_class}
+            rng, chosen, known, what = (
+                np.random.default_rng(seed),
+                [],
+                labels_of(train).numpy(),
+                {"per_class": per_class},
+            )
+            for label in np.unique(known):
+                members = np.flatnonzero(known == label)
+                if len(members) < per_class:
+                    have = f"class {class_names(train)[label]} has {len(members)} training {train.noun}"
+                    raise PatchloomError(f"{have}: use --per_class {len(members)}")
+                chosen.append(rng.permutation(members)[:per_class])
+            some = train.subset(np.sort(np.concatenate(chosen)))
         else:
             labels = _DEFAULT_SHARE if labels is None else labels
             some = stratified_subset(train, _count_of(labels, train), seed)
@@ -170,19 +193,6 @@ def _listed(train: Source, file: Path) -> tuple[Source, str]:
     if (have := count_classes(some)) < (classes := count_classes(train)):
         said += f" They are of {have} of the {classes} classes."
     return some, said
-
-
-def _of_each(source: Source, count: int, seed: int) -> Source:
-    rng, chosen, labels = np.random.default_rng(seed), [], labels_of(source).numpy()
-    for label in np.unique(labels):
-        members = np.flatnonzero(labels == label)
-        if len(members) < count:
-            name = class_names(source)[label]
-            raise PatchloomError(
-                f"class {name} has {len(members)} training {source.noun}: use --per_class {len(members)}"
-            )
-        chosen.append(rng.permutation(members)[:count])
-    return source.subset(np.sort(np.concatenate(chosen)))
 
 
 def load_stem(run: str | Path, subject: Subject, settings: EvalSettings) -> Stem:

@@ -2,28 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from patchloom.data.source import Source
+import torch
+
+from patchloom.audio.compatibility import with_encoder_sound
+from patchloom.data.source import Data, Source
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.display import print_line
-from patchloom.errors import PatchloomError
-from patchloom.evaluate.classification import SCRATCH, about_control, calibration_of, plan_for, train_and_test
-from patchloom.evaluate.classifier import Classifier, ClassifierCard, Pool, class_names, save_classifier, variant_of
-from patchloom.evaluate.recipes import Recipe
-from patchloom.evaluate.select import Candidate
-from patchloom.evaluate.settings import EvalSettings, Parts, parts_of, place_in_run, share_steps
-from patchloom.evaluate.subjects import Subject, open_subjects
+from patchloom.errors import PatchloomError, listing
+from patchloom.evaluate.classification import (
+    SCRATCH,
+    ClassPredictions,
+    about_control,
+    class_report,
+    plan_for,
+    predict_classes,
+    results_of_predictions,
+    train_and_test,
+)
+from patchloom.evaluate.classifier import (
+    Classifier,
+    ClassifierCard,
+    Pool,
+    calibrate,
+    fresh_blocks,
+    load_classifier,
+    read_classifier,
+    save_classifier,
+    variant_of,
+)
+from patchloom.evaluate.features import FeatureOptions, class_names
+from patchloom.evaluate.recipes import Recipe, ResolvedRecipe
+from patchloom.evaluate.select import Candidate, Plan
+from patchloom.evaluate.settings import (
+    EvalSettings,
+    Parts,
+    Subject,
+    Subjects,
+    named_file,
+    open_subjects,
+    parts_of,
+    place_in_run,
+    share_steps,
+)
 from patchloom.nets.encode import patch_positions
 from patchloom.nets.finetune import with_variant
+from patchloom.nets.heads import check_pooling, tokens_of
 from patchloom.nets.swin import Encoder, is_hierarchical
-from patchloom.options.evaluate import PositionChoice
-from patchloom.options.protocols import Finetune
+from patchloom.options.evaluate import PositionChoice, Precision
+from patchloom.options.protocols import Blocks, Ensemble, Finetune
 from patchloom.results.evaluation import Evaluation
 
 
@@ -40,18 +74,16 @@ def finetune(run: str | Path, data: DataLike, settings: EvalSettings, options: F
     if options.from_scratch and options.out is not None:
         raise PatchloomError("--from_scratch saves no classifier: remove --out")
     share_steps(settings)
-    ours, start, scratch = open_subjects(run, settings, tuned=True, fresh=SCRATCH)
+    subjects = open_subjects(run, settings, tuned=True, fresh=SCRATCH)
+    ours, start, scratch = subjects
     check_train_positions(changes, positions, ours.vit)
     parts = parts_of(data, settings, card=ours.card, run=run)
     plan = plan_for(recipe, changes, ours.vit, parts, settings, precision)
-    if options.from_scratch:
-        candidates = [candidate(scratch, positions, parts)]
-    else:
-        place = classifier_path(run, data, recipe, settings, options.out)
-        save = partial(save_candidate, ours, positions, parts, settings.seed, place)
-        calibrate = partial(calibration_of, plan, ours.card, precision)
-        candidates = [replace(candidate(ours, positions, parts), save=save, calibrate=calibrate)]
-        candidates += [candidate(start or scratch, positions, parts)] * options.control
+    candidates = [candidate(scratch, positions, parts)]
+    if not options.from_scratch:
+        place = named_file(options.out, settings, "remove --out")
+        place = place or place_in_run(run, data, recipe, settings.seed, "finetuned", ".safetensors")
+        candidates = saved_candidates(subjects, positions, plan, precision, place, options.control)
     done = (
         "Fine-tuning: the encoder and a linear head were trained together, positions: "
         f"{variant_of(positions, ours.vit)}."
@@ -99,48 +131,211 @@ def candidate(
     return Candidate(subject.name, subject.card, build, {"positions": variant, **(settings or {})})
 
 
-def save_candidate(
-    subject: Subject,
+def saved_candidates(
+    subjects: Subjects,
     positions: PositionChoice,
-    parts: Parts[Source],
-    seed: int,
+    plan: Plan[Source, ResolvedRecipe],
+    precision: Precision,
     place: Path | None,
-    model: Classifier,
-    settings: dict[str, Any],
-) -> None:
-    """Save a trained classifier, with the values of the recipe that its training had, and its calibration."""
-    card, settings = subject.card, dict(settings)
-    calibration = settings.pop("calibration", {})
-    if place is None:
-        print_line(f"  {card.name} is not a local file, so its classifier was not saved: use --out FILE")
-        return
-    trained_on = class_names(parts.train), parts.train.name, parts.test.fingerprint(), seed
-    variant = variant_of(positions, subject.vit)
-    about = ClassifierCard(
-        card,
-        variant,
-        model.pooling,
-        *trained_on,
-        settings,
-        fresh_norm=model.norm is not None,
-        instance={} if model.instance is None else model.instance.sizes,
-        stem={} if model.stem is None else model.stem.sizes,
-        calibration=calibration,
-    )
-    save_classifier(model, about, place)
-    known = about.calibrated
-    said = (
-        "not calibrated, as no validation images were held out" if known is None else known.sentence(parts.train.noun)
-    )
-    print_line(f"  {card.name}: saved as {place}, {said}")
+    control: bool,
+    settings: Mapping[str, Any] | None = None,
+) -> list[Candidate]:
+    """Return the encoder, whose classifier is calibrated and saved at ``place``, and its control if wanted.
+
+    ``settings`` are as for `candidate`.
+    """
+    (ours, start, scratch), parts = subjects, plan.parts
+    card, classes = ours.card, class_names(parts.train)
+
+    def calibration(model: Classifier, held: Source) -> dict[str, Any]:
+        found = predict_classes(model, held, card, plan.settings, precision, test_crop=plan.recipe.test_crop)
+        return {"calibration": calibrate(found.logits, found.labels).plain()}
+
+    def save(model: Classifier, its: dict[str, Any]) -> None:
+        if place is None:
+            print_line(f"  {card.name} is not a local file, so its classifier was not saved: use --out FILE")
+            return
+        about = ClassifierCard(
+            encoder=card,
+            positions=variant_of(positions, ours.vit),
+            pooling=model.pooling,
+            classes=classes,
+            data=parts.train.name,
+            test=parts.test.fingerprint(),
+            seed=plan.settings.seed,
+            settings={name: value for name, value in its.items() if name != "calibration"},
+            fresh_norm=model.norm is not None,
+            instance={} if model.instance is None else model.instance.sizes,
+            stem={} if model.stem is None else model.stem.sizes,
+            calibration=its.get("calibration", {}),
+        )
+        save_classifier(model, about, place)
+        said = "not calibrated, as no validation images were held out"
+        if about.calibrated is not None:
+            said = about.calibrated.sentence(parts.train.noun)
+        print_line(f"  {card.name}: saved as {place}, {said}")
+
+    first = replace(candidate(ours, positions, parts, settings=settings), save=save, calibrate=calibration)
+    return [first, *[candidate(start or scratch, positions, parts, settings=settings)] * control]
 
 
-def classifier_path(
-    run: str | Path, data: DataLike, label: str, settings: EvalSettings, out: str | None, what: str = ""
-) -> Path | None:
-    """Return the path of the saved classifier, whose name begins with ``what``; None if it is not saved."""
-    if out is not None:
-        if settings.seeds > 1:
-            raise PatchloomError(f"--out names one file, but --seeds {settings.seeds} writes several: remove --out")
-        return Path(out)
-    return place_in_run(run, data, label, settings.seed, "finetuned", ".safetensors", what)
+# Non-linear probe of Beyond Masking: new transformer blocks and a linear head on a frozen encoder's tokens.
+
+_UNUSED = {
+    "layer_decay": 1.0,
+    "drop_path": 0.0,
+    "dropout": 0.0,
+    "fresh_norm": False,  # there always is one behind the blocks
+    "train_positions": False,
+}  # values of a recipe that do not affect a frozen encoder
+
+
+def blocks(run: str | Path, data: DataLike, settings: EvalSettings, options: Blocks) -> Evaluation:
+    """Train new transformer blocks on the frozen encoder's tokens (blocks:2, blocks:4), with controls.
+
+    Args:
+        run, data, settings, options: as in `patchloom.evaluate.protocols.evaluate`.
+
+    Raises:
+        PatchloomError: as for `finetune`; no blocks, or a pooling that the encoder lacks.
+    """
+    count, changes = options.count, options.changes()
+    if count < 1:
+        raise PatchloomError(f"blocks:{count} trains no blocks: use blocks:2 or linear")
+    for name in _UNUSED:
+        if name in changes:
+            raise PatchloomError(f"--{name} has no effect in blocks:{count}, where the encoder is frozen: leave it out")
+    share_steps(settings)
+    subjects = open_subjects(run, settings)
+    vit = subjects.ours.vit
+    parts = parts_of(data, settings, card=subjects.ours.card, run=run)
+    plan = plan_for(options.recipe, {**changes, **_UNUSED}, vit, parts, settings, options.precision)
+    check_pooling(plan.recipe.pooling, tokens_of(vit, None))
+    classes = len(class_names(parts.train))
+
+    def build(subject: Subject, recipe: Recipe) -> Classifier:
+        encoder = with_variant(subject.vit, subject.card)
+        return Classifier(encoder, classes, recipe.pooling, body=fresh_blocks(subject.vit, count))
+
+    trained = [subjects.ours, *(subjects.controls if options.control else [])]
+    candidates = [Candidate(one.name, one.card, partial(build, one), {"blocks": count}) for one in trained]
+    title = f"{count} block{'s'[: count > 1]}"
+    done = (
+        f"Non-linear probe: {title} of a transformer, a norm and a linear head, newly initialised, were trained on the "
+        "tokens of the frozen encoder."
+    )
+    return train_and_test(f"blocks:{count}", f"Probe of {title}", done, candidates, plan, options.precision)
+
+
+# Ensemble of fine-tuned classifiers whose encoders were pre-trained by different tasks (MP3 section 4.2.3).
+
+_ENSEMBLE = "ensemble"
+
+
+@dataclass(frozen=True)
+class Member:
+    """Classifier of an ensemble, with its name."""
+
+    name: str
+    model: Classifier
+    card: ClassifierCard
+
+
+def ensemble(run: str | Path, data: DataLike, settings: EvalSettings, options: Ensemble) -> Evaluation:
+    """Average the softmax outputs of two or more fine-tuned classifiers.
+
+    Args:
+        run: classifier saved by finetune, or folder of a run that has one for this data and seed.
+        data: labelled images on which the classifiers were fine-tuned.
+        settings: common settings of all protocols; without test images the seed must be that of fine-tuning.
+        options: as in `patchloom.evaluate.protocols.evaluate`.
+
+    Raises:
+        PatchloomError: fewer than two classifiers, or classifiers with other classes or another split.
+    """
+    others, test_crop = options.others, options.test_crop
+    paths = [str(run), *(others.split(",") if isinstance(others, str) else others)]
+    paths = [path.strip() for path in paths if path.strip()]
+    if len(paths) < 2:
+        raise PatchloomError("an ensemble needs two or more classifiers: add others as --others A,B")
+    parts = parts_of(data, settings)
+    if test_crop is not None:
+        FeatureOptions(test_crop).check(parts.test)
+    fingerprint = parts.test.fingerprint()
+    members = [_member(path, parts.test, fingerprint, settings) for path in paths]
+    names = listing([member.name for member in members], "and")
+    settings.end_if_dry(parts.test, f"ensemble would average {names} on {len(parts.test):,} {parts.test.noun}.")
+    said = [
+        predict_classes(
+            member.model,
+            with_encoder_sound(Data(parts.test, None), member.card.encoder.sound, member.card.encoder.name).train,
+            member.card.encoder,
+            settings,
+            options.precision,
+            member.name,
+            member.card.test_crop if test_crop is None else test_crop,
+        )
+        for member in members
+    ]
+    mean, agreement = average(said), agreement_of(said)
+    row_settings: dict[str, Any] = {} if test_crop is None else {"test_crop": test_crop}
+    row_settings |= {"members": len(members), "agreement": agreement}
+    rows = results_of_predictions(_ENSEMBLE, "ensemble", row_settings, parts.test, settings, mean)
+    for member, found in zip(members, said, strict=True):
+        pooling = {"pooling": member.model.pooling}
+        rows += results_of_predictions(member.name, "ensemble", pooling, parts.test, settings, found)
+    done = (
+        f"Ensemble: the mean of the softmax outputs of {len(members)} fine-tuned classifiers; nothing was trained or "
+        f"chosen. Two of them predict the same class for {agreement:.1%} of the test {parts.test.noun}"
+        f"{' on average' if len(members) > 2 else ''}."
+    )
+    return class_report(f"Ensemble of {len(members)}", [done], rows, parts, settings, mean)
+
+
+def average(said: Sequence[ClassPredictions]) -> ClassPredictions:
+    """Average predictions: the logits are the logarithms of the mean softmax outputs."""
+    mean = torch.stack([found.logits.double().softmax(1) for found in said]).mean(0)
+    return replace(said[0], logits=mean.log())
+
+
+def agreement_of(said: Sequence[ClassPredictions]) -> float:
+    """Return the fraction of images for which two classifiers predict the same class, averaged over all pairs."""
+    named = [found.logits.argmax(1) for found in said]
+    shares = [(one == other).double().mean().item() for one, other in combinations(named, 2)]
+    return sum(shares) / len(shares)
+
+
+def _member(place: str, test: Source, fingerprint: str, settings: EvalSettings) -> Member:
+    path = Path(place)
+    if path.is_dir():
+        path = _only(path, test.name, settings.seed)
+    model, card = load_classifier(path)
+    names = class_names(test)
+    if len(card.classes) != len(names):
+        raise PatchloomError(
+            f"{path} has {len(card.classes)} classes of {card.data}, and {test.name} has {len(names)}: "
+            "give classifiers of the same data"
+        )
+    if card.classes != names:
+        raise PatchloomError(f"{path} was fine-tuned on {card.data}, with other class names than {test.name}")
+    if card.test != fingerprint:
+        raise PatchloomError(
+            f"{path} was fine-tuned with another split (data {card.data}, seed {card.seed}), so it may have been "
+            f"trained on these test images: use the same data and --seed {card.seed}"
+        )
+    return Member(f"{card.encoder.name} ({path.stem})", model, card)
+
+
+def _only(folder: Path, data: str, seed: int) -> Path:
+    found = []
+    for path in sorted((folder / "finetuned").glob("*.safetensors")):
+        card = read_classifier(path)
+        found += [path] * (card.data == data and card.seed == seed)
+    if not found:
+        raise PatchloomError(
+            f"{folder} has no classifier of {data} and seed {seed}: create one by patchloom evaluate finetune"
+        )
+    if len(found) > 1:
+        names = ", ".join(path.name for path in found)
+        raise PatchloomError(f"{folder} has several classifiers of {data} and seed {seed}: name one of {names}")
+    return found[0]

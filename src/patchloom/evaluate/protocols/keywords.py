@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,34 +14,33 @@ from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError, listing
-from patchloom.evaluate.answers import results_of_answers
 from patchloom.evaluate.classification import (
     SCRATCH,
-    ClassPredictions,
     about_control,
-    calibration_of,
-    note_recordings,
+    fitted_report,
     plan_for,
+    results_of_answers,
     test_classifiers,
-    training_report,
 )
-from patchloom.evaluate.classifier import class_names, variant_of
-from patchloom.evaluate.features import only_labelled
+from patchloom.evaluate.classifier import variant_of
+from patchloom.evaluate.features import class_names, only_labelled
 from patchloom.evaluate.frozen import raw_extractor
 from patchloom.evaluate.logistic import CHOICE_VALIDATION_SHARE, linear_probe
 from patchloom.evaluate.protocols.fewshot import subsample_training
-from patchloom.evaluate.protocols.finetune import candidate, classifier_path, save_candidate
-from patchloom.evaluate.select import end_if_dry, recipe_sentences, train_candidates
+from patchloom.evaluate.protocols.finetune import saved_candidates
+from patchloom.evaluate.select import end_if_dry, train_candidates
 from patchloom.evaluate.settings import (
     EvalSettings,
     Parts,
+    Subject,
     divide,
+    named_file,
+    open_subjects,
     open_together,
     place_in_run,
     print_notes,
     share_steps,
 )
-from patchloom.evaluate.subjects import Subject, open_subjects
 from patchloom.look.charts import draw_confusion
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.encode import input_size
@@ -68,7 +66,8 @@ def keywords(run: str | Path, data: DataLike, settings: EvalSettings, options: K
     """
     labels, recipe, positions, precision = options.labels, options.recipe, options.positions, options.precision
     share_steps(settings)
-    ours, start, scratch = open_subjects(run, settings, tuned=True, fresh=SCRATCH)
+    subjects = open_subjects(run, settings, tuned=True, fresh=SCRATCH)
+    ours, start = subjects.ours, subjects.start
     opened = _opened(data, options.words, ours.card, settings)
     with StatusMessage("looking for copies among the recordings"):
         train, validation, test = map(only_labelled, (opened.train, opened.validation, opened.test))
@@ -82,11 +81,9 @@ def keywords(run: str | Path, data: DataLike, settings: EvalSettings, options: K
         label = f"{recipe}-{labels:g}"
     plan = plan_for(recipe, options.changes(), ours.vit, parts, settings, precision)
     # finetune on the same data has other classes
-    place = classifier_path(run, data, label, settings, options.out, f"{_NAME}-")
-    save = partial(save_candidate, ours, positions, parts, settings.seed, place)
-    calibrate = partial(calibration_of, plan, ours.card, precision)
-    candidates = [replace(candidate(ours, positions, parts, settings=what), save=save, calibrate=calibrate)]
-    candidates += [candidate(start or scratch, positions, parts, settings=what)] * options.control
+    place = named_file(options.out, settings, "remove --out")
+    place = place or place_in_run(run, data, label, settings.seed, "finetuned", ".safetensors", f"{_NAME}-")
+    candidates = saved_candidates(subjects, positions, plan, precision, place, options.control, what)
     end_if_dry(candidates, plan)
     raw_features: Any = _raw_features(ours, parts, settings, what) if rank() == 0 else None
     fitted = train_candidates(candidates, plan)
@@ -103,10 +100,20 @@ def keywords(run: str | Path, data: DataLike, settings: EvalSettings, options: K
         f"its L2 strength was chosen on a stratified {100 * CHOICE_VALIDATION_SHARE:.0f} % of the training recordings. "
         f"There are {len(classes)} classes: {listing(classes, 'and')}."
     )
-    said, title = [done, recipe_sentences(plan), *note_recordings(plan)], f"Keyword spotting ({label}): "
-    report = training_report(_NAME, title, said, rows, parts, settings, found[-1]).with_differences(True)
+    report = fitted_report(f"Keyword spotting ({label})", done, rows, plan, found[-1])
     picture = place_in_run(run, data, label, settings.seed, "pictures", ".png", f"{_NAME}-")
-    return replace(report, drawings=_drawings(picture, found[0], report.quoted[0], classes, parts))
+    if picture is None:
+        return report
+    c, ours, row = len(classes), found[0], report.quoted[0]
+    pairs = c * ours.labels + ours.logits.argmax(1)
+    on = f"{len(ours.labels):,} recordings of {Path(parts.test.name).name}"
+    content = {
+        "counts": torch.bincount(pairs, minlength=c * c).view(c, c).numpy(),
+        "classes": classes,
+        "title": f"{row.encoder}, fine-tuned: {called(row)}{row.text()} of {on}",
+        "caption": "Each cell: number of recordings and fraction of the row. Blue: correct; red: wrong.",
+    }
+    return replace(report, drawings=(Drawing(draw_confusion, picture, content),))
 
 
 def _opened(data: DataLike, words: str | list[str] | None, card: EncoderCard, settings: EvalSettings) -> KeywordParts:
@@ -143,21 +150,3 @@ def _raw_features(
         return results_of_answers(raw.name, _NAME, about, parts.test, settings, *given)
 
     return rows
-
-
-def _drawings(
-    place: Path | None, found: ClassPredictions, row: Result, classes: tuple[str, ...], parts: Parts[Source]
-) -> tuple[Drawing, ...]:
-    """Return the confusion matrix of the fine-tuned encoder."""
-    if place is None:
-        return ()
-    c, n = len(classes), len(found.labels)
-    pairs = c * found.labels + found.logits.argmax(1)
-    on = f"{n:,} recordings of {Path(parts.test.name).name}"
-    content = {
-        "counts": torch.bincount(pairs, minlength=c * c).view(c, c).numpy(),
-        "classes": classes,
-        "title": f"{row.encoder}, fine-tuned: {called(row)}{row.text()} of {on}",
-        "caption": "Each cell: number of recordings and fraction of the row. Blue: correct; red: wrong.",
-    }
-    return (Drawing(draw_confusion, place, content),)

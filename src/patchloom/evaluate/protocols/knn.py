@@ -15,25 +15,24 @@ from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.display import track_progress
 from patchloom.errors import PatchloomError
-from patchloom.evaluate.answers import results_of_answers
+from patchloom.evaluate.classification import constant_answers, results_of_answers
 from patchloom.evaluate.features import FeatureOptions, ImageFeatures
 from patchloom.evaluate.frozen import (
-    Wording,
     blend_drawings,
     blend_row,
     blend_shares,
     chosen_poolings,
-    circumstances,
-    extractors,
     frozen_report,
-    plan_frozen,
+    open_frozen,
 )
-from patchloom.evaluate.logistic import hold_out_for_choice
-from patchloom.evaluate.settings import EvalSettings, Parts, parts_of, stratified_subset
-from patchloom.evaluate.subjects import open_probed
-from patchloom.options.protocols import KS, Knn
-from patchloom.results.evaluation import Evaluation
-from patchloom.results.result import Result
+from patchloom.evaluate.logistic import CHOICE_VALIDATION_SHARE, hold_out_for_choice
+from patchloom.evaluate.settings import EvalSettings, Parts, stratified_subset
+from patchloom.look.charts import draw_layers
+from patchloom.nets.checkpoints.live import has_no_folder
+from patchloom.options.protocols import KS, Knn, Layers
+from patchloom.results.classes import called, explain_measure, headline_row
+from patchloom.results.evaluation import Drawing, Evaluation
+from patchloom.results.result import ACCURACY, Result
 
 TEMPERATURE = 0.07
 _USUAL_K = 20
@@ -71,27 +70,8 @@ def knn_accuracies(
         device: device of the search.
     """
     options: dict[str, Any] = {"weighted": weighted, "temperature": temperature, "chunk": chunk, "device": device}
-    found = knn_right(gallery, gallery_labels, queries, query_labels, ks, **options)
-    return {k: correct.double().mean().item() for k, correct in found.items()}
-
-
-@torch.no_grad()
-def knn_right(
-    gallery: Tensor,
-    gallery_labels: Tensor,
-    queries: Tensor,
-    query_labels: Tensor,
-    ks: Sequence[int] = KS,
-    *,
-    weighted: bool = True,
-    temperature: float = TEMPERATURE,
-    chunk: int | None = None,
-    device: torch.device | str = "cpu",
-) -> dict[int, Tensor]:
-    """Return which queries are classified correctly [m], by k in ascending order; arguments as in `knn_accuracies`."""
-    options: dict[str, Any] = {"weighted": weighted, "temperature": temperature, "chunk": chunk, "device": device}
     found = knn_answers(gallery, gallery_labels, queries, ks, **options)
-    return {k: answers == query_labels for k, (answers, _) in found.items()}
+    return {k: (answers == query_labels).double().mean().item() for k, (answers, _) in found.items()}
 
 
 @torch.no_grad()
@@ -169,45 +149,37 @@ def knn(run: str | Path, data: DataLike, settings: EvalSettings, options: Knn) -
     ks, pooling, gallery = options.ks, options.pooling, options.gallery
     shares = blend_shares(options.blend, run, pooling, settings)
     features = FeatureOptions(options.test_crop, options.last_norm)
-    subjects = open_probed(run, settings, pooling)
-    parts = parts_of(data, settings, card=subjects.ours.card, run=run)
-    features.check(parts.test)
+    study = open_frozen("knn", run, data, settings, features, pooling=pooling)
     more = features.plain()
     if gallery < 1:
-        parts, more = draw_gallery(parts, gallery, settings.seed), {"gallery": gallery, **more}
-    plan_frozen("knn", subjects, parts, settings)
+        n, noun = len(study.parts.train), study.parts.train.noun
+        some = stratified_subset(study.parts.train, max(1, round(gallery * n)), settings.seed)
+        drawn = f"The gallery is a stratified {100 * gallery:.3g} % of {n:,} training {noun} (seed {settings.seed})."
+        study = replace(study, parts=replace(study.parts, train=some, story=f"{study.parts.story} {drawn}"))
+        more = {"gallery": gallery, **more}
+    parts = study.parts
 
     # ---- features and accuracies of each encoder
-    rows, blends, cached = list[Result](), list[Result](), list[str]()
-    for one in extractors(subjects, settings, options=features, shares=shares):
+    rows, blends = list[Result](), list[Result]()
+    for one in study.each(shares=shares):
         train = one.features_of(parts.train)
         poolings = chosen_poolings(train, pooling)
         if one.share is not None:
-            held_out = held_out_accuracy(train, *quoted_choice(train, poolings, ks), settings)
+            quoted, k = quoted_choice(train, poolings, ks)
+            held_out, _ = held_out_accuracy(train.pooled(quoted), train, k, settings, "a blend", fewer=True)
         # all choices are made: read the test images
         test = one.features_of(parts.test)
         found = knn_results(one.name, train, test, parts.test, poolings, settings, ks, more)
-        cached += [one.name] * (train.cached or test.cached)
         if one.share is not None:
             blends += [blend_row(row, one.share, held_out) for row in found if row.quoted]
         if not one.is_blend:
             rows += found
 
     # ---- the report
-    instance = any(row.pooling == "instance" for row in rows)
-    around = circumstances(subjects, parts, train, test, cached, features, instance)
+    around = study.around(train, test, any(row.pooling == "instance" for row in rows))
     # one draw of the gallery is as random as one training
-    trained, wording = gallery < 1, knn_wording(rows, train, test, ks)
-    report = frozen_report(wording, rows, parts, settings, train, test, around, trained=trained, blends=blends)
+    report = knn_report(rows, parts, settings, train, test, around, ks=ks, trained=gallery < 1, blends=blends)
     return replace(report, drawings=blend_drawings(report, run))
-
-
-def draw_gallery(parts: Parts[Source], share: float, seed: int) -> Parts[Source]:
-    """Return parts with a stratified fraction of the training images."""
-    n = len(parts.train)
-    some = stratified_subset(parts.train, max(1, round(share * n)), seed)
-    drawn = f"The gallery is a stratified {100 * share:.3g} % of {n:,} training {some.noun} (seed {seed})."
-    return replace(parts, train=some, story=f"{parts.story} {drawn}")
 
 
 def quoted_choice(train: ImageFeatures, poolings: Sequence[str], ks: Sequence[int]) -> tuple[str, int]:
@@ -241,18 +213,34 @@ def knn_results(
     return rows
 
 
-def held_out_accuracy(train: ImageFeatures, pooling: str, k: int, settings: EvalSettings) -> float:
-    """Return the accuracy on held-out training images, with the others as the gallery."""
+def held_out_accuracy(
+    values: Tensor, train: ImageFeatures, k: int, settings: EvalSettings, what: str, *, fewer: bool = False
+) -> tuple[float, int]:
+    """Return the accuracy of features [n d] on held-out training images, with the others as the gallery, and the
+    number of those held out.
+
+    ``what`` is chosen by it. With ``fewer``, k is at most the size of that gallery.
+    """
     if len(train.labels) < 2:
-        raise PatchloomError("a blend is chosen on held-out training images: add a second training image")
+        raise PatchloomError(f"{what} is chosen on held-out training images: add a second training image")
     rest, held = hold_out_for_choice(train.labels, settings.seed, train.groups)
-    values, labels, k = train.pooled(pooling), train.labels, min(k, len(rest))
+    labels, k = train.labels, min(k, len(rest)) if fewer else k
     found = knn_accuracies(values[rest], labels[rest], values[held], labels[held], (k,), device=settings.torch_device)
-    return found[k]
+    return found[k], len(held)
 
 
-def knn_wording(rows: Sequence[Result], train: ImageFeatures, test: ImageFeatures, ks: Sequence[int] = KS) -> Wording:
-    """Describe kNN, for its report."""
+def knn_report(
+    rows: Sequence[Result],
+    parts: Parts[Source],
+    settings: EvalSettings,
+    train: ImageFeatures,
+    test: ImageFeatures,
+    around: str,
+    *,
+    ks: Sequence[int] = KS,
+    **options: Any,
+) -> Evaluation:
+    """Return the report of kNN; ``options`` are those of `frozen_report`."""
     ours = next(row for row in rows if row.quoted)
     n, m = len(train.labels), len(test.labels)
     method = (
@@ -262,4 +250,97 @@ def knn_wording(rows: Sequence[Result], train: ImageFeatures, test: ImageFeature
     )
     if large := ", ".join(f"k = {k}" for k in ks if k > n):
         method += f" Left out, since larger than the gallery: {large}."
-    return Wording(f"kNN (k={ours.settings['k']}, {ours.pooling})", method, "Gallery", across="k")
+    title, images = f"kNN (k={ours.settings['k']}, {ours.pooling})", (parts, settings, train, test)
+    return frozen_report(title, method, "Gallery", rows, *images, around, across="k", **options)
+
+
+# Layers: kNN accuracy of the mean patch token of every layer (MP3's layer-wise evaluation).
+
+
+def layers(run: str | Path, data: DataLike, settings: EvalSettings, options: Layers) -> Evaluation:
+    """Classify by the nearest neighbours among training images, with the features of every layer.
+
+    Args:
+        run, data, settings, options: as in `patchloom.evaluate.protocols.evaluate`.
+
+    Raises:
+        PatchloomError: unknown encoder or data, or data without labels.
+    """
+    k, features = options.k, FeatureOptions(options.test_crop)
+    study = open_frozen("layers", run, data, settings, features, head=False, plain=True)
+    parts = study.parts
+
+    # ---- accuracies of each layer of each encoder
+    groups: list[list[Result]] = []
+    beside: list[Result] = []
+    for one in study.each(layers=True):
+        train, raw = one.features_of(parts.train), one.subject is None
+        row_settings: list[dict[str, Any]] = [{}] if raw else []
+        for layer, values in () if raw else train.tokens.items():
+            accuracy, count = held_out_accuracy(values, train, k, settings, "the best layer")
+            row_settings.append({"layer": layer, "held_out_accuracy": accuracy, "held_out": count})
+        # the best layer is chosen: read the test images
+        test = one.features_of(parts.test)
+        pooling, found = "pixels" if raw else "mean", []
+        for values, queries, about in zip(train.tokens.values(), test.tokens.values(), row_settings, strict=True):
+            answers, _ = knn_answers(values, train.labels, queries, (k,), device=settings.torch_device)[k]
+            about = {"pooling": pooling, "k": k, "temperature": TEMPERATURE, **about, **features.plain()}
+            its = one.name, "layers", about, parts.test, settings, test.labels, answers, None, test.groups
+            made = results_of_answers(*its, quoted=False)
+            found.append(headline_row(made, test.labels))
+            if found[-1].measure != ACCURACY:
+                beside += [row for row in made if row.measure == ACCURACY]
+        groups.append(found)
+
+    # ---- the report
+    ours, *starts, twins, (pixels,) = groups
+    n_test = len(test.labels)
+    guessed = headline_row(constant_answers("layers", test.labels, parts.test, test.groups), test.labels)
+    last, best, twin, twins_best = ours[-1], _best(ours), twins[-1], _best(twins)
+    quoted = (last, best, twin, twins_best, pixels, *(its[-1] for its in starts))
+    pairs = (*range(5, len(quoted)), 2)  # in the last layer: start, untrained
+    method = (
+        f"Layers: mean of the patch tokens before the blocks, after each of {len(ours) - 2} blocks and after the final "
+        f"norm, in one pass; in each layer the {k} most similar of {len(train.labels):,} training {train.noun} vote "
+        f"for each of {n_test:,} test {test.noun} (kNN by cosine similarity, votes weighted by exp(similarity / "
+        f"{TEMPERATURE})). The best layer was chosen by the same vote on a stratified "
+        f"{100 * CHOICE_VALIDATION_SHARE:.0f} % of the training {train.noun}, with votes of the rest, without the test "
+        f"{test.noun}. {study.around(train, test)}"
+    )
+    method += f" {explain_measure(test.labels.numpy(), parts.test.classes, test.noun)}"
+    if starts:
+        method += " Start: the weights that the run began with, with their own normalisation."
+    out, drawings = None if options.out is None else Path(options.out), tuple[Drawing, ...]()
+    if out is None and not has_no_folder(run) and Path(run).is_dir():
+        out = Path(run) / "pictures" / "layers.png"
+    if out is not None:
+        content = {
+            "layers": [row.settings["layer"] for row in ours],
+            "values": [(row.value, row.low, row.high) for row in ours],
+            "controls": {its[0].encoder: [row.value for row in its] for its in (twins, *starts)},
+            "baselines": {row.encoder: row.value for row in (pixels, guessed)},
+            "best": ours.index(best),
+            "name": ours[0].encoder,
+            "note": f"{ours[0].measure} of {k} nearest neighbours, mean patch token, 95 % interval",
+        }
+        drawings = (Drawing(draw_layers, out, content),)
+    return Evaluation.of_test(
+        parts.test,
+        settings.seed,
+        n_test,
+        results=[*ours, *sum(starts, []), *twins, pixels, guessed, *beside],
+        method=method,
+        headline=f"Layers (kNN, k={k}, mean): last layer {called(last)}{last.text()} against {twin.number()} "
+        f"untrained; best layer by held-out training {test.noun}, {best.settings['layer']}, {best.text()} against "
+        f"{twins_best.number()} untrained ({twins_best.settings['layer']}); {pixels.encoder} {pixels.number()}; on "
+        f"{n_test:,} test {test.noun}.",
+        quoted=quoted,
+        across="layer",
+        down=True,
+        drawings=drawings,
+    ).with_differences(False, *pairs)
+
+
+def _best(rows: list[Result]) -> Result:
+    """Return the layer with the best accuracy on held-out training images; ties go to the first."""
+    return max(rows, key=lambda row: row.settings["held_out_accuracy"])

@@ -2,36 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
+from timm.loss import LabelSmoothingCrossEntropy
+from torch import Tensor, nn
 
+from patchloom.data.loader import Batch
 from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike
+from patchloom.data.stats import normalize
 from patchloom.display import print_line, track_progress
 from patchloom.errors import PatchloomError
-from patchloom.evaluate.answers import results_of_answers
-from patchloom.evaluate.calibration import Calibration, calibrate
-from patchloom.evaluate.classification import plan_for, train_and_test
-from patchloom.evaluate.classifier import Classifier, ClassifierCard, class_names, save_classifier
-from patchloom.evaluate.features import USUAL_FEATURES, FeatureOptions, ImageFeatures
+from patchloom.evaluate.classification import labelled_training, plan_for, results_of_answers, train_and_test
+from patchloom.evaluate.classifier import Calibration, Classifier, ClassifierCard, Pool, calibrate, save_classifier
+from patchloom.evaluate.features import FeatureOptions, ImageFeatures, class_names, labels_of
 from patchloom.evaluate.frozen import (
     FeatureExtractor,
-    Wording,
+    FrozenStudy,
     blend_drawings,
     blend_row,
     blend_shares,
     chosen_poolings,
-    circumstances,
-    extractors,
     frozen_report,
-    plan_frozen,
+    open_frozen,
 )
-from patchloom.evaluate.lars_probe import LinearClassifier, begin_probe, refuse_accumulation
 from patchloom.evaluate.logistic import (
     CHOICE_VALIDATION_SHARE,
     L2_STRENGTHS,
@@ -42,19 +43,41 @@ from patchloom.evaluate.logistic import (
     linear_probe,
 )
 from patchloom.evaluate.protocols.knn import knn_results
-from patchloom.evaluate.recipes import PROBES, ProbeRecipe, Recipe, ResolvedRecipe, published_recipe
+from patchloom.evaluate.recipes import (
+    PROBES,
+    ProbeRecipe,
+    Recipe,
+    ResolvedProbeRecipe,
+    ResolvedRecipe,
+    named_recipe,
+    published_recipe,
+)
 from patchloom.evaluate.select import Candidate, Plan, format_recipe_value
-from patchloom.evaluate.settings import EvalSettings, Parts, parts_of, place_in_run, share_nothing, share_steps
-from patchloom.evaluate.subjects import Subject, Subjects, open_probed, open_subjects
-from patchloom.nets.encode import has_class_token
+from patchloom.evaluate.settings import (
+    EvalSettings,
+    Parts,
+    Subject,
+    named_file,
+    open_subjects,
+    parts_of,
+    place_in_run,
+    share_nothing,
+    share_steps,
+)
+from patchloom.evaluate.trainer import Forward, Trainer
+from patchloom.nets.checkpoints.format import EncoderCard
+from patchloom.nets.encode import encode, has_class_token, patch_count, pooled_norm, prefix_count, width
 from patchloom.nets.finetune import with_variant, without_last_norm
-from patchloom.nets.heads import check_pooling, tokens_of
+from patchloom.nets.heads import InstanceHead, check_pooling, represent, tokens_of
+from patchloom.nets.swin import Encoder
 from patchloom.options.evaluate import Pooling
 from patchloom.options.protocols import Linear
 from patchloom.results.classes import quoted_measure
 from patchloom.results.evaluation import Evaluation
 from patchloom.results.result import Result
 from patchloom.runs.encoder import has_teacher
+from patchloom.system.distributed import gathered, smallest, world
+from patchloom.withhold.encoder_input import all_patches
 
 _LOGISTIC = "logistic"
 _LEAST = 0.5 * 50_000 * 90 * 0.1  # images · epochs · base rate: the layer moves by about four times its norm
@@ -82,17 +105,18 @@ def linear(run: str | Path, data: DataLike, settings: EvalSettings, options: Lin
             )
         share_nothing(settings, "linear --recipe logistic")
         shares = blend_shares(options.blend, run, pooling, settings)
-        saved = probe_path(run, data, settings, options.save, out)
-        subjects = open_probed(run, settings, pooling)
-        parts = parts_of(data, settings, card=subjects.ours.card, run=run)
-        more: Any = {"pooling": pooling, "options": features, "shares": shares}
-        keep = None if saved is None else partial(save_probe, saved, parts, settings, features)
-        report = logistic_probe("linear", "Linear probe", subjects, parts, settings, **more, keep=keep)
+        saved = named_file(out, settings)
+        if saved is None and options.save:
+            saved = place_in_run(run, data, "linear", settings.seed, "probed", ".safetensors")
+            if saved is None:
+                raise PatchloomError(f"{run} has no folder for its classifier: give --out FILE")
+        study = open_frozen("linear", run, data, settings, features, pooling=pooling)
+        keep = None if saved is None else partial(save_probe, saved, study)
+        report = logistic_probe(study, "Linear probe", pooling=pooling, shares=shares, keep=keep)
         return replace(report, drawings=blend_drawings(report, run))
     if options.save or out is not None:
         raise PatchloomError(f"--save and --out apply to --recipe logistic only, not to {recipe}: leave them out")
-    if recipe not in PROBES:
-        raise PatchloomError(f"there is no recipe {recipe}: choose one of {', '.join((_LOGISTIC, *PROBES))}")
+    named_recipe(recipe, {_LOGISTIC: None, **PROBES})
     if options.blend is not None:
         raise PatchloomError(f"--blend applies to --recipe logistic only, not to {recipe}: leave it out")
     if pooling in ("both", "prefix"):
@@ -129,7 +153,6 @@ def linear(run: str | Path, data: DataLike, settings: EvalSettings, options: Lin
 
 
 def _differences(plan: Plan[Source, ResolvedRecipe], paper: Recipe, stands_in: bool) -> str:
-    """Describe the training and its differences from the paper."""
     recipe, n = plan.recipe, len(plan.parts.train)
     batch, own, now, rates = plan.course().batch, paper.plain(), recipe.plain(), [one.blr for one in plan.recipes]
     now["blr"] = rates[0] if len(rates) == 1 else " or ".join(f"{rate:g}" for rate in rates)
@@ -167,14 +190,10 @@ def _differences(plan: Plan[Source, ResolvedRecipe], paper: Recipe, stands_in: b
 
 
 def logistic_probe(
-    protocol: str,
+    study: FrozenStudy,
     title: str,
-    subjects: Subjects,
-    parts: Parts[Source],
-    settings: EvalSettings,
     *,
     pooling: Pooling | Literal["all"] = "all",
-    options: FeatureOptions = USUAL_FEATURES,
     shares: Sequence[float] = (),
     more: Mapping[str, Any] | None = None,
     trained: bool = False,
@@ -186,30 +205,25 @@ def logistic_probe(
     that another draw of labels would give other results, and ``keep`` is called with the encoder, its training features
     and its probes before test images are read.
     """
-    options.check(parts.test)
-    plan_frozen(protocol, subjects, parts, settings)
-    rows, blends, cached = list[Result](), list[Result](), list[str]()
-    for one in extractors(subjects, settings, options=options, shares=shares):
+    rows, blends, parts, settings = list[Result](), list[Result](), study.parts, study.settings
+    for one in study.each(shares=shares):
         train = one.features_of(parts.train)
         probes = fit_probes(one.name, train, chosen_poolings(train, pooling), settings)
-        if keep is not None and one.subject is subjects.ours:
+        if keep is not None and one.subject is study.subjects.ours:
             keep(one.subject, train, probes)
         # all choices are made: read the test images
         test = one.features_of(parts.test)
-        about = {**options.plain(), **(more or {})}
-        found = linear_results(one.name, probes, test, parts.test, settings, protocol, about)
-        cached += [one.name] * (train.cached or test.cached)
+        about = {**study.options.plain(), **(more or {})}
+        found = linear_results(one.name, probes, test, parts.test, settings, study.protocol, about)
         if one.share is not None:
             measure = quoted_measure(test.labels.numpy())
             usual = [row for row in found if row.pooling != "instance" and row.measure == measure]
-            best = max(usual, key=_on_held_out)
-            blends.append(blend_row(best, one.share, _on_held_out(best)))
+            best = max(usual, key=lambda row: row.settings["held_out_accuracy"])
+            blends.append(blend_row(best, one.share, best.settings["held_out_accuracy"]))
         if not one.is_blend:
             rows += found
-    instance = any(row.pooling == "instance" for row in rows)
-    around = circumstances(subjects, parts, train, test, cached, options, instance)
-    wording = linear_wording(rows, train, test, title)
-    return frozen_report(wording, rows, parts, settings, train, test, around, trained=trained, blends=blends)
+    around = study.around(train, test, any(row.pooling == "instance" for row in rows))
+    return linear_report(rows, parts, settings, train, test, around, title=title, trained=trained, blends=blends)
 
 
 def fit_probes(
@@ -221,23 +235,9 @@ def fit_probes(
     return {pooling: probe(train.pooled(pooling), train.labels) for pooling in shown}
 
 
-def probe_path(run: str | Path, data: DataLike, settings: EvalSettings, save: bool, out: str | None) -> Path | None:
-    """Return the path of the saved probe; None if it is not saved."""
-    if out is not None:
-        if settings.seeds > 1:
-            raise PatchloomError(f"--out names one file, but --seeds {settings.seeds} gives several: use --save true")
-        return Path(out)
-    place = place_in_run(run, data, "linear", settings.seed, "probed", ".safetensors") if save else None
-    if save and place is None:
-        raise PatchloomError(f"{run} has no folder for its classifier: give --out FILE")
-    return place
-
-
 def save_probe(
     place: Path,
-    parts: Parts[Source],
-    settings: EvalSettings,
-    options: FeatureOptions,
+    study: FrozenStudy,
     subject: Subject,
     train: ImageFeatures,
     probes: dict[str, tuple[Probe, Choice]],
@@ -246,6 +246,7 @@ def save_probe(
 
     Its temperature is fitted to the held-out images, with a probe that was fitted without them.
     """
+    parts, settings, options = study.parts, study.settings, study.options
     pooling = max(probes, key=lambda name: probes[name][1].accuracy)
     probe, choice = probes[pooling]
     features = train.pooled(pooling)
@@ -306,14 +307,18 @@ def linear_results(
     return rows
 
 
-def _on_held_out(row: Result) -> float:
-    return float(row.settings["held_out_accuracy"])
-
-
-def linear_wording(
-    rows: Sequence[Result], train: ImageFeatures, test: ImageFeatures, title: str = "Linear probe"
-) -> Wording:
-    """Describe the logistic regression, for its report."""
+def linear_report(
+    rows: Sequence[Result],
+    parts: Parts[Source],
+    settings: EvalSettings,
+    train: ImageFeatures,
+    test: ImageFeatures,
+    around: str,
+    *,
+    title: str = "Linear probe",
+    **options: Any,
+) -> Evaluation:
+    """Return the report of logistic regressions; ``options`` are those of `frozen_report`."""
     ours = next(row for row in rows if row.quoted)
     method = (
         f"Linear probe: a logistic regression on the frozen, standardised features of {len(train.labels):,} training "
@@ -321,7 +326,8 @@ def linear_wording(
         f"{min(L2_STRENGTHS):g} to {max(L2_STRENGTHS):g}) and the quoted pooling were chosen on a stratified "
         f"{100 * CHOICE_VALIDATION_SHARE:.0f} % of the training {train.noun}; the final fit used all of them."
     )
-    return Wording(f"{title} ({ours.pooling})", method, "Fitted on")
+    title, images = f"{title} ({ours.pooling})", (parts, settings, train, test)
+    return frozen_report(title, method, "Fitted on", rows, *images, around, **options)
 
 
 def knn_and_linear(
@@ -341,3 +347,98 @@ def knn_and_linear(
         near += knn_results(one.name, train, test, parts.test, poolings, settings)
         probed += linear_results(one.name, probes, test, parts.test, settings)
     return near, probed, train, test
+
+
+# The papers' linear probe: batch norm and a linear layer on a frozen encoder, trained by LARS on random crops.
+
+
+def refuse_accumulation(settings: EvalSettings) -> None:
+    """Refuse accumulation for probes of frozen encoders, whose batch norm needs the features of the whole step."""
+    if settings.accumulate != 1:
+        raise PatchloomError(
+            "--accumulate has no effect here, since steps are encoded 256 images at a time: leave it out"
+        )
+
+
+class LinearClassifier(Classifier):
+    """Linear layer on the features of a frozen encoder, with a batch norm without scale and shift.
+
+    Features are the class token or the mean of the patch tokens, after the encoder's last norm, or the instance
+    representation. Encoder and instance head are not copied.
+    """
+
+    def __init__(self, encoder: Encoder, classes: int, pooling: Pool, instance: InstanceHead | None = None) -> None:
+        super().__init__(encoder, classes, pooling, instance=instance if pooling == "instance" else None)
+        # the encoder is frozen, so all batches have equal weight in the mean and variance for testing
+        self.norm = nn.BatchNorm1d(width(encoder), eps=1e-6, momentum=None, affine=False)
+        nn.init.trunc_normal_(self.head.weight, std=0.01)
+        self.frozen = (encoder,) if self.instance is None else (encoder, self.instance)
+        for net in self.frozen:
+            net.requires_grad_(False)
+
+    def groups(self, weight_decay: float, layer_decay: float) -> list[dict[str, Any]]:
+        """Return parameter groups; LARS scales rates by the norm of the weight, not of the bias, as MAE's code."""
+        adapted = {"params": [self.head.weight], "weight_decay": weight_decay, "always_adapt": True}
+        return [adapted, {"params": [self.head.bias], "weight_decay": 0.0, "always_adapt": False}]
+
+    @torch.no_grad()
+    def features(self, images: Tensor) -> Tensor:
+        """Return features [b d] float32 of normalised images [b channels h w], without gradients."""
+        vit = self.encoder
+        tokens = encode(vit, all_patches(images, patch_count(vit)), norm=self.pooling != "instance")
+        if self.pooling == "instance":
+            assert self.instance is not None  # required for this pooling
+            return represent(vit, self.instance, tokens).float()
+        pooled = tokens[:, 0] if self.pooling == "class" else tokens[:, prefix_count(vit) :].float().mean(1)
+        return pooled_norm(vit, pooled).float()
+
+    def classify(self, features: Tensor) -> Tensor:
+        """Return logits [b c] of features [b d], in float32 even in mixed precision; only this part has gradients."""
+        with torch.autocast(features.device.type, enabled=False):
+            assert self.norm is not None  # set in every linear classifier
+            return self.head(self.norm(features))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits [b c] of normalised images [b channels h w]."""
+        return self.classify(self.features(images))
+
+
+def begin_probe(
+    model: LinearClassifier,
+    card: EncoderCard,
+    recipe: ResolvedProbeRecipe,
+    train: Source,
+    held: Source | None,
+    *,
+    settings: EvalSettings,
+    half: bool = False,
+    kernels: str = "torch",
+) -> Trainer:
+    """Return the training of a linear classifier, as `patchloom.evaluate.classification.begin_classifier` does.
+
+    A step has thousands of images: they arrive in parts, and only their features are held in memory. Each of several
+    processes encodes its images of every part; then all have the features of the whole step, which the batch norm
+    needs, and make the same update.
+    """
+    device, labels = settings.torch_device, labels_of(train)
+    criterion = LabelSmoothingCrossEntropy(recipe.smoothing)
+
+    def encode_steps(read: Any, parts: int) -> Iterator[Batch]:
+        """Yield batches with features [b d] instead of views."""
+        with closing(read):
+            while step := [*islice(read, parts)]:
+                with torch.autocast(device.type, torch.bfloat16, enabled=half):
+                    features = [model.features(normalize(part.views[0], card.mean, card.std)) for part in step]
+                unreadable = [name for part in step for name in part.unreadable]
+                batch = Batch((torch.cat(features),), torch.cat([part.indices for part in step]), unreadable)
+                batch = batch.first(smallest(len(batch.indices)))
+                whole = gathered(batch.indices.to(device)).cpu() if world() > 1 else batch.indices
+                yield batch._replace(views=(gathered(batch.views[0]),), indices=whole)
+
+    def loss(forward: Forward, batch: Batch) -> Tensor:
+        targets = labels[batch.indices].to(device, non_blocking=True)
+        return criterion(model.classify(batch.views[0]).float(), targets)
+
+    return labelled_training(
+        model, card, recipe, train, held, loss, settings=settings, half=half, kernels=kernels, encode=encode_steps
+    )

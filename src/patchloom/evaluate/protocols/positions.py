@@ -2,37 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import reduce
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import asdict, dataclass, field
+from functools import partial, reduce
 from itertools import product
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from patchloom.audio.compatibility import with_encoder_sound
 from patchloom.data.augment import cuts_natively
-from patchloom.data.loader import Batch, plain_batches
-from patchloom.data.source import Source
+from patchloom.data.loader import Batch, plain_batches, steps_per_epoch
+from patchloom.data.source import Source, digest
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.data.stats import normalize
 from patchloom.display import track_progress
-from patchloom.errors import PatchloomError
-from patchloom.evaluate.settings import EvalSettings, open_with_notes
+from patchloom.errors import PatchloomError, listing
+from patchloom.evaluate.classification import constant_answers, results_of_answers
+from patchloom.evaluate.classifier import load_classifier
+from patchloom.evaluate.frozen import encoder_extractor, open_frozen
+from patchloom.evaluate.logistic import linear_probe
+from patchloom.evaluate.protocols.knn import TEMPERATURE, knn_answers
+from patchloom.evaluate.recipes import Course
+from patchloom.evaluate.settings import EvalSettings, Subject, open_subjects, open_with_notes, parts_of
+from patchloom.evaluate.trainer import Forward, Trainer, image_batches, temporary_seed
 from patchloom.look.position_map import Example, draw_position_map
 from patchloom.look.sheet import brightness, to_pixels
 from patchloom.nets.checkpoints.format import EncoderCard
+from patchloom.nets.encode import (
+    attention_heads,
+    encode,
+    entry_width,
+    grid_size,
+    has_positions,
+    has_rotations,
+    input_channels,
+    input_size,
+    patch_count,
+    patch_positions,
+    patch_size,
+    prefix_count,
+    rotations_at,
+    width,
+)
+from patchloom.nets.optimizer import parameter_groups
+from patchloom.nets.swin import Encoder
 from patchloom.options import protocols
+from patchloom.options.protocols import Order, PositionPlaceholder, PositionSensitivity
+from patchloom.pace import Pace
+from patchloom.patches.partition import random_dropped
 from patchloom.patches.positions import distances
+from patchloom.patches.tokens import grid_of, patchify, unpatchify
 from patchloom.questions.positions import PositionPrediction, Positions, chance_accuracy, scores
-from patchloom.results.evaluation import Drawing, Evaluation, note_unreadable
-from patchloom.results.result import Result
+from patchloom.results.claims import START
+from patchloom.results.classes import called, explain_measure, headline_row
+from patchloom.results.evaluation import Drawing, Evaluation, as_control, note_unreadable
+from patchloom.results.result import ACCURACY, Result
+from patchloom.runs.encoder import load_encoder
 from patchloom.runs.folder import data_slug
 from patchloom.runs.held_out import note_test_overlap, stored_held_out
 from patchloom.runs.task import LoadedTask, load_task
+from patchloom.sizes import Sides, compact, in_pixels, to_pair
+from patchloom.withhold.encoder_input import all_patches, drop_positions
 
 # Example patches for the picture of predicted positions, certain and uncertain ones.
 
@@ -53,8 +89,9 @@ def choose_examples(
     """
     likely = placed.logits.detach().float().softmax(-1).cpu()
     visible, dropped = placed.visible.cpu(), placed.dropped.cpu()
-    (best, second), guess = _two_best(likely)
-    right = guess == visible
+    top = likely.topk(min(2, likely.shape[-1]), dim=-1)  # [b k 1 or 2]
+    best, second = top.values[..., 0], top.values[..., -1]
+    right = top.indices[..., 0] == visible
     # large for the patches to show of each kind
     kinds = {
         "sure, and right": torch.where(right, best, -1.0),
@@ -63,21 +100,14 @@ def choose_examples(
     }
     found = []
     for name, worth in kinds.items():
-        worth = torch.where(dropped, worth, -1.0)
-        top, which = worth.max(dim=1)
-        images = [i for i in top.argsort(descending=True, stable=True).tolist() if top[i] > 0][:each]
+        most, which = torch.where(dropped, worth, -1.0).max(dim=1)
+        images = [i for i in most.argsort(descending=True, stable=True).tolist() if most[i] > 0][:each]
         some = [
             Example(pictures[i].numpy(), int(visible[i, which[i]]), likely[i, which[i]].view(grid).numpy())
             for i in images
         ]
         found.append((name, some))
     return found
-
-
-def _two_best(likely: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
-    """Return probabilities [b k] of the likeliest and of the second place, and the likeliest place [b k]."""
-    top = likely.topk(min(2, likely.shape[-1]), dim=-1)
-    return (top.values[..., 0], top.values[..., -1]), top.indices[..., 0]
 
 
 # Accuracy and distance of predicted patch positions by withheld fractions, with chance level.
@@ -97,12 +127,6 @@ def describe_measures(noun: str) -> str:
         f"below both is meaningful. Intervals are normal, over means of {noun}, since the patches of one are not "
         "independent."
     )
-
-
-class PositionPredictor(Protocol):
-    """Function that predicts patch positions of normalised images [b c h w], with fractions ``ratios`` withheld."""
-
-    def __call__(self, images: Tensor, generator: torch.Generator, **ratios: float) -> PositionPrediction: ...
 
 
 @dataclass(frozen=True)
@@ -131,7 +155,6 @@ class Cell:
 
     @property
     def accuracy(self) -> float:
-        """Top-1 accuracy in [0, 1], averaged over images."""
         return self.values["top-1"].mean().item()
 
 
@@ -167,7 +190,7 @@ def normalized(batches: Iterable[Batch], card: EncoderCard, unreadable: list[str
 
 @torch.inference_mode()
 def measure_positions(
-    place: PositionPredictor,
+    place: Callable[..., PositionPrediction],
     axes: Mapping[str, Sequence[float]],
     grid: tuple[int, int],
     batches: Iterable[Tensor],
@@ -176,7 +199,7 @@ def measure_positions(
     """Predict the positions of the patches of all images, once for each combination of ratios.
 
     Args:
-        place: function that predicts positions.
+        place: function that predicts the positions of the patches of images, given a generator and the ratios.
         axes: ratios by name; the last one varies fastest.
         grid: rows and columns of patches.
         batches: normalised images [b c h w].
@@ -193,9 +216,10 @@ def measure_positions(
         for i, (ratios, generator) in enumerate(zip(settings, generators, strict=True)):
             placed = place(images, generator, **ratios)
             if placed.visible.shape[1] < 2:
+                at = ", ".join(f"{name.replace('_', ' ')} {ratio:g}" for name, ratio in ratios.items())
                 raise PatchloomError(
-                    f"only one of {n} patches would be visible ({_format_ratios(ratios)}), without context to place "
-                    "it: train a run with smaller patches or larger images"
+                    f"only one of {n} patches would be visible ({at}), without context to place it: train a run with "
+                    "smaller patches or larger images"
                 )
             dropped = placed.dropped.cpu()
             # float64 from here on, which not every device supports
@@ -235,10 +259,6 @@ def _with_average(cells: Sequence[Cell], values: list[Tensor]) -> list[tuple[dic
     if len(cells) > 1:
         found.append((dict.fromkeys(cells[0].ratios, _AVERAGE), torch.stack(values).mean(0)))
     return found
-
-
-def _format_ratios(ratios: Mapping[str, float]) -> str:
-    return ", ".join(f"{name.replace('_', ' ')} {ratio:g}" for name, ratio in ratios.items())
 
 
 _SYMBOLS = {"mask_ratio": "γ", "position_mask_ratio": "γ_pos", "context_mask_ratio": "η"}
@@ -301,16 +321,20 @@ def positions(run: str | Path, data: DataLike, settings: EvalSettings, options: 
     n_test, n = len(cells[0].values["top-1"]), pretext.geometry.n
     withheld = ", ".join(_WITHHELD.get(name, f"the fraction {_symbol(name)} varied") for name in axes)
     out = folder.pictures / f"position_map-{data_slug(data)}.png"
-    pictured, ratios = source.subset(np.arange(min(_PICTURED, len(source)))), _plainest(axes)
+    pictured = source.subset(np.arange(min(_PICTURED, len(source))))
     drawn = plain_batches(pictured, (h, w), _PICTURED, channels=channels, device=settings.torch_device, native=native)
     with torch.inference_mode():
         asked = next(normalized(drawn, card, []))
+        # easiest to read: nothing masked, and few positions given
+        ratios = {name: (max if name == "position_mask_ratio" else min)(values) for name, values in axes.items()}
         placed = predict(asked, torch.Generator().manual_seed(settings.seed), **ratios)
     gain = brightness(asked, card.mean, card.std)
+    each = ((cell.found, cell.asked, cell.offsets) for cell in cells)
+    found_all, asked_all, offsets = (reduce(torch.add, counts) for counts in zip(*each, strict=True))
     pictures = torch.from_numpy(to_pixels(asked, card.mean, card.std, gain))
     content = {
-        "shares": (_total(cell.found for cell in cells) / _total(cell.asked for cell in cells)).view(grid).numpy(),
-        "offsets": _total(cell.offsets for cell in cells).numpy(),
+        "shares": (found_all / asked_all).view(grid).numpy(),
+        "offsets": offsets.numpy(),
         "examples": choose_examples(placed, pictures, grid),
         "title": f"{card.name}: {quoted[0].number()} of positions found, chance {quoted[1].number()}",
         "caption": (
@@ -327,25 +351,20 @@ def positions(run: str | Path, data: DataLike, settings: EvalSettings, options: 
         "The table has accuracies in % and distances in patches; their intervals are in results.jsonl. A map of "
         f"correct and wrong positions is drawn in {out}."
     )
+    lost, tested = note_unreadable(unreadable, source.noun), f"on {n_test:,} test {source.noun}"
+    headline = f"Positions found: {quoted[0].text()} against {quoted[1].text()} {_CHANCE}"
+    if len(cells) == 1:
+        headline += f"{_at(cells[0].ratios)} {tested}."
+    else:
+        ends = ", ".join(f"{cell.accuracy:.1%}{_at(cell.ratios)}" for cell in (cells[0], cells[-1]))
+        headline += f", the average of {len(cells)} ratios {tested}; {ends}."
     return Evaluation.of_test(
         source,
         settings.seed,
         n_test,
         results=rows,
-        method=" ".join(
-            filter(
-                None,
-                [
-                    card.note,
-                    done,
-                    describe_measures(source.noun),
-                    story,
-                    *note_unreadable(unreadable, source.noun),
-                    table,
-                ],
-            )
-        ),
-        headline=_headline(cells, quoted[0], quoted[1], f"{n_test:,} test {source.noun}"),
+        method=" ".join([*[card.note] * bool(card.note), done, describe_measures(source.noun), story, *lost, table]),
+        headline=headline,
         quoted=quoted,
         across=list(axes)[-1] if axes else "measure",
         short=True,
@@ -369,18 +388,6 @@ def _test_images(loaded: LoadedTask, data: DataLike) -> tuple[Source, str]:
     )
 
 
-def _total(counts: Iterable[Tensor]) -> Tensor:
-    return reduce(torch.add, counts)
-
-
-def _headline(cells: Sequence[Cell], ours: Result, guessed: Result, tested: str) -> str:
-    found = f"Positions found: {ours.text()} against {guessed.text()} {_CHANCE}"
-    if len(cells) == 1:
-        return f"{found}{_at(cells[0].ratios)} on {tested}."
-    ends = [f"{cell.accuracy:.1%}{_at(cell.ratios)}" for cell in (cells[0], cells[-1])]
-    return f"{found}, the average of {len(cells)} ratios on {tested}; {ends[0]}, {ends[1]}."
-
-
 def _at(ratios: Mapping[str, float]) -> str:
     """Format the ratios of a number; "" for a task without ratios."""
     said = ", ".join(f"{_symbol(name)} {ratio:g}" for name, ratio in ratios.items())
@@ -392,6 +399,301 @@ def _symbol(name: str) -> str:
     return _SYMBOLS.get(name, name.replace("_", " "))
 
 
-def _plainest(axes: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Return the ratios at which examples are easiest to read: nothing masked, and few positions given."""
-    return {name: (max if name == "position_mask_ratio" else min)(ratios) for name, ratios in axes.items()}
+# Position sensitivity: prediction of positions with most position embeddings masked (DropPos Table 7).
+
+_FINETUNED = "fine-tuned"
+_BATCH, _RATE = 64, 1e-2
+
+
+def position_sensitivity(
+    run: str | Path, data: DataLike, settings: EvalSettings, options: PositionSensitivity
+) -> Evaluation:
+    """Mask most position embeddings of a frozen encoder, and predict positions by a linear layer.
+
+    Args:
+        run, data, settings, options: as in `patchloom.evaluate.protocols.evaluate`; labels are not needed.
+
+    Raises:
+        PatchloomError: unknown encoder or data, or an encoder without position embeddings.
+    """
+    finetuned, ratio, steps, placeholder = options.finetuned, options.ratio, options.steps, options.placeholder
+    opened = open_subjects(run, settings)
+    ours, grid = opened.ours, grid_size(opened.ours.vit)
+    subjects, tuned_for = [ours], ""  # fingerprint of the test images of the classifier
+    if finetuned is not None:
+        try:
+            model, its_card = load_classifier(finetuned)
+        except PatchloomError:
+            subjects.append(Subject(_FINETUNED, *load_encoder(finetuned)))
+        else:
+            subjects.append(Subject(_FINETUNED, model.encoder, its_card.encoder))
+            tuned_for = its_card.test
+    for subject in subjects:
+        if not has_positions(subject.vit):
+            raise PatchloomError(
+                f"{subject.name} has no position embeddings to mask: if its task predicts positions, use "
+                "`patchloom evaluate positions`"
+            )
+        if grid_size(subject.vit) != grid:
+            raise PatchloomError(
+                f"{subject.name} has another patch grid than {ours.name}: give encoders of the same grid"
+            )
+    subjects += opened.controls
+    parts = parts_of(data, settings, labels=False, card=ours.card, run=run)
+    test, noun, story = parts.test, parts.test.noun, parts.story
+    if tuned_for and tuned_for != test.fingerprint():
+        story += f" {finetuned} was fine-tuned with another split, perhaps on some of the test {noun}."
+    names = listing([subject.name for subject in subjects], "and")
+    settings.end_if_dry(test, f"position-sensitivity would train {steps:,} steps on each of {names}.", story)
+
+    # ---- a probe of each encoder
+    cells: dict[str, list[Cell]] = {}
+    unreadable: dict[str, None] = {}
+    pace = Pace(steps * len(subjects))
+    for name, vit, card, *_ in subjects:
+        with temporary_seed(settings):
+            probe = PositionProbe(vit, placeholder, options.standardize)
+            trainer = begin_position_probe(probe, card, parts.train, ratio=ratio, steps=steps, settings=settings)
+            probe = trainer.fit(name, pace).model
+        lost, size, channels, device = list[str](), input_size(vit), input_channels(vit), settings.torch_device
+        read = plain_batches(test, size, **settings.reading(test), channels=channels, device=device)
+        shown = track_progress(read, settings.batches(test), f"{name}: test {noun}")
+        images = normalized(shown, card, lost)
+        cells[name] = measure_positions(probe, {"ratio": (ratio,)}, grid, images, settings.seed)
+        unreadable |= dict.fromkeys([*sorted(trainer.unreadable), *lost])
+
+    # ---- the report
+    rows = position_rows("position-sensitivity", cells, grid)
+    quoted = tuple(row for row in rows if row.measure == "top-1")
+    found, *others = quoted
+    n, n_test = len(parts.train), len(cells[ours.name][0].values["top-1"])
+    against = ", ".join(as_control(row) for row in others)
+    stand_in, trained = "zeros", "a linear layer"
+    if placeholder == "learned":
+        stand_in, trained = "a learned vector", "that vector and a linear layer"
+    features = "standardised features" if options.standardize else "features"
+    done = (
+        f"Position sensitivity: {100 * ratio:g} % of the position embeddings were replaced by {stand_in}. The "
+        f"places of these patches, among {grid[0] * grid[1]}, were predicted from their {features} by {trained}, "
+        f"trained on centre crops of {n:,} {noun} in {steps:,} steps of {_BATCH} (Adam, rate {_RATE:g} with "
+        f"cosine decay to 0) and tested on {n_test:,} others. The encoders stayed frozen, and nothing was chosen."
+    )
+    return Evaluation.of_test(
+        test,
+        settings.seed,
+        n_test,
+        results=rows,
+        method=" ".join([done, describe_measures(noun), story, *note_unreadable(list(unreadable), noun)]),
+        headline=f"Position sensitivity: {found.text()} against {against} on {n_test:,} test {noun}.",
+        quoted=quoted,
+        across="measure",
+    )
+
+
+class PositionProbe(nn.Module):
+    """Frozen encoder, a vector or place that replaces masked positions, and a linear layer on the features."""
+
+    def __init__(self, vit: Encoder, placeholder: PositionPlaceholder, standardize: bool = False) -> None:
+        super().__init__()
+        self.vit = vit.requires_grad_(False).eval()
+        self.n, d = patch_count(vit), width(vit)
+        self.token = nn.Parameter(torch.zeros(entry_width(vit)), requires_grad=placeholder == "learned")
+        # a place in the encoder's coordinates; at zero a patch is not rotated
+        origin = nn.Parameter(torch.zeros(1, 2), requires_grad=placeholder == "learned")
+        self.origin = origin if has_rotations(vit) else None
+        self.standardize = nn.BatchNorm1d(d, affine=False) if standardize else nn.Identity()
+        self.layer = nn.Linear(d, self.n)
+        for weight in self.layer.parameters():
+            nn.init.zeros_(weight)
+
+    def train(self, mode: bool = True) -> PositionProbe:
+        super().train(mode)
+        self.vit.eval()
+        return self
+
+    def groups(self, weight_decay: float, layer_decay: float) -> list[dict[str, Any]]:
+        assert layer_decay == 1
+        return parameter_groups(self, weight_decay)
+
+    def forward(self, images: Tensor, generator: torch.Generator, ratio: float) -> PositionPrediction:
+        """Predict positions of patches of images [b c h w] with a fraction ``ratio`` of the embeddings masked."""
+        dropped = random_dropped(len(images), self.n, ratio, generator, images.device)
+        given = drop_positions(all_patches(images, self.n), dropped)
+        turned = None if self.origin is None else rotations_at(self.vit, self.origin)[:, None]
+        tokens = encode(self.vit, given, position_token=self.token, rotation=turned)[:, prefix_count(self.vit) :]
+        features = self.standardize(tokens.flatten(0, 1)).view_as(tokens)
+        assert given.dropped is not None  # set by `drop_positions`
+        return PositionPrediction(given.visible, given.dropped, self.layer(features))
+
+
+def begin_position_probe(
+    probe: PositionProbe, card: EncoderCard, train: Source, *, ratio: float, steps: int, settings: EvalSettings
+) -> Trainer:
+    """Return the training of a probe on centre crops, with a fraction ``ratio`` of the position embeddings masked."""
+    size, channels = input_size(probe.vit), input_channels(probe.vit)
+    centre = train.modality.centre(size, name=train.name)
+    course = Course(
+        steps=steps,
+        per_epoch=steps_per_epoch(len(train), _BATCH),
+        unit="step",
+        batch=_BATCH,
+        peak=_RATE,
+        rate_option="the scale of the features by --standardize",  # the rate is fixed
+    )
+    identity = {
+        "ratio": ratio,
+        "course": asdict(course),
+        "images": train.fingerprint(),
+        "numbers": [card.mean, card.std],
+        "sizes": [attention_heads(probe.vit), size],  # which the weights do not show
+        "sound": train.modality.plain(),
+    }
+
+    def loss(forward: Forward, batch: Batch) -> Tensor:
+        # the trainer seeds this generator by seed and step, so a resumed training masks the same positions
+        generator = torch.default_generator
+        placed = forward(normalize(batch.views[0], card.mean, card.std), generator, ratio)
+        return F.cross_entropy(placed.logits[placed.dropped], placed.visible[placed.dropped])
+
+    return Trainer(
+        probe,
+        loss,
+        image_batches(train, centre, _BATCH, channels, settings),
+        course,
+        settings=settings,
+        identity=identity,
+        noun=train.noun,
+        workers=partial(settings.workers_for, train),
+    )
+
+
+# Sensitivity to patch order: accuracy with shuffled patches, and without position embeddings.
+
+_LINEAR_PROBE = "linear"
+AS_THEY_ARE, SHUFFLED, ZEROED = "as they are", "patches shuffled", "positions zeroed"
+
+
+def order(run: str | Path, data: DataLike, settings: EvalSettings, options: Order) -> Evaluation:
+    """Test probes of normal images on shuffled patches, and with position embeddings set to zero.
+
+    Args:
+        run, data, settings, options: as in `patchloom.evaluate.protocols.evaluate`.
+
+    Raises:
+        PatchloomError: unknown encoder or data, data without labels, or a pooling that the encoder lacks.
+    """
+    pooling, k = options.pooling, options.k
+    study = open_frozen("order", run, data, settings, pooling=pooling, head=False, plain=True)
+    vit, parts = study.subjects.ours.vit, study.parts
+
+    # ---- two probes of each encoder on each kind of test images
+    shuffled = ShuffledPatches(parts.test, input_size(vit), patch_size(vit), settings.seed)
+    rows: list[Result] = []
+    beside: list[Result] = []
+    for one in study.each():
+        train = one.features_of(parts.train)
+        pooled = "pixels" if one.subject is None else pooling
+        features, labels, device = train.pooled(pooled), train.labels, settings.torch_device
+        probe, _ = linear_probe(features, labels, seed=settings.seed, device=device, groups=train.groups)
+        # all choices are made: read the test images
+        tests = {AS_THEY_ARE: one.features_of(parts.test), SHUFFLED: one.features_of(shuffled)}
+        if one.subject is not None and has_positions(one.subject.vit):
+            blind = one.subject._replace(vit=without_positions(one.subject.vit))
+            tests[ZEROED] = study.noting(encoder_extractor(blind, settings)).features_of(parts.test)
+        for kind in (_LINEAR_PROBE, f"kNN, k = {k}"):
+            for given, test in tests.items():
+                queries = test.pooled(pooled)
+                if kind == _LINEAR_PROBE:
+                    answers = probe.predict(queries)
+                else:
+                    answers, _ = knn_answers(features, labels, queries, (k,), device=device)[k]
+                row_settings = {"pooling": pooled, "probe": kind, "test_images": given}
+                its = one.name, "order", row_settings, parts.test, settings, test.labels, answers, None
+                made = results_of_answers(*its, test.groups, quoted=False)
+                rows.append(headline_row(made, test.labels))
+                beside += [row for row in made if rows[-1].measure != ACCURACY == row.measure]
+
+    # ---- the report
+    test = tests[AS_THEY_ARE]
+    n_test = len(test.labels)
+    constant = constant_answers("order", test.labels, parts.test, test.groups)
+    quoted = tuple(row for row in rows if row.settings["probe"] == _LINEAR_PROBE)
+    zeroed = "and with the position embeddings of the patches set to zero"
+    if has_rotations(vit):
+        zeroed = "and without positions: no patch is rotated, and embeddings, if there are any, are zero"
+    if not has_positions(vit):
+        zeroed = "while the encoder has no position embeddings to remove"
+    shown: dict[str, list[str]] = {}
+    for row in quoted:
+        number = row.number() if shown else f"{called(row)}{row.text()}"
+        shown.setdefault(row.encoder, []).append(f"{number} {row.settings['test_images']}")
+    each = "; ".join(f"{name} {', '.join(numbers)}" for name, numbers in shown.items())
+    report = Evaluation.of_test(
+        parts.test,
+        settings.seed,
+        n_test,
+        results=[*rows, headline_row(constant, test.labels), *beside],
+        method=(
+            f"Order: a linear probe (its L2 strength chosen on a stratified fifth) and the {k} nearest neighbours "
+            f"(votes weighted by exp(similarity / {TEMPERATURE})) learn from the frozen features of "
+            f"{len(train.labels):,} normal training {train.noun}. They are tested on {n_test:,} test {train.noun} as "
+            f"they are, with their patches in a random order for each, {zeroed}. "
+        )
+        + f"{explain_measure(test.labels.numpy(), parts.test.classes, test.noun)} "
+        + study.around(train, test),
+        headline=f"Order (linear probe, {quoted[0].pooling}): {each}; on {n_test:,} test {train.noun}.",
+        quoted=quoted,
+        across="test_images",
+    )
+    same = [i for i, row in enumerate(quoted) if (row.encoder, row.settings["test_images"]) == (START, AS_THEY_ARE)]
+    return report.with_differences(False, *same) if same else report
+
+
+class ShuffledPatches(Source):
+    """Centre crops of a source's images, or pictures of its recordings, with patches in random order.
+
+    An image's order depends only on the seed and its index.
+    """
+
+    def __init__(self, source: Source, size: Sides, p: Sides, seed: int) -> None:
+        self.source, self.size, self.p, self.seed = source, to_pair(size), p, seed
+        self.crop = source.modality.centre(self.size, name=source.name)
+        self.name, self.classes, self.labels = source.name, source.classes, source.labels
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def read(self, i: int) -> Tensor:
+        (image,) = self.crop(self.source.read(i))
+        image = self.source.modality.pictures(image[None])[0]
+        patches = patchify(image[None], self.p)
+        places = np.random.default_rng((self.seed, i)).permutation(patches.shape[1])
+        return unpatchify(patches[:, torch.from_numpy(places)], self.p, grid_of(image[None], self.p))[0]
+
+    def describe(self, i: int) -> str:
+        return self.source.describe(i)
+
+    def fingerprint(self) -> str:
+        return self._digest(self.source.fingerprint())
+
+    def stamp(self) -> str | None:
+        stamp = self.source.stamp()
+        return None if stamp is None else self._digest(stamp)
+
+    def _digest(self, images: str) -> str:
+        return digest(["patches shuffled", str(self.size), in_pixels(compact(self.p)), str(self.seed), images])
+
+
+def without_positions(vit: Encoder) -> Encoder:
+    """Return a copy of an encoder with zero position embeddings for patches, and without rotations.
+
+    Class and register tokens keep their embeddings.
+    """
+    copy = deepcopy(vit)
+    if has_rotations(copy):
+        copy.register_module("rope", None)
+    with torch.no_grad():
+        table = patch_positions(copy)
+        if table is not None:
+            table.zero_()
+    return copy
