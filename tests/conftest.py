@@ -91,6 +91,14 @@ def quiet_machine() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def no_flushes() -> Iterator[None]:
+    """Leave out flushes to the disc, for which a run of a few steps waits a second: no test cuts the power."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: None)
+        yield
+
+
 _DEFAULT_WORKERS = ("patchloom.train.plan.default_workers", "patchloom.train.resolve.default_workers")
 
 
@@ -116,7 +124,7 @@ def default_workers(no_default_workers: None) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def quick_probe() -> Iterator[None]:
-    """Shorten linear probes and leave curves blank, for tests that do not need them."""
+    """Shorten the ends of runs, for tests that do not need them whole."""
     from killing import shorten_ends
 
     with pytest.MonkeyPatch.context() as patch:

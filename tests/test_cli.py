@@ -1,8 +1,6 @@
 """Command line: the main job on small data, and everything that can be typed wrongly."""
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -212,13 +210,3 @@ def test_a_pattern_is_not_changed():
         assert parse_pretrain(["a", "--group", group])[0]["group"] == group
         assert parse_call("evaluate", ["knn", "r", "d", "--group", group])["group"] == group
         assert parse_call("check", ["d", "--group", group])["group"] == group
-
-
-def test_a_typo_in_the_data_does_not_wait_for_torch():
-    """It took six seconds of imports before."""
-    script = (
-        "import sys; from patchloom.cli import main; "
-        "code = main(['check', 'no/such/folder']); sys.exit(99 if 'torch' in sys.modules else code)"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and "no/such/folder does not exist" in done.stderr

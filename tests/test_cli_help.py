@@ -73,6 +73,7 @@ TYPED = {
     "--task mae photos": "--task comes too early",
     ".": ". is no verb: did you mean patchloom check ., or patchloom pretrain .?",
     "help nothing": "there is no verb nothing.",
+    "check no/such/folder": "no/such/folder does not exist",
 }
 
 

@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import fuzz  # noqa: E402, found by the path above
 
 FUZZ = settings(derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+each_number = pytest.mark.parametrize("examples", [100, pytest.param(1000, marks=pytest.mark.slow)])
 
 
 # cached, because the options of a task do not change and take most of the time
@@ -67,7 +68,8 @@ def run_command(words: list[str], capfd) -> tuple[int, str]:
     return code, err
 
 
-@pytest.mark.parametrize("strategy, examples", [(pretraining(), 300), (other_verb(), 150)], ids=["pretrain", "verbs"])
+@each_number
+@pytest.mark.parametrize("strategy", [pretraining(), other_verb()], ids=["pretrain", "verbs"])
 def test_random_words(strategy, examples, capfd):
     ends = set()
 
@@ -80,10 +82,11 @@ def test_random_words(strategy, examples, capfd):
     assert {0, 2} <= ends, "words of all kinds were tried"
 
 
-def test_random_configurations(tmp_path, capfd):
+@each_number
+def test_random_configurations(examples, tmp_path, capfd):
     file, ends = tmp_path / "run.yaml", set()
 
-    @settings(FUZZ, max_examples=200)
+    @settings(FUZZ, max_examples=examples)
     @given(configuration, st.booleans())
     def check_one(content, alone):
         file.write_bytes(content)

@@ -648,7 +648,7 @@ def test_a_custom_task_of_a_run_is_run_only_if_it_is_typed(own, photos, tmp_path
         assert f"--task {file}:Half" in failed(capsys, "look", run)
         assert f"--task {file}:Half" in failed(capsys, "evaluate", "positions", run, photos)
         # what needs the encoder alone has it
-        assert main(["evaluate", "knn", str(run), "digits", "--max_train", "50", "--ks", "1"]) == 0
+        assert main(["evaluate", "knn", str(run), "shapes:40", "--ks", "1"]) == 0
         assert main(["export", str(run), "--out", str(tmp_path / f"{state}.safetensors")]) == 0
         assert main(["report", str(run)]) == 0
         assert named_extra_module(run, "pooling") is None
@@ -887,7 +887,7 @@ def test_only_regular_files_of_a_run_are_opened(names, kind, run, capsys, ends):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
         os.mkfifo(path) if kind == "pipe" else path.symlink_to(kind)
-    evaluate = ["evaluate", "knn", run, "digits", "--max_train", "50", "--ks", "1"]
+    evaluate = ["evaluate", "knn", run, "shapes:40", "--ks", "1"]
     for words in (["report", run], evaluate, ["look", "curves", run, run], ["export", run]):
         assert main([str(word) for word in words]) in (0, 2)
         assert "unexpected" not in capsys.readouterr().err

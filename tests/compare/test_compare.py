@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from in_process import HERE
+from in_process import hurry
 from PIL import Image
 
 from patchloom import PatchloomError, compare, results
@@ -54,9 +54,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory, quick_probe: None) -> tup
     images, out = drawn(folder / "images"), folder / "out"
     words = ["compare", str(images), *TRAINED, "--few", "2,0.5"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("patchloom.train.estimate._READING", 0.0)
-        patch.setattr(runner, "subprocess", HERE)
-        patch.setattr(runner, "_LOOK", 0.02)
+        hurry(patch)
         patch.setattr(scores, "_ATTENTIVE_LABELS", 1)
         assert main([*words, *SMALL, "--out", str(out)]) == 0
     return images, out
@@ -87,9 +85,7 @@ def test_every_encoder_is_scored_in_every_way_on_the_same_images(compared):
 
 @pytest.mark.usefixtures("quick_probe")
 def test_arms_differ_in_their_options_alone(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(runner, "subprocess", HERE)
-    monkeypatch.setattr(runner, "_LOOK", 0.02)
-    monkeypatch.setattr(scores, "_ATTENTIVE_LABELS", 1)
+    hurry(monkeypatch)
     monkeypatch.setitem(RECIPES, "small", (replace(RECIPES["small"][0], epochs=1), {}))
     arms, out = ["mae", "mae:blr=1e-3"], tmp_path / "out"
     words = ["compare", str(drawn(tmp_path / "images")), f"--tasks={','.join(arms)}", "--minutes", "0.01", *SMALL]
@@ -99,7 +95,7 @@ def test_arms_differ_in_their_options_alone(tmp_path, capsys, monkeypatch):
     usual, other = (RunFolder(out / name).read_config() for name in ("mae-seed0", "mae-blr=1e-3-seed0"))
     assert other.blr == 1e-3 != usual.blr and (out / "mae-seed0" / "logs" / "tensorboard").exists()
     assert replace(other, epochs=usual.epochs, warmup_epochs=usual.warmup_epochs, blr=usual.blr) == usual
-    assert [one["task"] for one in found["trained"]] == arms and found["verdict_by"] == "attentive"
+    assert [one["task"] for one in found["trained"]] == arms and found["verdict_by"] == "linear"
     assert all(one["updates"] * 16 == one["images"] > 0 and one["seconds"] > 0 for one in found["trained"])
     page = (out / "report.html").read_text()
     assert "Training of each run" in page and "mae:blr=1e-3" in page and "fine-tuned, small" in page
@@ -130,7 +126,7 @@ def test_a_killed_comparison_resumes_with_the_same_result(compared, capsys, monk
         process.communicate()
     until(lambda: not Path(f"/proc/{child}").exists())  # no orphaned process
     assert not (again / "mp3-seed0").exists()
-    monkeypatch.setattr(runner, "subprocess", HERE)
+    hurry(monkeypatch)
     monkeypatch.setattr(scores, "_ATTENTIVE_LABELS", 1)
     assert main(words) == 0
     assert "is resumed" in capsys.readouterr().out

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from in_process import hurry
 
 from patchloom import PatchloomError
 from patchloom.compare.compare import _describe_plan
@@ -98,7 +99,8 @@ def test_a_run_gets_the_settings_of_its_arm_and_a_folder_of_its_own(tmp_path):
     assert other == f"{one}-2" and "/" not in one and len(other) < 100
 
 
-def test_equal_samples_become_epochs_of_each_batch_size(draw):
+def test_equal_samples_become_epochs_of_each_batch_size(draw, monkeypatch):
+    hurry(monkeypatch)
     folder = [draw(f"images/{i}.png", 16, 16) for i in range(60)][0].parent
     asked = asked_of(folder, ("mae", "mae:batch_size=8"), device="cpu")
     plan = new_plan(asked, open_data(str(folder)), folder.parent / "out")

@@ -108,13 +108,9 @@ def test_hits_and_chance():
         assert means == pytest.approx(chances(within), abs=0.005)
 
 
-def rows_of(table) -> list[dict[str, str]]:
-    return csv_rows(table)
-
-
 def test_the_table_has_every_encoder_and_representation(tmp_path, pages):
     one, twin = named(random_vit()), named(random_vit(class_token=False), "untrained")
-    rows = rows_of(draw_retrieval(replace(asked_of(one, tmp_path, beside=(twin,)), source=Shapes(6)))[1])
+    rows = csv_rows(draw_retrieval(replace(asked_of(one, tmp_path, beside=(twin,)), source=Shapes(6)))[1])
     assert {(row["encoder"], row["representation"]) for row in rows} == {
         *(("mine", one) for one in ("class", "mean", "patches")),
         *(("untrained", one) for one in ("mean", "patches")),
@@ -127,7 +123,7 @@ def test_the_table_has_every_encoder_and_representation(tmp_path, pages):
 
 
 def test_two_images_tell_nothing_of_others(tmp_path, pages):
-    rows = rows_of(draw_retrieval(replace(asked_of(named(random_vit()), tmp_path), source=Shapes(2)))[1])
+    rows = csv_rows(draw_retrieval(replace(asked_of(named(random_vit()), tmp_path), source=Shapes(2)))[1])
     assert {(row["low"], row["high"], row["images"]) for row in rows} == {("0.0000", "1.0000", "2")}
 
 

@@ -11,7 +11,7 @@ from patchloom.nets.encode import encode, encode_asked, layer_names, patch_layer
 from patchloom.nets.performance import fuse_attention, use_kernels
 from patchloom.patches.partition import random_partition
 from patchloom.patches.tokens import gather_tokens, patchify, scatter_tokens, unpatchify
-from patchloom.withhold.encoder_input import all_patches, blank_patches, limit_context, mask_patches
+from patchloom.withhold.encoder_input import all_patches, limit_context, mask_patches
 
 TINY = {"embed_dim": 32, "depth": 2, "num_heads": 4}
 KINDS = {
@@ -91,28 +91,6 @@ def test_masked_pixels_change_nothing_and_order_changes_only_order(rows, columns
     shuffled = encode(vit, mask_patches(all_patches(images, n), visible[:, order]))
     torch.testing.assert_close(shuffled[:, 1:], features[:, 1:][:, order], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(shuffled[:, 0], features[:, 0], rtol=1e-4, atol=1e-5)
-
-
-def test_blank_content_is_unknown():
-    vit = tiny()
-    images, token = torch.randn(1, 3, 24, 24), torch.randn(32)
-    other = images.clone()
-    other[:, :, 8:16, 8:16] += 1  # patch 4
-    blank = torch.tensor([[4]])
-    one, two = (encode(vit, blank_patches(all_patches(x, 9), blank), mask_token=token) for x in (images, other))
-    assert torch.equal(one, two)
-    assert not torch.equal(encode(vit, all_patches(images, 9)), encode(vit, all_patches(other, 9)))
-
-
-def test_a_patch_outside_the_context_changes_only_itself():
-    vit = tiny()
-    images = torch.randn(1, 3, 24, 24)
-    other = images.clone()
-    other[:, :, 8:16, 8:16] += 1  # patch 4
-    context = torch.tensor([[0, 3, 8]])
-    one, two = (encode(vit, limit_context(all_patches(x, 9), context)) for x in (images, other))
-    changed = (one != two).any(-1)[0]
-    assert changed.nonzero().flatten().tolist() == [1 + 4]
 
 
 DROPOUT = {"pos_drop_rate": 0.2, "attn_drop_rate": 0.2, "proj_drop_rate": 0.2}

@@ -116,6 +116,7 @@ def _work(
         stream.close()
     sys.stdout = sys.__stdout__ = open(1, "w", closefd=False)
     sys.stderr = sys.__stderr__ = open(2, "w", buffering=1, closefd=False)
+    os.fsync = lambda handle: None  # a small run waits a second for the disc
     import torch
 
     from patchloom.cli import main

@@ -1,4 +1,4 @@
-"""Runs of a comparison in the process of the test."""
+"""Quick comparisons, whose runs are in the process of the test."""
 
 import contextlib
 import io
@@ -6,7 +6,11 @@ import subprocess
 from types import SimpleNamespace
 from typing import IO
 
+import pytest
+
 from patchloom.cli import main
+from patchloom.compare import runner
+from patchloom.train import estimate
 
 
 class Here:
@@ -23,4 +27,9 @@ class Here:
         return self.code
 
 
-HERE = SimpleNamespace(Popen=Here, PIPE=subprocess.PIPE)
+def hurry(patch: pytest.MonkeyPatch) -> None:
+    """Let comparisons time only a few steps, and train in this process."""
+    for name in ("_PERIODS", "_READING"):
+        patch.setattr(estimate, name, 0.0)
+    patch.setattr(runner, "subprocess", SimpleNamespace(Popen=Here, PIPE=subprocess.PIPE))
+    patch.setattr(runner, "_LOOK", 0.02)

@@ -32,6 +32,7 @@ SMALL = {"model": {"name": "nano", "embed_dim": 32, "depth": 1, "num_heads": 2, 
 SMALL |= {"patch_size": 8, "batch_size": 16, "epochs": 6, "precision": "float32", "attention": "explicit"}
 SMALL |= {"threads": 1, "compile": False, "workers": 0, "device": "cpu", "held_out": 0.2}
 PROBE_STEPS = 5
+STRENGTHS = (1.0, 1e-2)
 _KEPT = ("summary.txt", "verdict.yaml", "encoder.safetensors")
 # audit hooks see these events before a file is written or renamed
 _EVENTS = ("open", "os.rename", "os.remove", "os.mkdir", "os.chmod")
@@ -45,18 +46,23 @@ class Kill(NamedTuple):
 
 
 def shorten_ends(put: Callable[[Any, str, Any], None] = setattr) -> None:
-    """Shorten the fit of linear and attentive probes in this process, and leave the curves of runs blank.
+    """Shorten the ends of small runs in this process.
 
-    Other tests cover probes and curves, which together take a third of a small run's time.
+    Linear and attentive probes are hardly fitted, curves are blank, and near copies are not looked for, which other
+    tests cover; and nothing waits until the disc has written it, which takes a second a run.
     """
     from patchloom.evaluate import logistic
     from patchloom.evaluate.protocols import attentive
     from patchloom.evaluate.recipes import ATTENTIVE
-    from patchloom.train import metrics
+    from patchloom.train import metrics, plan
 
     put(logistic, "_ITERATIONS", PROBE_STEPS)
+    put(logistic, "L2_STRENGTHS", STRENGTHS)
+    put(logistic.choose_strength, "__kwdefaults__", logistic.choose_strength.__kwdefaults__ | {"strengths": STRENGTHS})
     put(attentive, "ATTENTIVE", ATTENTIVE | {"small": (replace(ATTENTIVE["small"][0], epochs=2), {})})
     put(metrics, "draw_curves", _blank_curves)
+    put(plan, "near_copies", lambda source: None)
+    put(os, "fsync", lambda handle: None)
 
 
 def _blank_curves(metrics_csv: Path, out: Path, *_: Any, **__: Any) -> Path:

@@ -15,6 +15,8 @@ from patchloom.tasks import task_class, task_name, with_defaults
 from patchloom.train.checkpointing import TrainState
 from patchloom.train.loop import pretrain
 
+pytestmark = pytest.mark.usefixtures("quick_probe")
+
 LOSS = """
 import torch
 from torch import nn

@@ -1,8 +1,5 @@
 """Task classes by name from `patchloom.tasks`, imported when they are first used."""
 
-import subprocess
-import sys
-
 import pytest
 
 import patchloom.tasks
@@ -23,8 +20,3 @@ def test_every_class_is_in_the_package_under_its_name():
         patchloom.tasks.Droppos  # noqa: B018
     with pytest.raises(ImportError, match="Droppos"):
         exec("from patchloom.tasks import Droppos")
-
-
-def test_the_package_is_imported_without_torch():
-    code = "import sys, patchloom.tasks; print('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"

@@ -41,6 +41,12 @@ GIVEN |= {"device": "cpu", "threads": 1, "kernels": "torch", "attention": "expli
 IMAGENET = (0.485, 0.456, 0.406)
 
 
+@pytest.fixture(scope="module")
+def images(unlabelled_images):
+    """Images that need no evaluation."""
+    return unlabelled_images
+
+
 def resolved(task="mae", **given):
     return resolve(request("shapes", task, GIVEN | given), 1000, 3, STATS)
 

@@ -205,10 +205,10 @@ def test_the_processes_that_it_started_end_with_it(images, tmp_path):
     assert (process.returncode, said) == (130, "patchloom: stopped.\n")
 
 
-def test_gradients_that_wait_are_not_sent(images, tmp_path, monkeypatch):
+def test_gradients_that_wait_are_not_sent(unlabelled_images, tmp_path, monkeypatch):
     """Of nine steps, the fourth, the eighth and the last move the weights."""
     alone, whole = [], Fabric.no_backward_sync
     monkeypatch.setattr(Fabric, "no_backward_sync", lambda self, *what: alone.append(what) or whole(self, *what))
-    pretrain(images, "mae", out=tmp_path / "run", **SMALL | {"epochs": 3, "accumulate": 4})
+    pretrain(unlabelled_images, "mae", out=tmp_path / "run", **SMALL | {"epochs": 3, "accumulate": 4})
     assert len(alone) == 9 - 3
     assert "3 updates" in read_health(tmp_path / "run").why

@@ -18,6 +18,12 @@ OPEN |= {"epochs": 1}
 
 
 @pytest.fixture(scope="module")
+def images(unlabelled_images):
+    """Images that need no evaluation."""
+    return unlabelled_images
+
+
+@pytest.fixture(scope="module")
 def earlier(images, tmp_path_factory):
     out = tmp_path_factory.mktemp("earlier") / "run"
     return pretrain(images, "lut", out=out, positions="learned", **SMALL | {"epochs": 2}).folder

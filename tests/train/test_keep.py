@@ -17,6 +17,12 @@ pytestmark = pytest.mark.usefixtures("quick_probe")
 SHORT = SMALL | {"epochs": 3, "keep_every": 1}
 
 
+@pytest.fixture(scope="module")
+def images(unlabelled_images):
+    """Images that need no evaluation."""
+    return unlabelled_images
+
+
 def bytes_of(folder):
     return {path.name: path.read_bytes() for path in sorted((folder / "encoders").iterdir())}
 

@@ -52,18 +52,18 @@ def test_labels_of_a_single_class_are_no_obstacle(unlabelled_images, tmp_path, c
     assert "not what the features are good for." in capsys.readouterr().out
 
 
-def test_rows_have_the_rate_and_the_place_of_their_update(images, small_run, tmp_path):
+def test_rows_have_the_rate_and_the_place_of_their_update(unlabelled_images, small_run, tmp_path):
     run, peak = small_run("mae"), 4e-3 * 16 / 256
     assert column(run, "lr") == pytest.approx([cosine_rate(step, 6, 1, peak) for step in range(6)], rel=1e-5)
     assert column(run, "images") == [16 * step for step in range(7)]
     assert column(run, "epoch") == pytest.approx([step / 3 for step in range(7)], abs=1e-4)
     given = SMALL | {"epochs": 2, "accumulate": 2, "blr": 1e-3, "warmup_epochs": 1, "halve_every": 1}
-    halved = pretrain(images, "mae", out=tmp_path / "run", **given).folder
+    halved = pretrain(unlabelled_images, "mae", out=tmp_path / "run", **given).folder
     rates = [halving_rate(step, 3, 1e-3 * 32 / 256, 2) for step in (1, 3, 5)]
     assert column(halved, "lr") == pytest.approx(rates, rel=1e-5) and column(halved, "step") == [0, 2, 4, 6]
 
 
-def test_least_rate_and_final_weight_decay_end_their_cosines(images, tmp_path, monkeypatch):
+def test_least_rate_and_final_weight_decay_end_their_cosines(unlabelled_images, tmp_path, monkeypatch):
     """I-JEPA's weight decay at a third of the training: final + (first - final) · (1 + cos(π/3)) / 2."""
     seen = []
 
@@ -72,7 +72,7 @@ def test_least_rate_and_final_weight_decay_end_their_cosines(images, tmp_path, m
 
     each_update(monkeypatch, note)
     given = SMALL | {"epochs": 2, "warmup_epochs": 0.34, "least_rate": 1e-5, "out": tmp_path / "run"}
-    pretrain(images, weight_decay=0.04, final_weight_decay=0.4, **given)
+    pretrain(unlabelled_images, weight_decay=0.04, final_weight_decay=0.4, **given)
     run, peak = tmp_path / "run", 4e-3 * 16 / 256
     assert column(run, "lr") == pytest.approx([cosine_rate(step, 6, 1, peak, 1e-5) for step in range(6)], rel=1e-5)
     assert cosine_rate(6, 6, 1, peak, 1e-5) == 1e-5 and cosine_rate(0, 6, 1, peak, 1e-5) == peak
@@ -81,7 +81,7 @@ def test_least_rate_and_final_weight_decay_end_their_cosines(images, tmp_path, m
     assert column(run, "weight_decay") == pytest.approx(decays, rel=1e-5)
     assert [before for before, _ in seen] == pytest.approx([0.04, *decays[:-1]]), "an update sets its own"
     assert {free for _, free in seen} == {0.0}
-    assert "least_rate: was 1e-05, now 0.0" in refusal(pretrain, images, **given | {"least_rate": 0.0})
+    assert "least_rate: was 1e-05, now 0.0" in refusal(pretrain, unlabelled_images, **given | {"least_rate": 0.0})
 
 
 def test_a_least_rate_above_the_peak_is_refused(images, tmp_path):

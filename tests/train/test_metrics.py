@@ -226,6 +226,8 @@ def test_a_run_shows_its_latest_measure_and_after_resuming_at_once(unlabelled_im
     assert "Resuming" not in before and "unknown" in seen[0][2] and "left" in seen[begun][2]
     assert "unknown" not in seen[begun][2], "the pace of the start before"
     assert seen[-1][2].startswith("trained in ")
+    for told in (before, after):  # the second start knows the verdict from its file
+        assert told.count("  still too early to tell\n") == 2 and "  so far " not in told
 
 
 def test_measures_and_pictures_change_nothing_that_is_trained(unlabelled_images, tmp_path, monkeypatch, capsys):

@@ -27,7 +27,6 @@ from patchloom.withhold.degrade import random_others, random_places
 
 quick = settings(max_examples=40)
 ORACLE = load_file(Path(__file__).parents[1] / "oracles" / "degradations.safetensors")
-anything = st.tuples(st.integers(1, 3), st.integers(1, 5), st.integers(1, 24), st.integers(1, 24))
 
 
 def test_mirrored_canvas_equals_the_authors():

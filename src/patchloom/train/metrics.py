@@ -25,7 +25,7 @@ from patchloom.nets.encode import patch_count
 from patchloom.pace import Pace
 from patchloom.questions.question import Measure
 from patchloom.results.result import Result
-from patchloom.results.verdict import Verdict, judge, read_health, write_health
+from patchloom.results.verdict import Health, Verdict, judge, read_health, write_health
 from patchloom.runs.checkpoint import restore, whole_weights
 from patchloom.runs.folder import RunFolder, metrics_row
 from patchloom.runs.settings import ResolvedSettings
@@ -343,6 +343,7 @@ class MetricsLog:
         self.per_epoch, self.images_per_step = steps_per_epoch(images, settings.batch_size), images_per_step
         self.measure: Measure | None = None
         self._measured_at = 0  # step of the measure
+        self._health: Health | None = None  # the verdict that is stored, once it was read or written here
         self.measures = len(validation.held_out) > 0
         self.plan(settings, stepper.steps, began)
 
@@ -490,7 +491,7 @@ class MetricsLog:
         so_far = self.measure, state.rows, state.results, self.settings, done, self.steps, state.setbacks, knn
         health = judge(VerdictInputs(*so_far, modality=modality).signs())
         folder = self.reporter.folder
-        before = read_health(folder.path)
+        before, self._health = self._health or read_health(folder.path), health
         folder.write_metrics(state.rows)  # before the next checkpoint, since a report shows both
         write_health(folder.path, health)
         if done == self.steps or (not done and health.verdict != Verdict.UNKNOWN):

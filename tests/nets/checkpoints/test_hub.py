@@ -214,7 +214,7 @@ def test_an_export_is_read_again_by_every_verb(tmp_path, small_run):
     assert torch.equal(teacher.encoder.state_dict()["norm.weight"], source.state_dict()["norm.weight"])
     again = patchloom.export(exported, out=tmp_path / "timm.safetensors")
     assert again.difference < 1e-5
-    report = patchloom.evaluate("knn", exported, "digits", device="cpu", max_train=100, ks=(1,))
+    report = patchloom.evaluate("knn", exported, "shapes:40", device="cpu", ks=(1,))
     assert report.quoted[0].encoder == "hf"
 
 
