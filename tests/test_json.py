@@ -188,7 +188,8 @@ def test_bench(document, monkeypatch):
     monkeypatch.setattr("patchloom.bench.product_rate", lambda device, dtype: 1e11)
     words = ["bench", "shapes:64", "--tasks", "mae", "--rounds", "2", "--batch_size", "8", "--model", "nano"]
     (one,) = document(*words, "--img_size", "16")["result"]["tasks"]
-    assert (one["task"], one["images_per_step"], one["memory_bytes"]) == ("mae", 8, 2**28) and len(one["seconds"]) == 2
+    assert (one["task"], one["images_per_step"], len(one["seconds"])) == ("mae", 8, 2)
+    assert 2**24 < one["memory_bytes"] < 2**30  # weights, gradients, moments and activations of a nano encoder
     assert one["images_per_second"] == pytest.approx(8 / np.median(one["seconds"]))
 
 
