@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from refusing import refusal
 
-from patchloom.audio.augment import CentreExcerpt, RandomExcerpt, TwoExcerpts, excerpt_at, for_recordings
+from patchloom.audio.augment import CentreExcerpt, RandomExcerpt, excerpt_at, for_recordings
 from patchloom.audio.config import Sound
 from patchloom.data.augment import RandomCrop, TwoViews
 
@@ -57,18 +57,17 @@ def test_noise_is_added_to_a_share_of_excerpts_up_to_a_volume():
 
 def test_two_excerpts_are_separate_shared_or_central():
     rng = np.random.default_rng
-    own = TwoExcerpts(SOUND, "own")(counting(900), rng(0))
-    shared = TwoExcerpts(SOUND, "shared")(counting(900), rng(0))
-    none = TwoExcerpts(SOUND, "none")(counting(900), rng(0))
+    makes = [RandomExcerpt(SOUND, crop=crop, n_views=2) for crop in ("own", "shared", "none")]
+    own, shared, none = (make(counting(900), rng(0)) for make in makes)
     assert not torch.equal(*own) and torch.equal(*shared) and torch.equal(own[0], shared[0])
     assert torch.equal(none[0], CentreExcerpt(SOUND)(counting(900))[0]) and torch.equal(*none)
-    assert TwoExcerpts(SOUND, "own").crops == 2 and TwoExcerpts(SOUND, "none").crops == 1
+    assert [make.crops for make in makes] == [2, 1, 1]
 
 
 def test_a_tasks_crops_become_excerpts_or_are_refused():
     size = SOUND.size
-    assert type(for_recordings(RandomCrop(size), SOUND)) is RandomExcerpt
+    assert for_recordings(RandomCrop(size), SOUND).n_views == 1
     two = for_recordings(TwoViews(size, crop="shared", color="none"), SOUND)
-    assert isinstance(two, TwoExcerpts) and two.crop == "shared"
+    assert (two.n_views, two.crop) == (2, "shared")
     assert "--task.color none" in refusal(for_recordings, TwoViews(size, crop="own", color="own"), SOUND)
     assert "needs more of an image" in refusal(for_recordings, RandomCrop((size[0] + 8, size[1] + 8)), SOUND)

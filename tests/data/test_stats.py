@@ -69,15 +69,15 @@ def test_flat_images_keep_a_floor_under_std(tmp_path):
 @pytest.mark.parametrize(("method", "workers"), [("fork", [cores()]), ("spawn", [])])
 def test_worker_processes_change_no_digit(tmp_path, draw, monkeypatch, method, workers):
     """Where they are not forked, starting them takes longer than this sample."""
-    monkeypatch.setattr("patchloom.data.stats.multiprocessing.get_start_method", lambda: method)
+    monkeypatch.setattr("patchloom.data.reading.multiprocessing.get_start_method", lambda: method)
     for number in range(20):
         draw(f"{number:02}.png", 300, 290)  # more pixels than are summed at a time
     (tmp_path / "07.png").write_bytes(b"no")
     source, started = open_data(tmp_path).train, []
     alone = statistics_of(source, 1)
-    monkeypatch.setattr("patchloom.data.stats._WORTH", 0.0)
+    monkeypatch.setattr("patchloom.data.reading._WORTH", 0.0)
     monkeypatch.setattr(
-        "patchloom.data.stats.in_workers", lambda *given: started.append(given[2]) or in_workers(*given)
+        "patchloom.data.reading.in_workers", lambda *given: started.append(given[2]) or in_workers(*given)
     )
     assert statistics_of(source, 1) == alone
     assert started == workers
@@ -143,7 +143,7 @@ def test_a_fault_of_the_source_is_one_sentence(monkeypatch, workers):
                 raise PatchloomError("the shard is gone: mount it again")
             return super().read(i)
 
-    monkeypatch.setattr("patchloom.data.stats._WORTH", 0.0)
-    monkeypatch.setattr("patchloom.data.stats.cores", lambda: workers)
+    monkeypatch.setattr("patchloom.data.reading._WORTH", 0.0)
+    monkeypatch.setattr("patchloom.data.reading.cores", lambda: workers)
     with pytest.raises(PatchloomError, match="^the shard is gone: mount it again$"):
         statistics_of(Gone(12, size=16), 3)

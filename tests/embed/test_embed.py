@@ -198,7 +198,7 @@ def test_a_file_of_another_card_is_left_alone(whole, tiny: Path, photos: Path, t
         (tiny, photos / "test", {}, "data name, data splits and data fingerprint"),
         (other, photos, {}, "encoder weights_sha256"),
     ):
-        with pytest.raises(PatchloomError, match=f"made with another {what}"):
+        with pytest.raises(PatchloomError, match=f"made by a command with another {what}"):
             patchloom.embed(encoder, data, to=whole[suffix], **SMALL | options)
     assert whole[suffix].read_bytes() == content
 

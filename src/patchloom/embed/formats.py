@@ -14,7 +14,7 @@ import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from patchloom.errors import PatchloomError, closest_word, listing, pip_install
+from patchloom.errors import PatchloomError, pip_install
 from patchloom.system.files import regular
 
 METADATA_KEY = "patchloom-embeddings-1"  # key of the card in a file
@@ -194,22 +194,6 @@ FORMATS = {
     ".npz": Format(_write_npz, _read_npz, _read_npz_card),
     ".safetensors": Format(_write_safetensors, _read_safetensors, _read_safetensors_card),
 }
-
-
-def check_suffix(path: Path) -> str:
-    """Return the suffix of a file of vectors, a key of `FORMATS`."""
-    suffix = path.suffix.lower()
-    if suffix not in FORMATS:
-        ending = closest_word(suffix, FORMATS) or ".parquet"
-        raise PatchloomError(
-            f"--to {path} has no known suffix: end the file in {listing(FORMATS)}, as in "
-            f"{path.name.removesuffix(path.suffix) or 'features'}{ending}, or give {path}/ for a folder of parts"
-        )
-    if path.is_dir():
-        raise PatchloomError(f"--to {path} is a folder: give a file in it, or {path}/")
-    if suffix == ".parquet":
-        arrow()
-    return suffix
 
 
 def read_card(path: Path) -> Card:

@@ -115,14 +115,10 @@ def nearest_rows(
     others = [one for one in best if not one.itself][:top]
     found = [one for one in best if one.itself or one in others]
     ranks = [0 if one.itself else others.index(one) + 1 for one in found]
-    pairs = _pairs(np.concatenate(sample)) if sample else np.empty(0, np.float32)
+    units = np.concatenate([np.empty((0, mean.size), np.float32), *sample])
+    pairs = (units @ units.T)[np.triu_indices(len(units), 1)]  # the cosine of each
     as_near = [float(np.mean(pairs >= one.cosine - _ROUNDED)) if len(pairs) else math.nan for one in found]
     return [one._replace(rank=r, as_near=a) for one, r, a in zip(found, ranks, as_near, strict=True)]
-
-
-def _pairs(units: np.ndarray) -> np.ndarray:
-    """Return the cosines [m (m - 1) / 2] of all pairs of unit vectors [m d]."""
-    return (units @ units.T)[np.triu_indices(len(units), 1)]
 
 
 def _unit(vectors: np.ndarray) -> np.ndarray:
