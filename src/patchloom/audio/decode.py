@@ -112,7 +112,7 @@ def _mixed(file: Any, stored: int, rate: int) -> np.ndarray:
         raise ValueError(
             f"its header says {own:,} samples per second, which are too few for {rate:,}; give --rate {own} or so"
         )
-    if max(_factors(own, rate)) > _MOST_FACTOR:  # the filter would fill the memory
+    if max(own, rate) // math.gcd(own, rate) > _MOST_FACTOR:  # the filter would fill the memory
         raise ValueError(f"its header says {own:,} samples per second, which is no usual rate; resample it to {rate:,}")
     check_decoded_size(2 * math.ceil(file.frames * max(1, rate / own)), stored, "cut it into shorter recordings")
     floating = file.subtype in ("FLOAT", "DOUBLE")
@@ -143,12 +143,6 @@ def _as_integers(wave: np.ndarray) -> np.ndarray:
     return np.round(scaled, out=scaled).clip(-_FULL, _FULL - 1, out=scaled).astype(np.int16)
 
 
-def _factors(own: int, rate: int) -> tuple[int, int]:
-    """Return the least factors of the samples per second, ``up`` and ``down``, from ``own`` to ``rate``."""
-    shared = math.gcd(own, rate)
-    return rate // shared, own // shared
-
-
 def resample(wave: np.ndarray, own: int, rate: int) -> np.ndarray:
     """Resample a recording by a polyphase filter, which removes frequencies above half of either rate.
 
@@ -158,8 +152,7 @@ def resample(wave: np.ndarray, own: int, rate: int) -> np.ndarray:
     """
     from scipy.signal import resample_poly  # takes long to import, and most recordings have the rate
 
-    up, down = _factors(own, rate)
-    return resample_poly(wave, up, down, window=_low_pass(max(up, down)))
+    return resample_poly(wave, rate, own, window=_low_pass(max(own, rate) // math.gcd(own, rate)))
 
 
 @lru_cache(maxsize=8)

@@ -21,7 +21,7 @@ from typing import IO, TYPE_CHECKING, BinaryIO
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image, ImageFile, ImageOps
 from torch import Tensor
 
 from patchloom.data.codestreams import has_size, part_size
@@ -265,7 +265,7 @@ def _silence_libtiff() -> None:
             library.TIFFSetWarningHandler(None)
 
 
-def open_pillow(source: Path | BinaryIO) -> Image.Image:
+def open_pillow(source: Path | BinaryIO) -> ImageFile.ImageFile:
     """Open an image file with Pillow, but only in formats that are safe to decode: PostScript would be executed."""
     Image.init()
     if not isinstance(source, Path):
@@ -349,8 +349,12 @@ def from_pil(image: Image.Image) -> Tensor:
     """Convert an 8-bit PIL image to uint8 [c h w] with c 1 or 3, with orientation applied and composited over white."""
     if read_orientation(image) in range(2, 9):
         record_conversion("turned")
-    if is_collecting():
-        _record_header(image)
+    if image.mode in ("P", "PA") and image.format != "GIF":
+        record_conversion("palette")
+    elif image.mode not in ("1", "L", "LA", "La", "RGB", "RGBA", "RGBa", "P", "PA"):
+        record_conversion("colours")
+    if is_collecting() and image.format not in ("TIFF", "MPO") and getattr(image, "is_animated", False):
+        record_conversion("frames")
     ImageOps.exif_transpose(image, in_place=True)
     if image.has_transparency_data:
         grey = image.mode in ("L", "LA")
@@ -365,16 +369,6 @@ def from_pil(image: Image.Image) -> Tensor:
             raise ValueError(f"pixels of mode {image.mode} are not supported; save it as 8 or 16-bit PNG or TIFF")
         image = image.convert("RGB")
     return channels_first(np.array(image))
-
-
-def _record_header(image: Image.Image) -> None:
-    """Record the conversions that follow from the header of an image."""
-    if image.mode in ("P", "PA") and image.format != "GIF":
-        record_conversion("palette")
-    elif image.mode not in ("1", "L", "LA", "La", "RGB", "RGBA", "RGBa", "P", "PA"):
-        record_conversion("colours")
-    if image.format not in ("TIFF", "MPO") and getattr(image, "is_animated", False):
-        record_conversion("frames")
 
 
 def _refuse_cut_gif(content: bytes) -> None:

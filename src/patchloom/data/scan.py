@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -46,19 +47,18 @@ class Survey:
             whether it is deep (more than 8 bits) and flat (of one colour), and the digest of its pixels. For a
             recording, the width is its number of samples at the rate at which it is read, and flat means silent.
         moments: moments of the pixels, by number of channels.
-        kinds: number of readable files by PIL's format and mode, such as "PNG RGB"; by suffix if PIL knows neither.
+        kinds: number of readable files by PIL's format and mode, such as "PNG RGB", or by suffix if PIL knows neither;
+            of sound files by kind, rate and channels.
         broken: index and reason of the images that could not be read.
         noticed: conversions of images when they were read, such as compositing an alpha channel over white.
-        heads: number of readable sound files by kind, rate and channels.
     """
 
     source: Source
     rows: np.ndarray
     moments: dict[int, Moments]
-    kinds: dict[str, int]
+    kinds: dict[Any, int]
     broken: tuple[tuple[int, str], ...]
     noticed: ConversionCounts
-    heads: dict[tuple[str, int, int], int]
 
     @property
     def tried(self) -> int:
@@ -126,41 +126,33 @@ def survey(source: Source, max_images: int | None = None, workers: int | None = 
     rows = np.empty(len(indices), _ROW)
     read = 0
     moments: dict[int, Moments] = {}
-    kinds: Counter[str] = Counter()
-    heads: Counter[tuple[str, int, int]] = Counter()
+    kinds: Counter[Any] = Counter()
     for _, (row, parts, kind) in made:
         rows[read] = row
         read += 1
         for part in parts:
             moments.setdefault(len(part.total), Moments(len(part.total))).join(part)
-        if isinstance(kind, str):
+        if kind is not None:
             kinds[kind] += 1
-        elif kind is not None:
-            heads[kind] += 1
-    counts = dict(kinds.most_common()), tuple(made.broken), made.noticed, dict(heads.most_common())
-    return Survey(source, rows[:read], moments, *counts)
+    return Survey(source, rows[:read], moments, dict(kinds.most_common()), tuple(made.broken), made.noticed)
 
 
 def _properties(
     source: Source, i: int, image: Tensor
 ) -> tuple[tuple[int | bool | bytes, ...], list[Moments], str | tuple[str, int, int] | None]:
     """Return the row of an item, its moments, and the kind of its file; none for something in a container."""
-    path = Path(source.describe(i))
-    if source.sound is not None:
-        return _row(i, image), [], head_of(path)[:3] if path.is_file() else None
-    return _row(i, image), Moments.of_parts(image), _kind(path) if path.is_file() else None
-
-
-def _row(i: int, image: Tensor) -> tuple[int | bool | bytes, ...]:
+    path, (c, h, w) = Path(source.describe(i)), image.shape
     pixels = np.ascontiguousarray(image.permute(1, 2, 0).numpy())
     digest = hashlib.blake2b(f"{pixels.shape} {pixels.dtype}".encode(), digest_size=16)
     digest.update(pixels.data)
-    c, h, w = image.shape
-    if image.dtype == torch.int16:
+    if source.sound is not None:
         samples = pixels.astype(np.int32)  # a constant offset (DC) is silent
-        return i, h, w, c, False, bool(samples.max() - samples.min() <= 2 * _SILENT), digest.digest()
+        silent = bool(samples.max() - samples.min() <= 2 * _SILENT)
+        row = i, h, w, c, False, silent, digest.digest()
+        return row, [], head_of(path)[:3] if path.is_file() else None
     flat = bool((pixels[0] == pixels[0, 0]).all() and (pixels == pixels[0, 0]).all())
-    return i, h, w, c, image.dtype != torch.uint8, flat, digest.digest()
+    row = i, h, w, c, image.dtype != torch.uint8, flat, digest.digest()
+    return row, Moments.of_parts(image), _kind(path) if path.is_file() else None
 
 
 def _kind(path: Path) -> str:

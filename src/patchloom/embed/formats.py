@@ -83,22 +83,13 @@ def _read_parquet_card(path: Path) -> str | None:
 
 
 def _read_parquet(path: Path) -> Rows:
-    # pre-buffering would keep all row groups in memory
-    with arrow().parquet.ParquetFile(path, pre_buffer=False) as file:
-        kind, shape = file.schema_arrow.field("vector").type, [file.metadata.num_rows]
-        while hasattr(kind, "list_size"):
-            shape.append(kind.list_size)
-            kind = kind.value_type
-        rows = Rows(np.empty(shape, kind.to_pandas_dtype()), [], [], [])
-        for some in file.iter_batches(ROWS):
-            lists, start = some.column("vector"), len(rows.paths)
-            while hasattr(lists.type, "list_size"):
-                lists = lists.flatten()
-            rows.vectors[start : start + len(some)] = lists.to_numpy().reshape(len(some), *shape[1:])
-            rows.paths.extend(some.column("path").to_pylist())
-            rows.splits.extend(some.column("split").to_pylist())
-            rows.labels.extend(some.column("label").to_pylist())
-    return rows
+    with arrow().parquet.ParquetFile(path, pre_buffer=False) as file:  # pre-buffering would take more memory
+        table = file.read()
+    vectors, shape = table["vector"].combine_chunks(), [len(table)]
+    while hasattr(vectors.type, "list_size"):
+        shape.append(vectors.type.list_size)
+        vectors = vectors.flatten()
+    return Rows(vectors.to_numpy().reshape(shape), *(table[name].to_pylist() for name in ("path", "split", "label")))
 
 
 # npz without pickle: vectors, paths, splits, labels (int64 indices into classes, -1 for none) and card.

@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
@@ -218,13 +219,8 @@ class PartFolder:
 
     def join(self, file: Path, card: Card) -> None:
         """Join all parts in memory, write them as one file, and remove the folder."""
-        rows = Rows(np.empty((card["rows"], *self.shape), self.dtype), [], [], [])
-        for part in self.all:
-            some, start = self._read(part), len(rows.paths)
-            rows.vectors[start : start + len(some.paths)] = some.vectors
-            rows.paths.extend(some.paths)
-            rows.splits.extend(some.splits)
-            rows.labels.extend(some.labels)
+        vectors, *texts = zip(*map(self._read, self.all), strict=True)
+        rows = Rows(np.concatenate(vectors), *(list(chain.from_iterable(column)) for column in texts))
         # written among the parts first, so that an interruption leaves files only in their folder
         whole = self.folder / f"whole{self.suffix}"
         write_whole(whole, lambda path: FORMATS[self.suffix].write(path, rows, card))
