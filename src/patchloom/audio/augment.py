@@ -18,8 +18,8 @@ from patchloom.options.tasks import Sharing
 _LEAST, _MOST = -(2**15), 2**15 - 1
 
 
-class RandomExcerpt:
-    """Excerpts of a recording: a random position in a longer one, a random shift, and background noise.
+class Excerpt:
+    """Excerpts of a recording: its centre, or a random position in a longer one, a random shift and background noise.
 
     Shift and noise are those of the public program of TC-ResNet, whose data preparation MP3 keeps (section 4.1).
 
@@ -51,10 +51,14 @@ class RandomExcerpt:
         self.noise_share, self.noise_volume, self.crop, self.n_views = noise_share, noise_volume, crop, n_views
         self.crops = n_views if crop == "own" else 1
 
-    def __call__(self, wave: Tensor, rng: np.random.Generator) -> tuple[Tensor, ...]:
-        """Return ``n_views`` excerpts, int16 [1 1 ``sound.samples``] each, of a recording, int16 [1 1 n]."""
+    def __call__(self, wave: Tensor, rng: np.random.Generator | None = None) -> tuple[Tensor, ...]:
+        """Return ``n_views`` excerpts, int16 [1 1 ``sound.samples``] each, of a recording, int16 [1 1 n].
+
+        The centre is the same without ``rng``.
+        """
         if self.crop == "none":
             return (centre_excerpt(wave, self.sound),) * self.n_views
+        assert rng is not None  # others are random
         return tuple(self._drawn(wave, rng) for _ in range(self.crops)) * (self.n_views // self.crops)
 
     def _drawn(self, wave: Tensor, rng: np.random.Generator) -> Tensor:
@@ -68,17 +72,6 @@ class RandomExcerpt:
         behind = excerpt_at(noise, int(rng.integers(max(1, noise.shape[-1] - length + 1))), length)
         mixed = excerpt.float() + float(rng.uniform(0, self.noise_volume)) * behind.float()
         return mixed.round().clamp(_LEAST, _MOST).to(torch.int16)
-
-
-class CentreExcerpt:
-    """Centre of a recording. Nothing is random."""
-
-    def __init__(self, sound: Sound) -> None:
-        self.sound, self.size = sound, sound.size
-
-    def __call__(self, wave: Tensor, rng: np.random.Generator | None = None) -> tuple[Tensor]:
-        """Return one excerpt, int16 [1 1 ``sound.samples``], of a recording, int16 [1 1 n]; ``rng`` is not used."""
-        return (centre_excerpt(wave, self.sound),)
 
 
 def centre_excerpt(wave: Tensor, sound: Sound) -> Tensor:
@@ -96,15 +89,15 @@ def excerpt_at(wave: Tensor, start: int, length: int) -> Tensor:
     return excerpt
 
 
-def for_recordings(augment: Any, sound: Sound, **options: Any) -> RandomExcerpt:
-    """Return the counterpart of ``augment``, which crops images, for recordings; ``options`` of `RandomExcerpt`."""
+def for_recordings(augment: Any, sound: Sound, **options: Any) -> Excerpt:
+    """Return the counterpart of ``augment``, which crops images, for recordings; ``options`` of `Excerpt`."""
     if getattr(augment, "color", "none") != "none":
         raise PatchloomError("recordings have no colours: give --task.color none")
     if isinstance(augment, TwoViews):
-        return RandomExcerpt(sound, **options, crop=augment.crop, n_views=augment.n_views)
+        return Excerpt(sound, **options, crop=augment.crop, n_views=augment.n_views)
     if type(augment) is not RandomCrop or tuple(augment.size) != sound.size:
         raise PatchloomError(
             "this task needs more of an image than its encoder is given, and recordings have one length: choose "
             "another --task, or another --task.degradation, such as mask"
         )
-    return RandomExcerpt(sound, **options)
+    return Excerpt(sound, **options)

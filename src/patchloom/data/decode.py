@@ -528,10 +528,10 @@ def _read_tiff(file: BinaryIO) -> Tensor:
         plain = page.samplesperpixel - alpha in (1, 3) or page.photometric in _PILLOW_COLOURS
         channel_pages = len(series.axes) == 3 and series.axes[0] in "CQ"
         check_page(page, _size_of(file), series.shape if channel_pages else None)
-        if is_collecting() and not channel_pages and len(series.pages) > 1:
-            record_conversion("pages")
         if channel_pages:
             record_conversion("channel pages")
+        elif len(series.pages) > 1:
+            record_conversion("pages")
         inverted = page.photometric == tifffile.PHOTOMETRIC.MINISWHITE and page.bitspersample > 1
         if inverted:
             record_conversion("inverted")

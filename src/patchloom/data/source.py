@@ -97,7 +97,7 @@ class Source(ABC):
 
         Args:
             crop: random crop for images, for which it is returned.
-            excerpts: options of `RandomExcerpt`, which crops recordings and adds the ``noise`` to them.
+            excerpts: options of `Excerpt`, which crops recordings and adds the ``noise`` to them.
         """
         return self.modality.cut(crop, self.noise, **excerpts)
 
