@@ -44,7 +44,8 @@ class Pass(Generic[_T]):
         source: source of the items.
         indices: items to read.
         value: function of index and item. With worker processes, it and its result are sent between processes.
-        workers: number of processes that read; with auto, all cores if that pays. No result depends on it.
+        workers: number of processes that read what is not in memory; with auto, one per core if that pays. No result
+            depends on it.
         what: status message.
 
     Attributes:
@@ -90,17 +91,18 @@ class Pass(Generic[_T]):
 
     def _read(self) -> Iterator[tuple[int, set[str], str, Any]]:
         """Yield index, conversions, reason if it cannot be read, and otherwise the value, of each item."""
-        reader, workers, rest = _Reader(self.source, self.indices, self.value, _EACH), self.workers, self.indices
+        reader, rest = _Reader(self.source, self.indices, self.value, _EACH), self.indices
+        workers = 0 if self.source.in_memory else self.workers
         if workers == "auto":
             begun = time.perf_counter()
             yield from reader.read(self.indices[:_TIMED])
             rest, each = self.indices[_TIMED:], (time.perf_counter() - begun) / _TIMED
             worth = _WORTH if multiprocessing.get_start_method() == "fork" else _WORTH_IMPORTS
-            workers = 0 if self.source.in_memory or each * len(rest) <= worth else cores()
+            workers = cores() if each * len(rest) > worth else 0
         if workers:
-            each_time = max(1, min(_EACH, len(rest) // (4 * workers)))
-            reader = _Reader(self.source, rest, self.value, each_time)
-            yield from chain.from_iterable(in_workers(reader, range(-(-len(rest) // each_time)), workers))
+            at_once = max(1, min(_EACH, len(rest) // (4 * workers)))
+            reader = _Reader(self.source, rest, self.value, at_once)
+            yield from chain.from_iterable(in_workers(reader, range(-(-len(rest) // at_once)), workers))
         else:  # without a loader, which would take a tenth of a millisecond for each
             yield from reader.read(rest)
 
