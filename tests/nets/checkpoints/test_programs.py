@@ -181,7 +181,7 @@ def sized(width, depth, patch=16, grid=14, class_token=True, **more):
 )
 def test_usual_sizes_are_known(state, model, heads, side, options):
     found, patch = infer_architecture(state), state["patch_embed.proj.weight"].shape[-1]
-    assert found.spec == EncoderSpec(model, (side, side), patch, 3, "learned", options) and found.kinds == heads
+    assert found.spec == EncoderSpec(model, (side, side), patch, 3, "learned", options) and found.heads == heads
     assert infer_architecture(state | {"pos_embed": torch.zeros(1, 199, found.width)}) is None
     assert infer_architecture({name: value for name, value in state.items() if "fc1" not in name}) is None
 
