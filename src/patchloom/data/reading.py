@@ -77,20 +77,22 @@ class Pass(Generic[_T]):
         return tuple(self.noticed.sentences(self.source.describe, tried - len(self.broken), items))
 
     def __iter__(self) -> Iterator[tuple[int, _T]]:
+        first = ""
         with StatusMessage(f"{self.what} {self.source.name}", len(self.indices)) as waiting:
             for i, words, problem, value in self._read():
                 waiting.advance()
                 if problem:
-                    self.broken.append((i, sys.intern(problem)))  # many files share a few reasons
+                    first = first or problem
+                    reason = re.split(" cannot be read as an? [a-z]+: ", problem)[-1]
+                    self.broken.append((i, sys.intern(reason)))  # which many files share
                 else:
                     self.noticed.add(i, words)
                     yield i, value
         if len(self.broken) == len(self.indices):
-            first = f"{self.unreadable[0]} cannot be read: {self.broken[0][1]}" if self.broken else "it is empty"
-            raise PatchloomError(f"nothing could be read in {self.source.name}: {first}")
+            raise PatchloomError(f"nothing could be read in {self.source.name}: {first or 'it is empty'}")
 
     def _read(self) -> Iterator[tuple[int, set[str], str, Any]]:
-        """Yield index, conversions, reason if it cannot be read, and otherwise the value, of each item."""
+        """Yield index, conversions, the error if it cannot be read, and otherwise the value, of each item."""
         reader, rest = _Reader(self.source, self.indices, self.value, _EACH), self.indices
         workers = 0 if self.source.in_memory else self.workers
         if workers == "auto":
@@ -127,6 +129,6 @@ class _Reader(Dataset[Any]):
                 with collect_conversions() as words:
                     item = self.source.read(i)
             except Unreadable as error:
-                yield i, words, re.split(" cannot be read as an? [a-z]+: ", str(error))[-1], None
+                yield i, words, str(error), None
             else:
                 yield i, words, "", self.value(i, item)
