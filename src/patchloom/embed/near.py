@@ -138,11 +138,17 @@ def draw_nearest(
 ) -> Path:
     """Draw the only image of the source ``image`` and its neighbours as a PNG file."""
     others = [each for each in found if not each.itself]
-    each_source = (image, *(_row_of(each, sources) for each in others))
+    each_source = [image]
+    for row in others:
+        source = sources[row.split] if row.split in sources else next(iter(sources.values()))
+        place = next((i for i in range(len(source)) if path_of(source, i) == row.path), None)
+        if place is None:
+            raise PatchloomError(f"{row.path} is no longer among the images of {source.name}: leave out --picture")
+        each_source.append(source.subset([place]))
     images = torch.cat([images.cpu() for source in each_source for _, images in one.batches(source)])
     pictures = to_pictures(one, images)
     words = ["", *(f"{each.cosine:.3f}" for each in others)]
-    row = [Tile(picture, word) for picture, word in zip(pictures, words, strict=True)]
+    tiles = [Tile(picture, word) for picture, word in zip(pictures, words, strict=True)]
     text = (
         f"The nearest {one.modality.noun} of all rows. Above each is the cosine of the vectors minus their mean. "
         f"{'; '.join(f'{each.rank}: {each.path}' for each in others)}."
@@ -150,13 +156,4 @@ def draw_nearest(
     headings = [one.modality.item, *(f"{each.rank}. {each.label or ''}".strip() for each in others)]
     title = Title(f"{one.name}: nearest to {Path(near).name}")
     h, w = pictures.shape[1:3]
-    return draw_tiles(Page([row], headings, title, full_caption(one, text, images)), (h, w), out)
-
-
-def _row_of(row: Neighbour, sources: Mapping[str, Source]) -> Source:
-    """Return the source of the only image of a row."""
-    source = sources[row.split] if row.split in sources else next(iter(sources.values()))
-    place = next((i for i in range(len(source)) if path_of(source, i) == row.path), None)
-    if place is None:
-        raise PatchloomError(f"{row.path} is no longer among the images of {source.name}: leave out --picture")
-    return source.subset([place])
+    return draw_tiles(Page([tiles], headings, title, full_caption(one, text, images)), (h, w), out)
