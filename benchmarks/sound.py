@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 import patchloom
-from patchloom.audio.augment import RandomExcerpt
+from patchloom.audio.augment import Excerpt
 from patchloom.audio.config import Sound
 from patchloom.audio.spectrogram import pictures
 from patchloom.data.cache import cache_images
@@ -131,7 +131,7 @@ def pace(data: Path) -> None:
         "read from the cache": lambda: [cached.read(i) for i in range(256)],
         "made into pictures": lambda: pictures(raw, stats.sound),
         "read, cut and made into pictures": lambda: next(
-            training_batches(heard, RandomExcerpt(stats.sound), 256, 0, 0, 1, channels=1)
+            training_batches(heard, Excerpt(stats.sound), 256, 0, 0, 1, channels=1)
         ),
     }
     assert len(waves) == 256

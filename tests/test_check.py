@@ -79,7 +79,7 @@ def named(found, indices, root):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_statistics_agree_with_numpy(mixed, workers, monkeypatch):
-    monkeypatch.setattr("patchloom.data.scan._EACH", 4)  # several parts, and so few are not read in one process
+    monkeypatch.setattr("patchloom.data.reading._EACH", 4)  # several parts, and so few are not read in one process
     root, arrays = mixed
     found = survey(open_data(root).train, workers=workers)
     assert named(found, [i for i, _ in found.broken], root) == BROKEN

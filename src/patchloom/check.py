@@ -155,7 +155,7 @@ _MOST = 5  # sampling rates, formats or numbers of channels that are listed
 def column_of(found: Survey) -> dict[str, str]:
     """Return the properties of recordings by name: formats, lengths, number of silent ones."""
     kinds, rates, channels = (Counter[str]() for _ in range(3))
-    for (kind, rate, tracks), count in found.heads.items():
+    for (kind, rate, tracks), count in found.kinds.items():
         kinds[kind] += count
         rates[f"{rate:,} Hz"] += count
         channels[str(tracks)] += count
@@ -466,7 +466,7 @@ def _values(found: Survey, channels: int) -> dict[str, Any]:
         "seconds": None,
     }
     if source.sound is not None:
-        heads = [(*head, count) for head, count in found.heads.items()]
+        heads = [(*head, count) for head, count in found.kinds.items()]
         names = ("kind", "hz", "channels", "n")
         sounds = [dict(zip(names, one, strict=True)) for one in heads]
         return values | {"sounds": sounds, "seconds": _span(_seconds(found))}

@@ -123,7 +123,7 @@ def test_headers_without_samples_and_other_files_are_refused(tmp_path):
         (tmp_path / "empty.mp3", "empty"),
         (tmp_path / "text.wav", "not a WAV, FLAC, Ogg or MP3"),
         (tmp_path / "none.wav", "No such file"),
-        (tmp_path, "not a file"),
+        (tmp_path, "not a regular file"),
         (written(tmp_path / "b.wav", np.array([0.5, np.nan]), subtype="FLOAT"), "not finite"),
         (written(tmp_path / "c.wav", np.zeros(9), 4_000_037), "4,000,037 samples per second, and at most 768,000"),
     ):

@@ -8,7 +8,7 @@ import torch
 from refusing import refusal
 from spoken import SOUND, Tones
 
-from patchloom.audio.augment import CentreExcerpt, RandomExcerpt
+from patchloom.audio.augment import Excerpt
 from patchloom.audio.config import Sound
 from patchloom.audio.recordings import Recordings, modality_of
 from patchloom.audio.spectrogram import pictures
@@ -43,15 +43,15 @@ def test_a_crop_of_images_becomes_an_excerpt_with_the_sources_noise():
     source.noise = noise
     assert Shapes(2).cut(crop, shift=0.3) is crop
     cut = source.subset([1]).cut(crop, shift=0.02, noise_share=0.5, noise_volume=0.2)
-    assert isinstance(cut, RandomExcerpt) and cut.noise == noise and cut.shift == 0.02
+    assert isinstance(cut, Excerpt) and cut.noise == noise and cut.shift == 0.02
     assert (cut.noise_share, cut.noise_volume) == (0.5, 0.2)
-    assert isinstance(HEARD.centre(SOUND.size), CentreExcerpt)
+    assert HEARD.centre(SOUND.size).crop == "none"
     assert "of 8x9, and the encoder is for 8x8" in refusal(HEARD.centre, (8, 8), name="birds")
 
 
 @pytest.mark.parametrize("device", [None, "cpu"])
 def test_a_batch_of_recordings_is_pictures_of_the_excerpts_that_the_seed_draws(device):
-    source, cut = Tones(4), RandomExcerpt(SOUND)
+    source, cut = Tones(4), Excerpt(SOUND)
     (batch,) = training_batches(source, source.cut(RandomCrop(SOUND.size)), 6, 3, 0, 1, channels=1, device=device)
     rows = batch.indices.tolist()
     waves = torch.stack([cut(source.read(i), np.random.default_rng((3, 0, i)))[0] for i in rows])

@@ -3,6 +3,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import re
 import shutil
 import time
 from collections import namedtuple
@@ -13,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from refusing import refusal
 
 from patchloom.data import cache
 from patchloom.data.augment import RandomCrop, resize_part
@@ -22,7 +24,6 @@ from patchloom.data.loader import training_batches
 from patchloom.data.source import Source
 from patchloom.data.sources.open import open_data
 from patchloom.data.sources.synthetic import Shapes
-from patchloom.errors import PatchloomError
 from patchloom.system.files import cache_root
 
 FORK = multiprocessing.get_context("fork")
@@ -109,9 +110,7 @@ def test_images_of_every_kind_come_back(root, tmp_path, draw):
     for i in range(len(source)):
         assert cached.describe(i) == source.describe(i)
         if source.describe(i) == str(broken):
-            for one in (source, cached):
-                with pytest.raises(Unreadable, match="broken.png"):
-                    one.read(i)
+            assert all("broken.png" in refusal(one.read, i) for one in (source, cached))
         else:
             assert torch.equal(cached.read(i), source.read(i)) and cached.read(i).dtype == source.read(i).dtype
     assert cached.fingerprint() == source.fingerprint() and cached.stamp() == source.stamp()
@@ -274,9 +273,7 @@ def test_only_old_unfinished_parts_are_removed(root, log):
 
 
 def refused(match, source, how="whole"):
-    with pytest.raises(PatchloomError, match=match) as caught:
-        cache_images(source, how)
-    assert "\n" not in str(caught.value) and not isinstance(caught.value, Unreadable)
+    assert re.search(match, refusal(cache_images, source, how))
 
 
 def disc_of(monkeypatch, *free: float) -> None:
@@ -434,10 +431,8 @@ def test_recordings_are_cached_at_their_rate(tmp_path, record):
     assert cached.missing() == 1
     for one in (cached, pickle.loads(pickle.dumps(cached)), cached.heard_as(replace(source.sound, seconds=0.5))):
         assert all(torch.equal(one.read(i), source.read(i)) and one.read(i).dtype == torch.int16 for i in range(5))
-    with pytest.raises(Unreadable, match="broken.wav"):
-        cached.read(5)
+    assert "broken.wav" in refusal(cached.read, 5)
     other = fill(source.heard_as(replace(source.sound, rate=4_000)))
     assert other.missing() == 1 and other.read(4).shape[-1] * 4 == cached.read(4).shape[-1]
-    with pytest.raises(PatchloomError, match="16,000 samples a second, not at 4,000"):
-        cached.heard_as(replace(source.sound, rate=4_000))
+    assert "16,000 samples a second, not at 4,000" in refusal(cached.heard_as, replace(source.sound, rate=4_000))
     refused("--cache 64 .*recordings", source, 64)

@@ -94,12 +94,10 @@ def test_an_alpha_channel_after_four_bands_is_composited_at_any_depth(tmp_path):
 
 
 def test_sentences_count_and_name():
-    noticed, more = ConversionCounts(), ConversionCounts()
-    for i in (7, 3):
-        more.add(i, {"alpha"})
+    noticed = ConversionCounts()
     noticed.add(5, {"alpha", "turned"})
-    noticed.add(9, {"alpha"})
-    noticed.join(more)
+    for i in (9, 7, 3):
+        noticed.add(i, {"alpha"})
     alpha, turned = noticed.sentences("image {}".format, 10)
     assert alpha.startswith("4 of 10 images have") and alpha.endswith("(image 3, image 5, image 7, ...)")
     assert turned.startswith("1 of 10 images is") and turned.endswith("(image 5)")
@@ -108,7 +106,7 @@ def test_sentences_count_and_name():
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_survey_and_statistics_record_and_check_reports(tmp_path, workers, monkeypatch):
-    monkeypatch.setattr("patchloom.data.scan._EACH", 2)
+    monkeypatch.setattr("patchloom.data.reading._EACH", 2)
     for name in ("turned.jpg", "alpha.png", "cmyk.jpg", "plain.png", "palette.png"):
         KINDS[name][0](tmp_path / name)
     train = open_data(tmp_path).train

@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
+from encoding import assert_unreadable
 from PIL import Image
 
 from patchloom.data.conversions import collect_conversions
-from patchloom.data.decode import Unreadable, decode_image, read_image
+from patchloom.data.decode import decode_image, read_image
 from patchloom.data.sources.open import open_data
 
 try:
@@ -36,9 +37,7 @@ def test_heic(tmp_path):
         assert np.abs(image.permute(1, 2, 0).numpy().astype(int) - ramp).mean() < 3
     content = (tmp_path / "a.heic").read_bytes()
     assert (decode_image(content, "it") == source.train.read(0)).all()
-    (tmp_path / "broken.heic").write_bytes(content[: len(content) // 2])
-    with pytest.raises(Unreadable, match="broken.heic"):
-        read_image(tmp_path / "broken.heic")
+    assert_unreadable(content[: len(content) // 2])
 
 
 @pytest.mark.skipif(pydicom is None, reason="needs the extra dicom")
@@ -97,16 +96,13 @@ class TestDicom:
         whole = path.read_bytes()
         with monkeypatch.context() as patch:
             patch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
-            with pytest.raises(Unreadable, match="a.dcm.*bomb"):
-                read_image(path)
+            assert_unreadable(path, "bomb")
         data = pydicom.dcmread(path)
         del data.Rows, data.Columns, data.PixelData
         data.save_as(path)
         for content in (path.read_bytes(), whole[:200], whole[:-50], b"", b"no image"):
             path.write_bytes(content)
-            with pytest.raises(Unreadable, match=r"a\.dcm cannot be read as an image: ") as caught:
-                read_image(path)
-            assert "\n" not in str(caught.value)
+            assert_unreadable(path)
 
     def test_values_of_more_than_8_bits_count_as_4_bytes(self, tmp_path, monkeypatch):
         path = self.write(tmp_path / "a.dcm", GREY)
@@ -114,8 +110,7 @@ class TestDicom:
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 4 * GREY.size // 6)  # the limit has 6 bytes per pixel
         assert read_image(path).shape == (1, 9, 14)
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 4 * GREY.size // 6 - 1)
-        with pytest.raises(Unreadable, match="would become 504, .*bomb"):
-            read_image(path)
+        assert_unreadable(path, "would become 504, .*bomb")
 
     def test_a_deflated_file_is_not_inflated_beyond_the_limit(self, tmp_path, monkeypatch):
         plain = read_image(self.write(tmp_path / "a.dcm", GREY))
@@ -128,7 +123,5 @@ class TestDicom:
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10_000)
         monkeypatch.setattr("patchloom.data.decode._BLOCK", 5000)
         assert (read_image(tmp_path / "b.dcm") == plain).all()
-        with pytest.raises(Unreadable, match="decompression bomb"):
-            read_image(tmp_path / "c.dcm")
-        with pytest.raises(Unreadable, match="decompression bomb"):
-            decode_image((tmp_path / "c.dcm").read_bytes(), "it")
+        for large in (tmp_path / "c.dcm", (tmp_path / "c.dcm").read_bytes()):
+            assert_unreadable(large, "decompression bomb")

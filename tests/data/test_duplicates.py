@@ -1,10 +1,12 @@
 """Exact copies are recognised by their contents, and a split keeps them on one side."""
 
 import os
+import re
 import shutil
 
 import numpy as np
 import pytest
+from refusing import refusal
 
 from patchloom import display
 from patchloom.data import duplicates
@@ -12,7 +14,6 @@ from patchloom.data.duplicates import comparable, copies_among
 from patchloom.data.sources.open import open_data
 from patchloom.data.sources.synthetic import Shapes
 from patchloom.data.splits import choose_indices, hold_out, split_for_test
-from patchloom.errors import PatchloomError
 
 
 @pytest.fixture(autouse=True)
@@ -124,8 +125,7 @@ def test_known_contents_are_drawn_only_if_there_are_no_others(twelve):
 def test_a_folder_of_copies_of_one_image_cannot_be_split(draw, tmp_path):
     for name in "abc":
         (tmp_path / f"{name}.png").write_bytes(draw("a.png").read_bytes())
-    with pytest.raises(PatchloomError, match="the 3 files of .* are copies of one image"):
-        hold_out(open_data(tmp_path).train)
+    assert re.search("the 3 files of .* are copies of one image", refusal(hold_out, open_data(tmp_path).train))
 
 
 def test_files_are_read_once_until_one_changes(twelve, reads, cache):

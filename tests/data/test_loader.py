@@ -3,6 +3,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from refusing import refusal
 from torch.utils.data import DataLoader
 
 from patchloom.data.augment import CentreCrop, RandomCrop, TwoViews, draw_colors, plan_colors, recolor
@@ -86,8 +87,7 @@ def test_batches_are_what_the_source_and_augmentation_say(shapes):
 @example(2, 3, 4, set(), 0)
 def test_processes_share_no_image_and_batches_repeat_none(n, batch_size, world, holes, step):
     if n < world:
-        with pytest.raises(PatchloomError, match="processes"):
-            training_batches(Holed(n), CROP, batch_size, 0, 0, 1, rank=0, world=world)
+        assert "processes" in refusal(training_batches, Holed(n), CROP, batch_size, 0, 0, 1, rank=0, world=world)
         return
     source = Holed(n, holes)
     if len(holes & set(range(n))) > n // 2:
@@ -126,23 +126,14 @@ def test_unreadable_images_are_replaced_and_reported(workers):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_too_many_unreadable_images_end_the_run_with_a_sentence(workers):
-    with pytest.raises(PatchloomError, match="^101 images of holed in a row cannot be read") as caught:
-        list(training_batches(Holed(400, range(400)), CROP, 4, 0, 0, 1, workers, channels=1))
-    assert "\n" not in str(caught.value)
-    for batches in (
-        training_batches(Holed(9, range(9)), CROP, 4, 0, 0, 1, workers, channels=1),
-        plain_batches(Holed(3, [0, 1, 2]), (8, 8), 2, workers, channels=1),
+def test_too_many_unreadable_images_and_wrong_channels_end_a_run_with_a_sentence(workers):
+    for batches, said in (
+        (training_batches(Holed(400, range(400)), CROP, 4, 0, 0, 1, workers, channels=1), "101 images of holed in a"),
+        (training_batches(Holed(9, range(9)), CROP, 4, 0, 0, 1, workers, channels=1), "nothing in holed could be read"),
+        (plain_batches(Holed(3, [0, 1, 2]), (8, 8), 2, workers, channels=1), "nothing in holed could be read"),
+        (plain_batches(Holed(3), (8, 8), 2, workers, channels=5), "holed #0 has 1 channel where 5"),
     ):
-        with pytest.raises(PatchloomError, match="^nothing in holed could be read"):
-            list(batches)
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_wrong_channels_name_the_image(workers):
-    with pytest.raises(PatchloomError, match="^holed #0 has 1 channel where 5") as caught:
-        list(plain_batches(Holed(3), (8, 8), 2, workers, channels=5))
-    assert "\n" not in str(caught.value)
+        assert refusal(list, batches).startswith(said)
 
 
 def test_one_deep_image_makes_the_batch_float():

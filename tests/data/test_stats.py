@@ -1,8 +1,11 @@
+import re
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from pseudo_cuda import CUDA, pseudo_cuda
+from refusing import refusal
 
 from patchloom.audio.config import Sound
 from patchloom.data.augment import RandomCrop
@@ -21,9 +24,6 @@ def test_channels(tmp_path, draw):
     assert channels_of(open_data(tmp_path).train) == 1
     draw("a/3.png")
     assert channels_of(open_data(tmp_path).train) == 3
-    np.save(tmp_path / "five.npy", np.zeros((4, 4, 5), np.uint8))
-    with pytest.raises(PatchloomError, match=r"mixes images of 1 channel \(.*png\) and of 5 \(.*five.npy\)"):
-        channels_of(open_data(tmp_path).train)
 
 
 def test_measure_agrees_with_numpy(tmp_path):
@@ -69,15 +69,15 @@ def test_flat_images_keep_a_floor_under_std(tmp_path):
 @pytest.mark.parametrize(("method", "workers"), [("fork", [cores()]), ("spawn", [])])
 def test_worker_processes_change_no_digit(tmp_path, draw, monkeypatch, method, workers):
     """Where they are not forked, starting them takes longer than this sample."""
-    monkeypatch.setattr("patchloom.data.stats.multiprocessing.get_start_method", lambda: method)
+    monkeypatch.setattr("patchloom.data.reading.multiprocessing.get_start_method", lambda: method)
     for number in range(20):
         draw(f"{number:02}.png", 300, 290)  # more pixels than are summed at a time
     (tmp_path / "07.png").write_bytes(b"no")
     source, started = open_data(tmp_path).train, []
     alone = statistics_of(source, 1)
-    monkeypatch.setattr("patchloom.data.stats._WORTH", 0.0)
+    monkeypatch.setattr("patchloom.data.reading._WORTH", 0.0)
     monkeypatch.setattr(
-        "patchloom.data.stats.in_workers", lambda *given: started.append(given[2]) or in_workers(*given)
+        "patchloom.data.reading.in_workers", lambda *given: started.append(given[2]) or in_workers(*given)
     )
     assert statistics_of(source, 1) == alone
     assert started == workers
@@ -87,9 +87,8 @@ def test_worker_processes_change_no_digit(tmp_path, draw, monkeypatch, method, w
 def test_nothing_readable_names_the_first_problem(tmp_path):
     (tmp_path / "a.jpg").write_bytes(b"no")
     (tmp_path / "b.jpg").write_bytes(b"no")
-    for ask in (channels_of, lambda source: statistics_of(source, 3)):
-        with pytest.raises(PatchloomError, match=r"nothing could be read in .*: .*a\.jpg cannot be read"):
-            ask(open_data(tmp_path).train)
+    said = refusal(channels_of, open_data(tmp_path).train)
+    assert re.search(r"nothing could be read in .*: .*a\.jpg cannot be read", said)
 
 
 def test_normalize():
@@ -122,14 +121,13 @@ def test_one_image_of_other_channels_is_named(tmp_path, draw):
         draw(f"{i:03}.png")
     np.save(tmp_path / "113.npy", np.zeros((8, 10, 5), np.uint8))
     source = open_data(tmp_path).train
-    with pytest.raises(PatchloomError, match=r"mixes images of 3 channels .*000.png.* and of 5 \(.*113.npy\)"):
-        measure(source, "auto", Sound())
-    with pytest.raises(PatchloomError, match=r"113.npy has 5 channels where 3 are expected"):
-        measure(source, "auto", Sound(), sample=5)
-        [*training_batches(source, RandomCrop((8, 8)), 8, 0, 0, 15)]
+    said = refusal(measure, source, "auto", Sound())
+    assert re.search(r"mixes images of 3 channels .*000.png.* and of 5 \(.*113.npy\)", said)
+    measure(source, "auto", Sound(), sample=5)  # which does not meet it
+    batches = training_batches(source, RandomCrop((8, 8)), 8, 0, 0, 15)
+    assert "113.npy has 5 channels where 3 are expected" in refusal(list, batches)
     five = source.subset([113])
-    with pytest.raises(PatchloomError, match="--channels 3 does not fit .*5"):
-        measure(five, 3, Sound())
+    assert re.search("--channels 3 does not fit .*5", refusal(measure, five, 3, Sound()))
     assert measure(five, 5, Sound())[0] == measure(five, "auto", Sound())[0] == 5
 
 
@@ -143,7 +141,6 @@ def test_a_fault_of_the_source_is_one_sentence(monkeypatch, workers):
                 raise PatchloomError("the shard is gone: mount it again")
             return super().read(i)
 
-    monkeypatch.setattr("patchloom.data.stats._WORTH", 0.0)
-    monkeypatch.setattr("patchloom.data.stats.cores", lambda: workers)
-    with pytest.raises(PatchloomError, match="^the shard is gone: mount it again$"):
-        statistics_of(Gone(12, size=16), 3)
+    monkeypatch.setattr("patchloom.data.reading._WORTH", 0.0)
+    monkeypatch.setattr("patchloom.data.reading.cores", lambda: workers)
+    assert refusal(statistics_of, Gone(12, size=16), 3) == "the shard is gone: mount it again"

@@ -18,8 +18,8 @@ from patchloom.options.tasks import Sharing
 _LEAST, _MOST = -(2**15), 2**15 - 1
 
 
-class RandomExcerpt:
-    """Random excerpt of a recording: a random position in a longer one, a random shift, and background noise.
+class Excerpt:
+    """Excerpts of a recording: its centre, or a random position in a longer one, a random shift and background noise.
 
     Shift and noise are those of the public program of TC-ResNet, whose data preparation MP3 keeps (section 4.1).
 
@@ -29,15 +29,13 @@ class RandomExcerpt:
         noise: recordings of noise, int16 [1 1 n] each; a random excerpt of one is added.
         noise_share: share of the excerpts to which noise is added.
         noise_volume: largest factor of the noise; it is drawn uniformly from 0 on.
+        crop: the centre for all views (none), one random excerpt for all (shared), or one for each (own).
+        n_views: number of views, as of `patchloom.data.augment.RandomCrop`; 2 for a student and a teacher.
 
     Attributes:
         size: size of the picture that is made from an excerpt.
         crops: number of different excerpts of a recording in a call.
-        n_views: number of views that a call returns, as of `patchloom.data.augment.RandomCrop`.
     """
-
-    crops = 1
-    n_views = 1
 
     def __init__(
         self,
@@ -46,61 +44,34 @@ class RandomExcerpt:
         noise: Sequence[Tensor] = (),
         noise_share: float = 0.8,
         noise_volume: float = 0.1,
+        crop: Sharing = "own",
+        n_views: int = 1,
     ) -> None:
         self.sound, self.size, self.shift, self.noise = sound, sound.size, shift, tuple(noise)
-        self.noise_share, self.noise_volume = noise_share, noise_volume
+        self.noise_share, self.noise_volume, self.crop, self.n_views = noise_share, noise_volume, crop, n_views
+        self.crops = n_views if crop == "own" else 1
 
-    def __call__(self, wave: Tensor, rng: np.random.Generator) -> tuple[Tensor, ...]:
-        """Return one excerpt, int16 [1 1 ``sound.samples``], of a recording, int16 [1 1 n]."""
-        return (self._drawn(wave, rng),)
+    def __call__(self, wave: Tensor, rng: np.random.Generator | None = None) -> tuple[Tensor, ...]:
+        """Return ``n_views`` excerpts, int16 [1 1 ``sound.samples``] each, of a recording, int16 [1 1 n].
+
+        The centre is the same without ``rng``.
+        """
+        if self.crop == "none":
+            return (centre_excerpt(wave, self.sound),) * self.n_views
+        assert rng is not None  # others are random
+        return tuple(self._drawn(wave, rng) for _ in range(self.crops)) * (self.n_views // self.crops)
 
     def _drawn(self, wave: Tensor, rng: np.random.Generator) -> Tensor:
         n, length = wave.shape[-1], self.sound.samples
         most = round(self.shift * self.sound.rate)
         start = int(rng.integers(n - length + 1)) if n > length else -((length - n) // 2)
         excerpt = excerpt_at(wave, start + int(rng.integers(-most, most + 1)), length)
-        if self.noise and rng.random() < self.noise_share:
-            excerpt = self._with_noise(excerpt, rng)
-        return excerpt
-
-    def _with_noise(self, excerpt: Tensor, rng: np.random.Generator) -> Tensor:
-        noise, length = self.noise[int(rng.integers(len(self.noise)))], self.sound.samples
+        if not self.noise or rng.random() >= self.noise_share:
+            return excerpt
+        noise = self.noise[int(rng.integers(len(self.noise)))]
         behind = excerpt_at(noise, int(rng.integers(max(1, noise.shape[-1] - length + 1))), length)
         mixed = excerpt.float() + float(rng.uniform(0, self.noise_volume)) * behind.float()
         return mixed.round().clamp(_LEAST, _MOST).to(torch.int16)
-
-
-class TwoExcerpts(RandomExcerpt):
-    """Two excerpts of a recording, for a student and a teacher.
-
-    Args:
-        sound: settings with the length.
-        crop: the centre for both (none), one random excerpt for both (shared), or one for each (own).
-        options: options of `RandomExcerpt`.
-    """
-
-    n_views = 2
-
-    def __init__(self, sound: Sound, crop: Sharing, **options: Any) -> None:
-        super().__init__(sound, **options)
-        self.crop, self.crops = crop, 2 if crop == "own" else 1
-
-    def __call__(self, wave: Tensor, rng: np.random.Generator) -> tuple[Tensor, ...]:
-        """Return two excerpts, each int16 [1 1 ``sound.samples``], of a recording, int16 [1 1 n]."""
-        if self.crop == "own":
-            return self._drawn(wave, rng), self._drawn(wave, rng)
-        return (centre_excerpt(wave, self.sound) if self.crop == "none" else self._drawn(wave, rng),) * 2
-
-
-class CentreExcerpt:
-    """Centre of a recording. Nothing is random."""
-
-    def __init__(self, sound: Sound) -> None:
-        self.sound, self.size = sound, sound.size
-
-    def __call__(self, wave: Tensor, rng: np.random.Generator | None = None) -> tuple[Tensor]:
-        """Return one excerpt, int16 [1 1 ``sound.samples``], of a recording, int16 [1 1 n]; ``rng`` is not used."""
-        return (centre_excerpt(wave, self.sound),)
 
 
 def centre_excerpt(wave: Tensor, sound: Sound) -> Tensor:
@@ -118,15 +89,15 @@ def excerpt_at(wave: Tensor, start: int, length: int) -> Tensor:
     return excerpt
 
 
-def for_recordings(augment: Any, sound: Sound, **options: Any) -> RandomExcerpt:
-    """Return the counterpart of ``augment``, which crops images, for recordings; ``options`` of `RandomExcerpt`."""
+def for_recordings(augment: Any, sound: Sound, **options: Any) -> Excerpt:
+    """Return the counterpart of ``augment``, which crops images, for recordings; ``options`` of `Excerpt`."""
     if getattr(augment, "color", "none") != "none":
         raise PatchloomError("recordings have no colours: give --task.color none")
     if isinstance(augment, TwoViews):
-        return TwoExcerpts(sound, augment.crop, **options)
+        return Excerpt(sound, **options, crop=augment.crop, n_views=augment.n_views)
     if type(augment) is not RandomCrop or tuple(augment.size) != sound.size:
         raise PatchloomError(
             "this task needs more of an image than its encoder is given, and recordings have one length: choose "
             "another --task, or another --task.degradation, such as mask"
         )
-    return RandomExcerpt(sound, **options)
+    return Excerpt(sound, **options)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import torch
 from torch import Tensor
 
@@ -9,7 +11,7 @@ from patchloom.audio.augment import centre_excerpt
 from patchloom.audio.config import Sound
 from patchloom.audio.recordings import modality_of
 from patchloom.audio.spectrogram import FULL_SCALE
-from patchloom.data.decode import Unreadable
+from patchloom.data.reading import Pass
 from patchloom.data.source import Data, Source
 from patchloom.errors import PatchloomError
 
@@ -30,16 +32,7 @@ def wrong_kind_error(option: str, source: Source) -> PatchloomError:
 
 def first_waves(source: Source, count: int) -> Tensor:
     """Read the first ``count`` readable recordings in the form of other libraries: float32 [b n] in [-1, 1]."""
-    assert source.sound is not None
-    waves: list[Tensor] = []
-    problem: Unreadable | None = None
-    for i in range(len(source)):
-        try:
-            waves.append(centre_excerpt(source.read(i), source.sound).flatten())
-        except Unreadable as error:
-            problem = error
-        if len(waves) == count:
-            break
-    if not waves and problem is not None:
-        raise problem
-    return torch.stack(waves).float() / FULL_SCALE
+    sound = source.sound
+    assert sound is not None
+    waves = Pass(source, range(len(source)), lambda _, wave: centre_excerpt(wave, sound).flatten())
+    return torch.stack([wave for _, wave in islice(waves, count)]).float() / FULL_SCALE

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import stat
-from collections.abc import Callable
 from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
@@ -17,8 +15,9 @@ import torch
 from torch import Tensor
 
 from patchloom.data.conversions import record_conversion
-from patchloom.data.decode import Unreadable, check_decoded_size
+from patchloom.data.decode import check_decoded_size, unreadable
 from patchloom.errors import PatchloomError, pip_install
+from patchloom.system.files import open_regular
 
 _FULL = 2**15  # full scale of 16 bits
 # low-pass filter: zero crossings on either side, Kaiser's beta (65 dB), and the middle of its edge as a share of the
@@ -57,12 +56,16 @@ def read_recording(path: str | Path, rate: int) -> Tensor:
     Returns:
         int16 [1 1 n], as long as the recording.
     """
-    return _read(lambda: _content(Path(path)), str(path), rate)
+    library = soundfile()
+    with unreadable(str(path), "a recording"), open_regular(path, follow=True) as file:
+        return _decoded(library, file.read(), rate)
 
 
 def decode_recording(content: bytes, name: str, rate: int) -> Tensor:
     """Decode the bytes of a sound file, see `read_recording`."""
-    return _read(lambda: content, name, rate)
+    library = soundfile()
+    with unreadable(name, "a recording"):
+        return _decoded(library, content, rate)
 
 
 def head_of(path: str | Path) -> AudioHeader:
@@ -82,26 +85,8 @@ def soundfile() -> ModuleType:
     return library
 
 
-def _content(path: Path) -> bytes:
-    if not stat.S_ISREG(os.stat(path).st_mode):  # reading a pipe could block for ever
-        raise ValueError("it is not a file")
-    return path.read_bytes()
-
-
-def _read(content_of: Callable[[], bytes], name: str, rate: int) -> Tensor:
-    library = soundfile()
-    try:
-        wave = _decoded(library, content_of(), rate)
-    except Exception as error:  # OSError, ValueError; MemoryError for a length that a header makes up
-        reason = getattr(error, "strerror", None) or str(error)
-        raise Unreadable(
-            f"{name} cannot be read as a recording: {reason.rstrip('.') or type(error).__name__}"
-        ) from error
-    return torch.from_numpy(wave)[None, None]
-
-
-def _decoded(library: ModuleType, content: bytes, rate: int) -> np.ndarray:
-    """Decode to samples, int16 [n]."""
+def _decoded(library: ModuleType, content: bytes, rate: int) -> Tensor:
+    """Decode to int16 [1 1 n]."""
     if not content:
         raise ValueError("the file is empty")
     _refuse_cut(content)
@@ -115,7 +100,7 @@ def _decoded(library: ModuleType, content: bytes, rate: int) -> np.ndarray:
     if file.samplerate != rate:
         record_conversion("resampled")
         wave = _as_integers(resample(wave, file.samplerate, rate))
-    return wave
+    return torch.from_numpy(wave)[None, None]
 
 
 def _mixed(file: Any, stored: int, rate: int) -> np.ndarray:
@@ -127,7 +112,7 @@ def _mixed(file: Any, stored: int, rate: int) -> np.ndarray:
         raise ValueError(
             f"its header says {own:,} samples per second, which are too few for {rate:,}; give --rate {own} or so"
         )
-    if max(_factors(own, rate)) > _MOST_FACTOR:  # the filter would fill the memory
+    if max(own, rate) // math.gcd(own, rate) > _MOST_FACTOR:  # the filter would fill the memory
         raise ValueError(f"its header says {own:,} samples per second, which is no usual rate; resample it to {rate:,}")
     check_decoded_size(2 * math.ceil(file.frames * max(1, rate / own)), stored, "cut it into shorter recordings")
     floating = file.subtype in ("FLOAT", "DOUBLE")
@@ -158,12 +143,6 @@ def _as_integers(wave: np.ndarray) -> np.ndarray:
     return np.round(scaled, out=scaled).clip(-_FULL, _FULL - 1, out=scaled).astype(np.int16)
 
 
-def _factors(own: int, rate: int) -> tuple[int, int]:
-    """Return the least factors of the samples per second, ``up`` and ``down``, from ``own`` to ``rate``."""
-    shared = math.gcd(own, rate)
-    return rate // shared, own // shared
-
-
 def resample(wave: np.ndarray, own: int, rate: int) -> np.ndarray:
     """Resample a recording by a polyphase filter, which removes frequencies above half of either rate.
 
@@ -173,8 +152,7 @@ def resample(wave: np.ndarray, own: int, rate: int) -> np.ndarray:
     """
     from scipy.signal import resample_poly  # takes long to import, and most recordings have the rate
 
-    up, down = _factors(own, rate)
-    return resample_poly(wave, up, down, window=_low_pass(max(up, down)))
+    return resample_poly(wave, rate, own, window=_low_pass(max(own, rate) // math.gcd(own, rate)))
 
 
 @lru_cache(maxsize=8)

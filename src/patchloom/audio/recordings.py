@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from patchloom.audio.augment import CentreExcerpt, RandomExcerpt, for_recordings
+from patchloom.audio.augment import Excerpt, for_recordings
 from patchloom.audio.config import Sound
 from patchloom.audio.spectrogram import check_patches, pictures
 from patchloom.data.modality import IMAGES, Modality
@@ -81,18 +81,16 @@ class Recordings(Modality):
     def with_channels(self, item: Tensor, channels: int) -> Tensor:
         return item
 
-    def centre(
-        self, size: tuple[int, int], native: bool = False, name: str = "", test_crop: float = 1.0
-    ) -> CentreExcerpt:
+    def centre(self, size: tuple[int, int], native: bool = False, name: str = "", test_crop: float = 1.0) -> Excerpt:
         if self.sound.size != tuple(size):
             h, w = self.sound.size
             raise PatchloomError(
                 f"pictures of {name} are of {h}x{w}, and the encoder is for {size[0]}x{size[1]}: give the "
                 "--seconds, --rate and --bins that it was trained with"
             )
-        return CentreExcerpt(self.sound)
+        return Excerpt(self.sound, crop="none")
 
-    def cut(self, crop: Any, noise: Sequence[Tensor] = (), **excerpts: Any) -> RandomExcerpt:
+    def cut(self, crop: Any, noise: Sequence[Tensor] = (), **excerpts: Any) -> Excerpt:
         return for_recordings(crop, self.sound, noise=noise, **excerpts)
 
     def pictures(self, items: Tensor) -> Tensor:

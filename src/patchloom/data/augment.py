@@ -275,10 +275,8 @@ def _seeded(seed: int) -> Iterator[None]:
 # random crop or colour jitter of two views: none, the same for both, or one for each
 Change = Callable[[Tensor, np.random.Generator], Tensor]
 
-_NATIVE = (
-    0.5,
-    2.0,
-)  # range of the area of crops at native scale, relative to the view's: sides differ by a factor of up to 1.4
+# range of the area of crops at native scale, relative to the view's: sides differ by a factor of up to 1.4
+_NATIVE = (0.5, 2.0)
 # crops of the whole image with more pixels around it: black ones (DeiT at 32 pixels), or reflected ones (LUT's program)
 _PADDING = 4  # pixels, in both programs
 _LONGEST = 8  # times the view's aspect ratio: a longer, thinner image is cut before it is resized
@@ -421,19 +419,22 @@ def cuts_natively(augment: object) -> bool:
 class ColoredCrop(RandomCrop):
     """Random crop with colour jitter, see `draw_colors`."""
 
-    color = "own"
+    color: Coloring = "own"
 
     def __call__(self, image: Tensor, rng: np.random.Generator) -> tuple[Tensor, ...]:
-        """Return one view of an image [c h w], of the same dtype and resized to ``size``."""
+        """Return the views of an image [c h w], of the same dtype and resized to ``size``."""
         views, draws = self.split(image, rng)
-        return (recolor_view(views[0], draws[0]),)
+        return views if draws is None else tuple(map(recolor_view, views, draws))
 
-    def split(self, image: Tensor, rng: np.random.Generator) -> tuple[tuple[Tensor, ...], Tensor]:
-        """Return the view before colour changes, and the draw [1 `DRAW`] for it, as `TwoViews.split`."""
+    def split(self, image: Tensor, rng: np.random.Generator) -> tuple[tuple[Tensor, ...], Tensor | None]:
+        """Return the views before colour changes, and a draw [`DRAW`] for each, or None without colour jitter.
+
+        `recolor` changes the colours of a whole batch at once, on its device.
+        """
         return super().__call__(image, rng), draw_colors(rng)[None]
 
 
-class TwoViews(RandomCrop):
+class TwoViews(ColoredCrop):
     """Two views of an image, for a student and a teacher; RandAugment changes both alike if they have the same crop.
 
     Args:
@@ -455,31 +456,20 @@ class TwoViews(RandomCrop):
         self.crop, self.color = crop, color
         self.crops = 2 if crop == "own" else 1
 
-    def __call__(self, image: Tensor, rng: np.random.Generator) -> tuple[Tensor, ...]:
-        """Return two views of an image [c h w], of the same dtype and resized to ``size``."""
-        views, draws = self.split(image, rng)
-        if draws is None:
-            return views
-        return recolor_view(views[0], draws[0]), recolor_view(views[1], draws[1])
-
-    def split(self, image: Tensor, rng: np.random.Generator) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
-        """Return two views before colour changes, and the draws [2 `DRAW`] for these, or None without colour jitter.
-
-        `recolor` changes the colours of a whole batch at once, on its device.
-        """
+    def split(self, image: Tensor, rng: np.random.Generator) -> tuple[tuple[Tensor, ...], Tensor | None]:
         if self.crop == "own":
-            views = [*super().__call__(image, rng), *super().__call__(image, rng)]
+            views = *RandomCrop.__call__(self, image, rng), *RandomCrop.__call__(self, image, rng)
         elif self.crop == "shared":
-            views = [*super().__call__(image, rng)] * 2
+            views = RandomCrop.__call__(self, image, rng) * 2
         else:
-            views = [self._viewed(CentreCrop(self.size, self.native).part(image), rng)] * 2
+            views = (self._viewed(CentreCrop(self.size, self.native).part(image), rng),) * 2
         if self.color == "none":
-            return (views[0], views[1]), None
+            return views, None
         if self.color == "shared":
-            return (views[0], views[1]), draw_colors(rng).expand(2, -1)
+            return views, draw_colors(rng).expand(2, -1)
         if self.color == "second":
-            return (views[0], views[1]), torch.stack([torch.zeros(DRAW), draw_second_colors(rng)])
-        return (views[0], views[1]), torch.stack([draw_colors(rng), draw_colors(rng)])
+            return views, torch.stack([torch.zeros(DRAW), draw_second_colors(rng)])
+        return views, torch.stack([draw_colors(rng), draw_colors(rng)])
 
 
 class CentreCrop:

@@ -32,8 +32,8 @@ from torch import Tensor
 
 from patchloom.audio.config import Sound
 from patchloom.data.augment import resize_part
+from patchloom.data.reading import Pass, sample_indices
 from patchloom.data.source import Source, View, digest
-from patchloom.data.stats import sample_images
 from patchloom.errors import PatchloomError, TemporaryError
 from patchloom.system.device import free_memory
 from patchloom.system.files import cache_root, disk_error_kind, remove_leftovers, size_in_words, write_whole
@@ -93,7 +93,10 @@ def cache_images(source: Source, cache: Cache, auto: bool = False) -> CachedImag
             _check_room(source, cache, folder, missing)
     except OSError as problem:
         if not auto:
-            raise _unwritable(folder, problem) from problem
+            raise disk_error_kind(problem)(
+                f"{folder} could not be written ({problem.strerror or problem}): make room, name another disc by "
+                "XDG_CACHE_HOME, or leave out --cache"
+            ) from problem
     if not auto and (about := _about(folder)).get("auto"):  # the user wants it from now on
         with contextlib.suppress(PatchloomError):
             write_whole(folder / _ABOUT, json.dumps(about | {"auto": False}))
@@ -118,9 +121,7 @@ def choose_cache(source: Source, typical: int) -> tuple[Literal["none", "whole"]
 
     if why := too_large(len(source) * typical):  # first: the state of a million files takes seconds
         return "none", why
-    stamp = None
-    with contextlib.suppress(PatchloomError):  # a shard has gone meanwhile, which costs only its images
-        stamp = source.stamp()
+    stamp = source.known_stamp()
     if stamp is None:
         return "none", f"changes of the {noun} cannot be detected"
     folder = _folder(stamp, "whole")
@@ -180,7 +181,11 @@ class CachedImages(View):
             self._look()  # other processes may have stored it
         if (stored := self._stored(i)) is not None:
             return stored
-        image = self._reduced(self.source.read(i))
+        image = self.source.read(i)
+        h, w = image.shape[-2:]
+        size = _stored_size(h, w, self.cache)
+        if size != (h, w) and not image.is_floating_point():  # those of more than 8 bits stay as they are
+            image = resize_part(image, 0, 0, h, w, size)
         self._look()  # they may have stored it meanwhile
         if self._places[i, 0] < 0 and not image.is_floating_point() and not self._failure.item():
             if self._writer is None or self._writer.process != os.getpid():  # each process has its own
@@ -230,14 +235,6 @@ class CachedImages(View):
         if self.sound is not None:
             return self._maps[part][start : start + w].view(torch.int16)[None, None]
         return self._maps[part].as_strided((c, h, w), (1, w * c, c), start)
-
-    def _reduced(self, image: Tensor) -> Tensor:
-        """Return an image [c h w] at the size at which images are stored; above 8 bits, unchanged."""
-        h, w = image.shape[-2:]
-        size = _stored_size(h, w, self.cache)
-        if size == (h, w) or image.is_floating_point():
-            return image
-        return resize_part(image, 0, 0, h, w, size)
 
     def _look(self) -> None:
         """Look for new parts."""
@@ -464,13 +461,13 @@ def _mean_bytes(source: Source, cache: Cache, folder: Path, auto: bool) -> float
     known = _about(folder).get("mean")
     if isinstance(known, int | float) and 0 <= known < math.inf:
         return float(known)
-    unreadable: list[str] = []
-    sizes = []
-    for _, image in sample_images(source, _SAMPLE, 0, unreadable):
+
+    def stored_bytes(_: int, image: Tensor) -> int:
         c, h, w = image.shape
-        h, w = _stored_size(h, w, cache)
-        sizes.append(0 if image.is_floating_point() else c * h * w * image.element_size())
-    mean = sum(sizes) / (len(sizes) + len(unreadable))
+        return 0 if image.is_floating_point() else c * math.prod(_stored_size(h, w, cache)) * image.element_size()
+
+    indices = sample_indices(len(source), _SAMPLE)
+    mean = sum(size for _, size in Pass(source, indices, stored_bytes)) / len(indices)
     with contextlib.suppress(PatchloomError):  # a full disc
         write_whole(folder / _ABOUT, json.dumps({"data": source.name, "cache": cache, "mean": mean, "auto": auto}))
     return mean
@@ -514,7 +511,12 @@ class _Room:
 
     def __init__(self, folder: Path) -> None:
         self.free = shutil.disk_usage(folder).free
-        sizes = {one: _bytes_in(one) for one in folder.parent.iterdir() if one.is_dir()}
+        sizes: dict[Path, int] = {}
+        for one in filter(Path.is_dir, folder.parent.iterdir()):
+            sizes[one] = 0
+            with contextlib.suppress(OSError):  # removed by another process
+                for path in one.iterdir():
+                    sizes[one] += path.stat().st_size
         self.allowed = _OF_DISC * (self.free + sum(sizes.values()))
         self.others = sum(sizes.values()) - sizes.get(folder, 0)
         self.unused: list[tuple[float, Path, int]] = []
@@ -538,14 +540,6 @@ def _make_room(folder: Path, need: float) -> None:
             room.others -= size
 
 
-def _bytes_in(folder: Path) -> int:
-    total = 0
-    with contextlib.suppress(OSError):  # removed by another process
-        for path in folder.iterdir():
-            total += path.stat().st_size
-    return total
-
-
 def _lock(folder: Path, alone: bool = False) -> BinaryIO | None:
     """Lock a folder, shared to use it or ``alone`` to remove it; None if that is not possible.
 
@@ -562,10 +556,3 @@ def _lock(folder: Path, alone: bool = False) -> BinaryIO | None:
             raise
         file.close()
     return None
-
-
-def _unwritable(folder: Path, problem: OSError) -> PatchloomError:
-    return disk_error_kind(problem)(
-        f"{folder} could not be written ({problem.strerror or problem}): make room, name another disc by "
-        "XDG_CACHE_HOME, or leave out --cache"
-    )

@@ -78,12 +78,6 @@ class ConversionCounts:
             self.counts[word] = self.counts.get(word, 0) + 1
             self.first[word] = sorted([*self.first.get(word, []), i])[:MAX_EXAMPLES]
 
-    def join(self, other: ConversionCounts) -> None:
-        """Add the conversions of other images."""
-        for word, count in other.counts.items():
-            self.counts[word] = self.counts.get(word, 0) + count
-            self.first[word] = sorted([*self.first.get(word, []), *other.first[word]])[:MAX_EXAMPLES]
-
     def sentences(self, name: Callable[[int], str], of: int, images: str = "images") -> list[str]:
         """Return a sentence for each keyword, the most frequent first."""
         said = []

@@ -7,27 +7,27 @@ import logging
 import math
 import os
 import re
-import stat
 import struct
 import warnings
 import zlib
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.util import find_spec
 from io import BytesIO
 from math import inf, prod
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import IO, TYPE_CHECKING, BinaryIO
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image, ImageFile, ImageOps
 from torch import Tensor
 
 from patchloom.data.codestreams import has_size, part_size
 from patchloom.data.conversions import is_collecting, record_conversion
 from patchloom.errors import PatchloomError, one_line
+from patchloom.system.files import regular
 
 if TYPE_CHECKING:
     import tifffile
@@ -128,8 +128,10 @@ def apply_orientation(array: np.ndarray, orientation: int) -> np.ndarray:
         array = array[::-1]
     if orientation in (2, 3, 6, 7):
         array = array[:, ::-1]
-    # np.ascontiguousarray would leave negative strides, which torch refuses, to sides of one pixel
-    return array.copy() if orientation in range(2, 9) else array
+    if orientation not in range(2, 9):
+        return array
+    record_conversion("turned")
+    return array.copy()  # np.ascontiguousarray would leave negative strides, which torch refuses, to sides of one pixel
 
 
 def record_alpha(alpha: np.ndarray, tiff: bool) -> None:
@@ -215,8 +217,8 @@ def read_image(path: str | Path) -> Tensor:
     Returns:
         [c h w], uint8 for 8-bit files, float32 in [0, 1] for deeper ones (16 bits are divided by 65535).
     """
-    path = Path(path)
-    return _read(path, path.suffix.lower(), str(path))
+    with unreadable(str(path), "an image"), silence_decoders(), regular(path, follow=True).open("rb") as file:
+        return _decoded(file, Path(path).suffix.lower())
 
 
 def decode_image(content: bytes, name: str) -> Tensor:
@@ -226,18 +228,21 @@ def decode_image(content: bytes, name: str) -> Tensor:
         suffix = ".heic"
     elif content[128:132] == b"DICM":
         suffix = ".dcm"
-    return _read(BytesIO(content), suffix, name)
+    with unreadable(name, "an image"), silence_decoders():
+        return _decoded(BytesIO(content), suffix)
 
 
-def _read(source: Path | BytesIO, suffix: str, name: str) -> Tensor:
+@contextmanager
+def unreadable(name: str, kind: str) -> Iterator[None]:
+    """Convert all exceptions to `Unreadable`: the file ``name`` cannot be read as ``kind``, such as "an image"."""
     try:
-        with silence_decoders():
-            return _decoded(source, suffix)
+        yield
     except Exception as error:  # decoders raise nearly anything on broken bytes: OSError, SyntaxError, struct.error...
-        reason = one_line(error, str(source)).replace("image file it", "it")
+        said = getattr(error, "strerror", None) or one_line(error, name)
+        reason = said.replace("image file it", "it").rstrip(".")
         if isinstance(error, _DECODER_BUGS):
             reason = "it is damaged, or of a kind that is not supported"
-        raise Unreadable(f"{name} cannot be read as an image: {reason}") from error
+        raise Unreadable(f"{name} cannot be read as {kind}: {reason}") from error
 
 
 @contextmanager
@@ -260,7 +265,7 @@ def _silence_libtiff() -> None:
             library.TIFFSetWarningHandler(None)
 
 
-def open_pillow(source: Path | BinaryIO) -> Image.Image:
+def open_pillow(source: Path | BinaryIO) -> ImageFile.ImageFile:
     """Open an image file with Pillow, but only in formats that are safe to decode: PostScript would be executed."""
     Image.init()
     if not isinstance(source, Path):
@@ -273,13 +278,10 @@ def open_pillow(source: Path | BinaryIO) -> Image.Image:
 
 def _refuse_exif_segments(file: BinaryIO) -> None:
     """Refuse a JPEG with much EXIF data before Pillow joins its segments, in a time of the square of their number."""
-    begin, size = file.tell(), 0
-    if file.seek(0, os.SEEK_END) - begin <= _MOST_EXIF:
-        file.seek(begin)
+    if _size_of(file) <= _MOST_EXIF:
         return
-    file.seek(begin)
-    at = begin + 2
-    jpeg = file.read(2) == b"\xff\xd8"
+    file.seek(0)
+    at, size, jpeg = 2, 0, file.read(2) == b"\xff\xd8"
     while jpeg:
         file.seek(at)
         head = file.read(10)
@@ -291,71 +293,68 @@ def _refuse_exif_segments(file: BinaryIO) -> None:
         length = 0 if head[1] == 0x01 or 0xD0 <= head[1] <= 0xD8 else int.from_bytes(head[2:4], "big")
         size += length * (head[1] == 0xE1 and head[4:] == b"Exif\0\0")
         at += 2 + length
-    file.seek(begin)
     _refuse_exif(size)
 
 
-def _decoded(source: Path | BytesIO, suffix: str) -> Tensor:
-    if isinstance(source, Path) and not stat.S_ISREG(os.stat(source).st_mode):  # reading a pipe could block for ever
-        raise ValueError("it is not a file")
+def _size_of(file: IO[bytes]) -> int:
+    """Return the number of bytes of an open file, whose position stays."""
+    at = file.tell()
+    size = file.seek(0, os.SEEK_END)
+    file.seek(at)
+    return size
+
+
+def _decoded(file: BinaryIO, suffix: str) -> Tensor:
+    """Decode an open file, which is at its beginning."""
     if suffix == ".npy":
-        array = np.load(source, mmap_mode="r" if isinstance(source, Path) else None, allow_pickle=False)
+        array = np.load(file, allow_pickle=False)
         if array.ndim not in (2, 3):
             raise ValueError(f"an array of {array.ndim} dimensions is not an image; save it as [h w] or [h w c]")
         return _bands(from_array(array))
     if suffix in (".tif", ".tiff"):
-        return _read_tiff(source)
-    if suffix == ".png" and _is_16_bit_png(source):
-        return _read_deep_png(source)
+        return _read_tiff(file)
     if suffix in DICOM:
-        return from_array(read_dicom(source))
+        return from_array(read_dicom(file))
     if suffix in HEIF:
         from pillow_heif import register_heif_opener  # an extra
 
         register_heif_opener()
-    quick = _read_jpeg(source) if suffix in (".jpg", ".jpeg") else None
+    head = file.read(25)
+    if suffix == ".png" and head[:8] == b"\x89PNG\r\n\x1a\n" and head[12:16] == b"IHDR" and head[24:] == b"\x10":
+        return _read_deep_png(file)
+    quick = _read_jpeg(file) if suffix in (".jpg", ".jpeg") else None
     if quick is not None:
         return quick
-    with open_checked(source) as image:
+    with open_checked(file) as image:
         return from_pil(image)
 
 
-def open_checked(source: Path | BytesIO) -> Image.Image:
+def open_checked(source: Path | BinaryIO) -> Image.Image:
     """Open an image file with Pillow; refuse one that would take too much memory or time, or that was cut short."""
     image = open_pillow(source)
-    channels = 4 if image.mode in ("P", "PA") else len(image.getbands())
-    refuse_bomb(image.height, image.width, channels, _size_of(source))
+    file = image.fp
+    assert file is not None  # it has just been opened
+    at, channels = file.tell(), 4 if image.mode in ("P", "PA") else len(image.getbands())
+    refuse_bomb(image.height, image.width, channels, _size_of(file))
+    file.seek(0)
     if "progressive" in image.info:
-        refuse_scans(_content(source))
+        refuse_scans(file.read())
     if image.format == "GIF":
-        _refuse_cut_gif(_content(source))
+        _refuse_cut_gif(file.read())
+    file.seek(at)
     return image
-
-
-def _size_of(source: Path | BytesIO) -> int:
-    """Return the number of bytes of a file."""
-    return source.stat().st_size if isinstance(source, Path) else source.getbuffer().nbytes
-
-
-def _content(source: Path | BytesIO) -> bytes:
-    """Return the bytes of a file; the position in a buffer stays."""
-    return source.read_bytes() if isinstance(source, Path) else source.getvalue()
-
-
-def _opened(source: Path | BytesIO) -> AbstractContextManager[BinaryIO]:
-    """Open the bytes at their beginning. A buffer in memory is not closed, so that it can be read again."""
-    if isinstance(source, Path):
-        return source.open("rb")
-    source.seek(0)
-    return nullcontext(source)
 
 
 def from_pil(image: Image.Image) -> Tensor:
     """Convert an 8-bit PIL image to uint8 [c h w] with c 1 or 3, with orientation applied and composited over white."""
     if read_orientation(image) in range(2, 9):
         record_conversion("turned")
-    if is_collecting():
-        _record_header(image)
+    if image.mode in ("P", "PA") and image.format != "GIF":
+        record_conversion("palette")
+    elif image.mode not in ("1", "L", "LA", "La", "RGB", "RGBA", "RGBa", "P", "PA"):
+        record_conversion("colours")
+    if is_collecting() and image.format not in ("TIFF", "MPO") and getattr(image, "is_animated", False):
+        record_conversion("frames")
     ImageOps.exif_transpose(image, in_place=True)
     if image.has_transparency_data:
         grey = image.mode in ("L", "LA")
@@ -370,16 +369,6 @@ def from_pil(image: Image.Image) -> Tensor:
             raise ValueError(f"pixels of mode {image.mode} are not supported; save it as 8 or 16-bit PNG or TIFF")
         image = image.convert("RGB")
     return channels_first(np.array(image))
-
-
-def _record_header(image: Image.Image) -> None:
-    """Record the conversions that follow from the header of an image."""
-    if image.mode in ("P", "PA") and image.format != "GIF":
-        record_conversion("palette")
-    elif image.mode not in ("1", "L", "LA", "La", "RGB", "RGBA", "RGBa", "P", "PA"):
-        record_conversion("colours")
-    if image.format not in ("TIFF", "MPO") and getattr(image, "is_animated", False):
-        record_conversion("frames")
 
 
 def _refuse_cut_gif(content: bytes) -> None:
@@ -427,20 +416,17 @@ def has_colours(image: Tensor) -> bool:
     return len(image) == 3 and not (torch.equal(image[0], image[1]) and torch.equal(image[1], image[2]))
 
 
-def _read_jpeg(source: Path | BytesIO) -> Tensor | None:
+def _read_jpeg(file: BinaryIO) -> Tensor | None:
     """Decode a baseline grey or RGB JPEG to the same pixels as PIL, in 0.6 of its time; None: PIL has to decode it."""
     try:
-        with (
-            _opened(source) as file,
-            open_pillow(file) as image,
-        ):  # reads the header, and refuses decompression bombs
+        with open_pillow(file) as image:  # reads the header, and refuses decompression bombs
             if image.format not in ("JPEG", "MPO") or image.mode not in ("L", "RGB"):
                 return None
             if "progressive" in image.info:  # little to gain, and only PIL notices missing scans
                 return None
             orientation, (width, height) = read_orientation(image), image.size
-            file.seek(0)
-            content = file.read()
+        file.seek(0)
+        content = file.read()
         if not content.endswith(b"\xff\xd9"):  # no end: this decoder would fill the missing part with grey
             return None
         import imagecodecs  # 28 MB on disc, which other formats do not need; without it PIL decodes this one
@@ -450,38 +436,27 @@ def _read_jpeg(source: Path | BytesIO) -> Tensor | None:
         return None
     if array.dtype != np.uint8 or array.shape[:2] != (height, width) or array.shape[2:] not in ((), (3,)):
         return None
-    if orientation in range(2, 9):
-        record_conversion("turned")
     return channels_first(apply_orientation(array, orientation))
 
 
-def _is_16_bit_png(source: Path | BytesIO) -> bool:
-    with _opened(source) as file:
-        head = file.read(25)
-    return head[:8] == b"\x89PNG\r\n\x1a\n" and head[12:16] == b"IHDR" and head[24:25] == b"\x10"
-
-
-def _read_deep_png(source: Path | BytesIO) -> Tensor:
+def _read_deep_png(file: BinaryIO) -> Tensor:
     # PIL would silently drop the low byte of 16-bit colour.
-    with _opened(source) as file, open_pillow(file) as image:  # reads the head alone, and refuses bombs
-        refuse_bomb(image.height, image.width, 4 * len(image.getbands()), _size_of(source))
+    with open_pillow(file) as image:  # reads the head alone, and refuses bombs
+        refuse_bomb(image.height, image.width, 4 * len(image.getbands()), _size_of(file))
         orientation = read_orientation(image)
-        file.seek(0)
-        content = file.read()
     import imagecodecs  # few formats need it
 
-    array = np.divide(imagecodecs.png_decode(content), np.float32(65535), dtype=np.float32)
+    file.seek(0)
+    array = np.divide(imagecodecs.png_decode(file.read()), np.float32(65535), dtype=np.float32)
     record_conversion("deep")
-    if orientation in range(2, 9):
-        record_conversion("turned")
     if array.ndim == 3 and array.shape[2] in (2, 4):
         record_alpha(array[..., -1], tiff=False)
         array = over_white(array, premultiplied=False)
     return channels_first(apply_orientation(array, orientation))
 
 
-def read_dicom(source: Path | BytesIO) -> np.ndarray:
-    """Decode the first frame of a DICOM file; pydicom is the extra ``dicom``.
+def read_dicom(file: BinaryIO) -> np.ndarray:
+    """Decode the first frame of an open DICOM file; pydicom is the extra ``dicom``.
 
     CT is converted to Hounsfield units by the rescale slope and intercept, and -1,024 to 3,071 are mapped to 0 to 1, so
     that scanners agree. Other stored values are divided by the largest that their bits can hold; the window is not
@@ -493,16 +468,16 @@ def read_dicom(source: Path | BytesIO) -> np.ndarray:
     import pydicom  # an extra
     from pydicom.pixels import apply_color_lut, apply_rescale, pixel_array
 
-    _refuse_inflation(source)
-    if isinstance(source, BytesIO):
-        source.seek(0)
-    data = pydicom.dcmread(source)
+    stored = _size_of(file)
+    _refuse_inflation(file, stored)
+    file.seek(0)
+    data = pydicom.dcmread(file)
     if "Rows" not in data or "Columns" not in data:
         raise ValueError("it is a DICOM file without pixels")
     kind = str(data.get("PhotometricInterpretation", ""))
     channels = 3 if kind == "PALETTE COLOR" else int(data.get("SamplesPerPixel") or 1)
     each = channels * (1 if int(data.BitsStored) == 8 else 4)
-    refuse_bomb(int(data.Rows), int(data.Columns), each, _size_of(source))
+    refuse_bomb(int(data.Rows), int(data.Columns), each, stored)
     if int(data.get("NumberOfFrames") or 1) > 1:
         record_conversion("frames")
     array = pixel_array(data, index=0)
@@ -529,37 +504,34 @@ def read_dicom(source: Path | BytesIO) -> np.ndarray:
     return image
 
 
-def _refuse_inflation(source: Path | BytesIO) -> None:
+def _refuse_inflation(file: BinaryIO, stored: int) -> None:
     """Refuse a deflated DICOM file that becomes too large; pydicom inflates all of it, whatever it holds."""
     from pydicom.filereader import read_dataset, read_preamble
     from pydicom.uid import DeflatedExplicitVRLittleEndian
 
-    with _opened(source) as file:
-        read_preamble(file, force=False)
-        head = read_dataset(file, False, True, stop_when=lambda tag, *_: tag.group != 2)  # which is never deflated
-        if head.get("TransferSyntaxUID") != DeflatedExplicitVRLittleEndian:
-            return
-        inflater = zlib.decompressobj(-zlib.MAX_WBITS)
-        size, stored = 0, _size_of(source)
-        while not inflater.eof and (piece := inflater.unconsumed_tail or file.read(_BLOCK)):
-            size += len(inflater.decompress(piece, _BLOCK))
-            check_decoded_size(size, stored, "save it without deflation")
+    read_preamble(file, force=False)
+    head = read_dataset(file, False, True, stop_when=lambda tag, *_: tag.group != 2)  # which is never deflated
+    if head.get("TransferSyntaxUID") != DeflatedExplicitVRLittleEndian:
+        return
+    inflater, size = zlib.decompressobj(-zlib.MAX_WBITS), 0
+    while not inflater.eof and (piece := inflater.unconsumed_tail or file.read(_BLOCK)):
+        size += len(inflater.decompress(piece, _BLOCK))
+        check_decoded_size(size, stored, "save it without deflation")
 
 
-def _read_tiff(source: Path | BytesIO) -> Tensor:
+def _read_tiff(file: BinaryIO) -> Tensor:
     import tifffile  # it imports imagecodecs, which few formats need
 
-    with tifffile.TiffFile(source) as tiff:
-        stored = _size_of(source)
+    with tifffile.TiffFile(file) as tiff:
         page, series = tiff.pages.first, read_series(tiff)
         alpha = [int(kind) for kind in page.extrasamples][-1:] in ([1], [2])
         plain = page.samplesperpixel - alpha in (1, 3) or page.photometric in _PILLOW_COLOURS
         channel_pages = len(series.axes) == 3 and series.axes[0] in "CQ"
-        check_page(page, stored, series.shape if channel_pages else None)
-        if is_collecting() and not channel_pages and len(series.pages) > 1:
-            record_conversion("pages")
+        check_page(page, _size_of(file), series.shape if channel_pages else None)
         if channel_pages:
             record_conversion("channel pages")
+        elif len(series.pages) > 1:
+            record_conversion("pages")
         if _is_inverted(page):
             record_conversion("inverted")
         if page.sampleformat == tifffile.SAMPLEFORMAT.INT:
@@ -572,7 +544,7 @@ def _read_tiff(source: Path | BytesIO) -> Tensor:
                     refuse_scans(tiff.filehandle.read(count))
             # PIL knows palettes, CMYK and transparency. It gets an open file, since from a path it would map the pixels
             # into memory and, as of Pillow 13, scramble those of a file whose orientation tag swaps its sides.
-            with _opened(source) as file, open_pillow(file) as image:
+            with open_pillow(file) as image:
                 return from_pil(image)
         if simple and page.photometric in _PILLOW_COLOURS:
             kind, packed = (getattr(one, "name", one) for one in (page.photometric, page.compression))
@@ -600,10 +572,7 @@ def from_tiff(page: tifffile.TiffPage, array: np.ndarray, alpha: bool) -> Tensor
     if array.dtype.kind in "bu" and page.bitspersample < 8 * array.dtype.itemsize:  # its full range, as of DICOM
         record_conversion("bits")
         array = array / np.float32(top)
-    orientation = int(page.tags.valueof(_ORIENTATION, 1))
-    if orientation in range(2, 9):
-        record_conversion("turned")
-    decoded = from_array(apply_orientation(array, orientation))
+    decoded = from_array(apply_orientation(array, int(page.tags.valueof(_ORIENTATION, 1))))
     if alpha:
         deep = decoded.is_floating_point()
         unit = decoded.permute(1, 2, 0).numpy() / np.float32(1 if deep else 255)

@@ -9,7 +9,6 @@ files, and may be deleted at any time.
 from __future__ import annotations
 
 import hashlib
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
@@ -22,13 +21,10 @@ from patchloom.data.source import CONTENT, Source, digest
 from patchloom.data.workers import in_threads
 from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError
-from patchloom.system.files import cache_root, read_cached, write_sealed
+from patchloom.system.files import cache_root, open_regular, read_cached, write_sealed
 
-FILE_KIND, PIXEL_KIND, DRAWN_KIND = (
-    b"f",
-    b"p",
-    b"d",
-)  # the bytes of files, pixels in memory, and the seed and number of synthetic images
+# the bytes of files, pixels in memory, and the seed and number of synthetic images
+FILE_KIND, PIXEL_KIND, DRAWN_KIND = b"f", b"p", b"d"
 
 _FORMAT = "contents 1"
 _EACH = 64  # files that a thread reads in one task
@@ -59,7 +55,7 @@ def contents_on_disc(
     """
     known = source._contents
     if known is None:
-        stamp = _stamp(source)
+        stamp = source.known_stamp()
         place = None if stamp is None else cache_root() / "contents" / digest([_FORMAT, stamp])
         known = None if place is None else _read(place)
         known = known if known is not None and len(known) == len(source) else None
@@ -69,7 +65,7 @@ def contents_on_disc(
         known = _digested(source, pieces_of, indices, part)
         if chosen is not None:
             return known
-        if place is not None and _stamp(source) == stamp:  # otherwise files changed during the pass
+        if place is not None and source.known_stamp() == stamp:  # otherwise files changed during the pass
             with suppress(PatchloomError):  # a full or read-only disc only costs another pass
                 write_sealed(place, known.tobytes())
         if part is not None:
@@ -79,11 +75,9 @@ def contents_on_disc(
     return known if chosen is None else known[chosen]
 
 
-def pieces_of_file(path: str | os.PathLike[str]) -> Iterator[bytes]:
+def pieces_of_file(path: str | Path) -> Iterator[bytes]:
     """Yield the bytes of a file in pieces of 1 MiB: a whole-slide image may be larger than memory."""
-    if not os.path.isfile(path):  # opening a pipe would wait for a writer
-        raise FileNotFoundError(path)
-    with open(path, "rb", buffering=0) as file:
+    with open_regular(path, follow=True) as file:
         while piece := file.read(_BLOCK):
             yield piece
 
@@ -122,8 +116,15 @@ def _digested(
 ) -> np.ndarray:
     """Hash the images ``indices``; an unfinished pass is saved to ``part`` and continued from there."""
 
+    def content(i: int) -> np.ndarray:
+        try:
+            return contents_of(FILE_KIND, [pieces_of(i)])
+        except (OSError, ValueError, Unreadable):  # ValueError: a path with a zero byte
+            name = f"{i} {source.describe(i)} cannot be read"
+            return contents_of(FILE_KIND, [[name.encode("utf-8", "surrogateescape")]])
+
     def digested(block: np.ndarray) -> np.ndarray:
-        return np.concatenate([_content(source, pieces_of, i) for i in block.tolist()])
+        return np.concatenate([content(i) for i in block.tolist()])
 
     begun = None if part is None else _read(part)
     found = [np.empty(0, CONTENT) if begun is None else begun]
@@ -141,21 +142,6 @@ def _digested(
                     write_sealed(part, np.concatenate(found).tobytes())
                 saved = time.monotonic()
     return np.concatenate(found)
-
-
-def _content(source: Source, pieces_of: Callable[[int], Iterable[bytes]], i: int) -> np.ndarray:
-    try:
-        return contents_of(FILE_KIND, [pieces_of(i)])
-    except (OSError, ValueError, Unreadable):  # ValueError: a path with a zero byte
-        name = f"{i} {source.describe(i)} cannot be read"
-        return contents_of(FILE_KIND, [[name.encode("utf-8", "surrogateescape")]])
-
-
-def _stamp(source: Source) -> str | None:
-    try:
-        return source.stamp()
-    except PatchloomError:  # a shard is missing: only its images are lost
-        return None
 
 
 def _read(place: Path) -> np.ndarray | None:

@@ -34,7 +34,11 @@ def name_images(sources: Sequence[Source]) -> list[NamedImage]:
     """
     found = [(source, i) for source in sources for i in range(len(source))]
     places = [source.place(i) or f"{number:06}" for number, (source, i) in enumerate(found)]
-    below = _below([_root(source.describe(i), place) for (source, i), place in zip(found, places, strict=True)])
+    roots = []  # the folders to which places are relative; "" for an image that is no such file
+    for (source, i), place in zip(found, places, strict=True):
+        described = source.describe(i).replace(os.sep, "/")
+        roots.append(described[: -len(place) - 1] or "/" if described.endswith(f"/{place}") else "")
+    below = _below(roots)
     # nothing is written outside of the folder, whatever a list of paths says
     paths = [
         PurePosixPath(*(part for part in PurePosixPath(start, place.lstrip("/")).parts if part not in ("..", ".")))
@@ -60,12 +64,6 @@ def _unique(name: str, used: set[str]) -> str:
         one = f"{name}-{number}"
     used.add(one.casefold())
     return one
-
-
-def _root(described: str, place: str) -> str:
-    """Return the folder to which ``place`` is relative; "" if the image is no such file."""
-    described = described.replace(os.sep, "/")
-    return described[: -len(place) - 1] or "/" if described.endswith(f"/{place}") else ""
 
 
 def _below(roots: Sequence[str]) -> list[str]:

@@ -98,26 +98,23 @@ def near_copies(source: Source, seed: int = 0) -> NearCopies | None:
         order = np.array(sorted(range(n), key=keys.__getitem__))
     begin, rng = time.monotonic(), np.random.default_rng(seed)
     pairs: list[tuple[int, int]] = []
-    first: list[Tensor] = []
-    second: list[Tensor] = []
+    thumbnails: list[Tensor] = []  # of each pair
     for at in rng.permutation(n - 1)[:_LOOKED].tolist():
         if len(pairs) == _PAIRS or (len(pairs) >= _FEWEST and time.monotonic() - begin > _SECONDS):
             break
-        a, b = int(order[at]), int(order[at + 1])
-        if _folder(source, a) != _folder(source, b):
+        pair = int(order[at]), int(order[at + 1])
+        if len({(source.place(i) or "").rpartition("/")[0] for i in pair}) > 1:  # of two folders
             continue
         try:
-            one, two = _thumbnail(source.read(a)), _thumbnail(source.read(b))
+            thumbnails.append(torch.stack([_thumbnail(source.read(i)) for i in pair]))
         except Unreadable:
             if time.monotonic() - begin > _SECONDS:
                 break
             continue
-        pairs.append((a, b))
-        first.append(one)
-        second.append(two)
+        pairs.append(pair)
     if len(pairs) < _FEWEST - 1:
         return None
-    left, right = torch.stack(first), torch.stack(second)
+    left, right = torch.stack(thumbnails).unbind(1)
     alike = (left * right).sum(1).numpy()
     others = (left @ left.T).numpy()[np.triu_indices(len(pairs), 1)]
     close = alike > max(_CLOSE, float(np.quantile(others, 0.95)))
@@ -202,10 +199,6 @@ def parted_wholes(train: Source, test: Source, remedy: str = "") -> str:
 def _by_number(name: str) -> list[tuple[int, int | str]]:
     """Return a sort key that puts frame 9 before frame 10."""
     return [(0, int(part)) if is_whole(part) else (1, part) for part in re.split(r"(\d+)", name)]
-
-
-def _folder(source: Source, i: int) -> str:
-    return (source.place(i) or "").rpartition("/")[0]
 
 
 def _thumbnail(image: Tensor) -> Tensor:

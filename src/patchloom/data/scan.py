@@ -6,30 +6,23 @@ About forty bytes are stored per image, so that a source of a million images nee
 from __future__ import annotations
 
 import hashlib
-import re
-import sys
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from patchloom.audio.decode import head_of
-from patchloom.data.conversions import ConversionCounts, collect_conversions
-from patchloom.data.decode import Unreadable, open_pillow, silence_decoders
+from patchloom.data.conversions import ConversionCounts
+from patchloom.data.decode import open_pillow, silence_decoders
+from patchloom.data.reading import Pass, sample_indices
 from patchloom.data.source import Source
-from patchloom.data.stats import Moments, Stats, sample_indices
-from patchloom.data.workers import in_workers
-from patchloom.display import StatusMessage
-from patchloom.errors import PatchloomError
-from patchloom.system.device import cores
+from patchloom.data.stats import Moments, Stats
 
-_EACH = 64  # images in a part, at most
 _SILENT = 2**15 // 1000  # largest deviation of the samples of a silent recording from their middle
 _ROW = np.dtype(
     [
@@ -54,19 +47,18 @@ class Survey:
             whether it is deep (more than 8 bits) and flat (of one colour), and the digest of its pixels. For a
             recording, the width is its number of samples at the rate at which it is read, and flat means silent.
         moments: moments of the pixels, by number of channels.
-        kinds: number of readable files by PIL's format and mode, such as "PNG RGB"; by suffix if PIL knows neither.
+        kinds: number of readable files by PIL's format and mode, such as "PNG RGB", or by suffix if PIL knows neither;
+            of sound files by kind, rate and channels.
         broken: index and reason of the images that could not be read.
         noticed: conversions of images when they were read, such as compositing an alpha channel over white.
-        heads: number of readable sound files by kind, rate and channels.
     """
 
     source: Source
     rows: np.ndarray
     moments: dict[int, Moments]
-    kinds: dict[str, int]
+    kinds: dict[Any, int]
     broken: tuple[tuple[int, str], ...]
     noticed: ConversionCounts
-    heads: dict[tuple[str, int, int], int] = field(default_factory=dict)
 
     @property
     def tried(self) -> int:
@@ -129,96 +121,38 @@ class Survey:
 
 def survey(source: Source, max_images: int | None = None, workers: int | None = None) -> Survey:
     """Read and decode the images or recordings of a source, and record their properties."""
-    n = len(source)
-    indices = range(n) if max_images is None or max_images >= n else sample_indices(n, max_images, seed=0)
-    if source.in_memory or len(indices) < _EACH:
-        workers = 0  # starting them would take longer
-    elif workers is None:
-        workers = cores()
-    made = _Parts(source, indices, max(1, min(_EACH, len(indices) // (4 * workers or 1))))
-    rows: list[np.ndarray] = []
+    indices, what = sample_indices(len(source), max_images), f"reading the {source.noun} of"
+    made = Pass(source, indices, partial(_properties, source), "auto" if workers is None else workers, what)
+    rows = np.empty(len(indices), _ROW)
+    read = 0
     moments: dict[int, Moments] = {}
-    kinds: Counter[str] = Counter()
-    heads: Counter[tuple[str, int, int]] = Counter()
-    broken: list[tuple[int, str]] = []
-    noticed = ConversionCounts()
-    with StatusMessage(f"reading the {source.noun} of {source.name}", len(indices)) as waiting:
-        for part in in_workers(made, range(len(made)), workers):
-            rows.append(part.rows)
-            noticed.join(part.noticed)
-            for channels, some in part.moments.items():
-                moments.setdefault(channels, Moments(channels)).join(some)
-            kinds.update(part.kinds)
-            heads.update(part.heads)
-            broken += [(i, sys.intern(reason)) for i, reason in part.broken]  # many files share a few reasons
-            waiting.advance(len(part.rows) + len(part.broken))
-    whole = np.concatenate([*rows, np.empty(0, _ROW)])
-    found = Survey(source, whole, moments, dict(kinds.most_common()), tuple(broken), noticed, dict(heads.most_common()))
-    if not len(found.rows):
-        first = f"{source.describe(broken[0][0])} cannot be read: {broken[0][1]}" if broken else "it is empty"
-        raise PatchloomError(f"nothing could be read in {source.name}: {first}")
-    return found
+    kinds: Counter[Any] = Counter()
+    for _, (row, parts, kind) in made:
+        rows[read] = row
+        read += 1
+        for part in parts:
+            moments.setdefault(len(part.total), Moments(len(part.total))).join(part)
+        if kind is not None:
+            kinds[kind] += 1
+    return Survey(source, rows[:read], moments, dict(kinds.most_common()), tuple(made.broken), made.noticed)
 
 
-@dataclass(frozen=True)
-class _Part:
-    """Properties of some consecutive images. Not a NamedTuple: a DataLoader would search it for tensors to pin."""
-
-    rows: np.ndarray
-    moments: dict[int, Moments]
-    kinds: dict[str, int]
-    heads: dict[tuple[str, int, int], int]
-    broken: list[tuple[int, str]]
-    noticed: ConversionCounts
-
-
-class _Parts(Dataset[_Part]):
-    """Data set that maps the number of a part to a `_Part`."""
-
-    def __init__(self, source: Source, indices: Sequence[int], each: int) -> None:
-        self.source, self.indices, self.each = source, indices, each
-
-    def __len__(self) -> int:
-        return -(-len(self.indices) // self.each)
-
-    def __getitem__(self, number: int) -> _Part:
-        rows: list[tuple[int | bool | bytes, ...]] = []
-        moments: dict[int, Moments] = {}
-        kinds: Counter[str] = Counter()
-        heads: Counter[tuple[str, int, int]] = Counter()
-        broken: list[tuple[int, str]] = []
-        noticed = ConversionCounts()
-        for i in self.indices[number * self.each : (number + 1) * self.each]:
-            try:
-                with collect_conversions() as words:
-                    image = self.source.read(i)
-            except Unreadable as error:
-                broken.append((i, re.split(" cannot be read as an? [a-z]+: ", str(error))[-1]))
-                continue
-            noticed.add(i, words)
-            rows.append(_row(i, image))
-            path = Path(self.source.describe(i))
-            in_a_file = path.is_file()  # and not something in a container
-            if self.source.sound is not None:
-                if in_a_file:
-                    heads[head_of(path)[:3]] += 1
-                continue
-            moments.setdefault(len(image), Moments(len(image))).add(image)
-            if in_a_file:
-                kinds[_kind(path)] += 1
-        return _Part(np.array(rows, _ROW), moments, dict(kinds), dict(heads), broken, noticed)
-
-
-def _row(i: int, image: Tensor) -> tuple[int | bool | bytes, ...]:
+def _properties(
+    source: Source, i: int, image: Tensor
+) -> tuple[tuple[int | bool | bytes, ...], list[Moments], str | tuple[str, int, int] | None]:
+    """Return the row of an item, its moments, and the kind of its file; none for something in a container."""
+    path, (c, h, w) = Path(source.describe(i)), image.shape
     pixels = np.ascontiguousarray(image.permute(1, 2, 0).numpy())
     digest = hashlib.blake2b(f"{pixels.shape} {pixels.dtype}".encode(), digest_size=16)
     digest.update(pixels.data)
-    c, h, w = image.shape
-    if image.dtype == torch.int16:
+    if source.sound is not None:
         samples = pixels.astype(np.int32)  # a constant offset (DC) is silent
-        return i, h, w, c, False, bool(samples.max() - samples.min() <= 2 * _SILENT), digest.digest()
+        silent = bool(samples.max() - samples.min() <= 2 * _SILENT)
+        row = i, h, w, c, False, silent, digest.digest()
+        return row, [], head_of(path)[:3] if path.is_file() else None
     flat = bool((pixels[0] == pixels[0, 0]).all() and (pixels == pixels[0, 0]).all())
-    return i, h, w, c, image.dtype != torch.uint8, flat, digest.digest()
+    row = i, h, w, c, image.dtype != torch.uint8, flat, digest.digest()
+    return row, Moments.of_parts(image), _kind(path) if path.is_file() else None
 
 
 def _kind(path: Path) -> str:

@@ -6,6 +6,7 @@ import hashlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -96,7 +97,7 @@ class Source(ABC):
 
         Args:
             crop: random crop for images, for which it is returned.
-            excerpts: options of `RandomExcerpt`, which crops recordings and adds the ``noise`` to them.
+            excerpts: options of `Excerpt`, which crops recordings and adds the ``noise`` to them.
         """
         return self.modality.cut(crop, self.noise, **excerpts)
 
@@ -123,6 +124,12 @@ class Source(ABC):
         Stricter than `fingerprint`, which stays the same when a folder is moved, or copied with its modification times.
         """
         return self.fingerprint()
+
+    def known_stamp(self) -> str | None:
+        """Return the `stamp`; None also if a shard is missing, which costs only its images."""
+        with suppress(PatchloomError):
+            return self.stamp()
+        return None
 
     def contents(self, chosen: np.ndarray | None = None) -> np.ndarray | None:
         """Return a hash of each image, `CONTENT` [n], equal for exact copies only; None if there are no hashes."""
@@ -307,13 +314,12 @@ def stamp_of_files(paths: Iterable[str | os.PathLike[str]]) -> str:
     The files are not read: inode, size, mtime and ctime are compared. Of a file's name only the suffix counts, which
     determines its format.
     """
-    return digest(map(_state, paths))
 
-
-def _state(path: str | os.PathLike[str]) -> str:
-    try:
-        s = os.stat(path)
-        known = f"{s.st_ino}\t{s.st_size}\t{s.st_mtime_ns}\t{s.st_ctime_ns}"
-    except (OSError, ValueError):  # ValueError: a name that no file can have
+    def state(path: str | os.PathLike[str]) -> str:
         known = "missing"
-    return f"{os.path.splitext(path)[1]}\t{known}"
+        with suppress(OSError, ValueError):  # ValueError: a name that no file can have
+            s = os.stat(path)
+            known = f"{s.st_ino}\t{s.st_size}\t{s.st_mtime_ns}\t{s.st_ctime_ns}"
+        return f"{os.path.splitext(path)[1]}\t{known}"
+
+    return digest(map(state, paths))

@@ -202,9 +202,21 @@ _NAMED = 5  # groups that a sentence names
 
 def with_groups(data: Data, group: str) -> Data:
     """Assign the images of data to groups, and add a note on the number of groups."""
-    names, train = _several_names(data.train, group), copy(data.train)
-    train.groups = _numbered(names)
+    train = copy(data.train)
+    names = group_names(train, group)
     found, alone = np.unique([name for name in names if name]), names.count("")
+    if not len(found):
+        columns = f"a column ({', '.join(train.column_names())}), " if train.column_names() else ""
+        raise PatchloomError(
+            f"--group {group} matches no image of {train.name}, such as {train.place(0)}: give {columns}a regular "
+            "expression for a part of these paths, or parent for the folder"
+        )
+    if len({*names}) == 1:
+        raise PatchloomError(
+            f"--group {group} puts all {len(names):,} {train.noun} of {train.name} into one group, such as "
+            f"{train.place(0)}, so none could be held out: give a pattern that separates them"
+        )
+    train.groups = _numbered(names)
     few = f" ({_some(found)})" if len(found) <= _NAMED else ""
     notes = [f"--group {group}: {len(found):,} groups of {train.noun}{few}; each stays in one split"]
     if alone:
@@ -239,49 +251,6 @@ def group_names(source: Source, group: str) -> list[str]:
     """Return the name of each image's group; "" for an image in none."""
     if (column := source.column(group)) is not None:
         return list(column)
-    pattern = _expression(group)
-    if source.place(0) is None:
-        raise PatchloomError(f"--group {group} needs names of files, and the {source.noun} of {source.name} have none")
-    if group == PARENT:  # the same folder name in two places is two folders
-        return [source.describe(i).replace("\\", "/").rpartition("/")[0] for i in range(len(source))]
-    return [_name(source.place(i) or "", pattern) for i in range(len(source))]
-
-
-def some_groups(source: Source, group: str) -> str:
-    """Return the names of the groups in a part of the images, for a sentence: their number and the first."""
-    names = np.unique([name for name in group_names(source, group) if name])
-    return f"{len(names):,} ({_some(names)})"
-
-
-def _several_names(source: Source, group: str) -> list[str]:
-    """Return `group_names`, and refuse groups that do not separate the images."""
-    names = group_names(source, group)
-    alone = names.count("")
-    if alone == len(names):
-        columns = f"a column ({', '.join(source.column_names())}), " if source.column_names() else ""
-        raise PatchloomError(
-            f"--group {group} matches no image of {source.name}, such as {source.place(0)}: give {columns}a regular "
-            "expression for a part of these paths, or parent for the folder"
-        )
-    if len({*names}) == 1:
-        raise PatchloomError(
-            f"--group {group} puts all {len(names):,} {source.noun} of {source.name} into one group, such as "
-            f"{source.place(0)}, so none could be held out: give a pattern that separates them"
-        )
-    return names
-
-
-def _numbered(names: list[str]) -> np.ndarray:
-    """Number the names: int64 [n], equal for equal names; each "" is a separate group."""
-    return np.unique([name or f"\0{i}" for i, name in enumerate(names)], return_inverse=True)[1].astype(np.int64)
-
-
-def _name(path: str, pattern: re.Pattern[str]) -> str:
-    found = pattern.search(path)
-    return "" if found is None else found[pattern.groups] or ""
-
-
-def _expression(group: str) -> re.Pattern[str]:
     try:
         pattern = re.compile(group)
     except re.error as problem:
@@ -293,7 +262,23 @@ def _expression(group: str) -> re.Pattern[str]:
             f"--group {group} has {pattern.groups} pairs of brackets: leave one around what names the group, and write "
             "the others as (?:...)"
         )
-    return pattern
+    if source.place(0) is None:
+        raise PatchloomError(f"--group {group} needs names of files, and the {source.noun} of {source.name} have none")
+    if group == PARENT:  # the same folder name in two places is two folders
+        return [source.describe(i).replace("\\", "/").rpartition("/")[0] for i in range(len(source))]
+    found = [pattern.search(source.place(i) or "") for i in range(len(source))]
+    return ["" if one is None else one[pattern.groups] or "" for one in found]
+
+
+def some_groups(source: Source, group: str) -> str:
+    """Return the names of the groups in a part of the images, for a sentence: their number and the first."""
+    names = np.unique([name for name in group_names(source, group) if name])
+    return f"{len(names):,} ({_some(names)})"
+
+
+def _numbered(names: list[str]) -> np.ndarray:
+    """Number the names: int64 [n], equal for equal names; each "" is a separate group."""
+    return np.unique([name or f"\0{i}" for i, name in enumerate(names)], return_inverse=True)[1].astype(np.int64)
 
 
 def _some(names: np.ndarray | list[str]) -> str:

@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from patchloom.audio.augment import centre_excerpt
 from patchloom.audio.config import GREY, SIXTH, Sound
 from patchloom.audio.recordings import modality_of
 from patchloom.audio.spectrogram import check_sound, features
 from patchloom.data.augment import resize_part
-from patchloom.data.conversions import ConversionCounts, collect_conversions
 from patchloom.data.decode import Unreadable, has_colours
 from patchloom.data.modality import Modality
+from patchloom.data.reading import Pass, sample_indices
 from patchloom.data.source import Source
-from patchloom.data.workers import in_workers
-from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError
-from patchloom.system.device import cores
 
 _PIXELS = 2**16  # summed at a time: their floats fit into the CPU cache, which is ten times faster for large images
-_TIMED = 8  # images whose reading is timed
-# seconds of reading from which worker processes pay, where they are forked and where they have to import torch first
-_WORTH, _WORTH_IMPORTS = 1.0, 15.0
 _LOOKED = 8  # images that are looked at for `input_notes`
 _FAR, _WIDE = 3.0, 8.0  # deviations of the mean, and ratio of deviations, that are noted: 12 of 16 bits are 1/16
 _LEAST_STD = 1e-3  # otherwise images of one flat colour would be divided by 0
@@ -103,8 +95,8 @@ class Moments:
 def channels_of(source: Source, sample: int = 32, seed: int = 0) -> int:
     """Return the number of channels of the images, from a random sample: 1 if all are grey, 3 if only some are."""
     found: dict[int, str] = {}
-    for i, image in sample_images(source, sample, seed, []):
-        found.setdefault(image.shape[0], source.describe(i))
+    for i, channels in Pass(source, sample_indices(len(source), sample, seed), lambda _, image: len(image)):
+        found.setdefault(channels, source.describe(i))
     return channels_for_all(found, source.name)
 
 
@@ -122,105 +114,44 @@ def channels_for_all(found: Mapping[int, str], name: str) -> int:
 def statistics_of(source: Source, channels: int, sample: int = 1000, seed: int = 0) -> Stats:
     """Return statistics of a random sample of the images, converted to ``channels`` channels."""
     moments = Moments(channels)
-    unreadable: list[str] = []
-    sizes: list[tuple[int, int]] = []
-    noticed = ConversionCounts()
+    sizes: list[tuple[int, ...]] = []
     found: dict[int, str] = {}
-    first = ""
     indices = sample_indices(len(source), sample, seed)
-    with StatusMessage(f"reading a sample of {source.name}", len(indices)) as waiting:
-        for i, look in zip(indices, _looks(source, channels, indices), strict=True):
-            waiting.advance()
-            if look.problem:
-                first = first or look.problem
-                unreadable.append(source.describe(i))
-                continue
-            noticed.add(i, look.words)
-            found.setdefault(look.channels, source.describe(i))
-            channels_for_all(found, source.name)
-            if look.parts is None:
-                source.read_as(i, channels)  # raises what the worker process met
-            for part in look.parts or ():
-                moments.join(part)
-            sizes.append(look.size)
-    if not sizes:
-        raise PatchloomError(f"nothing could be read in {source.name}: {first or 'it is empty'}")
+    made = Pass(source, indices, partial(_parts_of, source, channels), "auto")
+    for i, (have, size, parts) in made:
+        found.setdefault(have, source.describe(i))
+        channels_for_all(found, source.name)
+        if parts is None:
+            source.read_as(i, channels)  # raises what the worker process met
+        for part in parts or ():  # added in the order of the images, so that workers change no digit
+            moments.join(part)
+        sizes.append(size)
     height, width = np.median(sizes, axis=0)
-    said = tuple(noticed.sentences(source.describe, len(sizes), _drawn_from(source, len(sizes) + len(unreadable))))
-    return Stats(*moments.mean_and_std(), round(height), round(width), len(sizes), unreadable, said)
+    noticed, unreadable = made.sentences(), made.unreadable
+    return Stats(*moments.mean_and_std(), round(height), round(width), len(sizes), unreadable, noticed)
 
 
-@dataclass(frozen=True)
-class _Look:
-    """Properties of one image: height and width, channels, conversions, and sums as `Moments.of_parts`.
-
-    ``problem`` is the reason why it cannot be read, and ``parts`` is None if its channels cannot be converted. It is no
-    NamedTuple: a DataLoader would search it for tensors to pin.
-    """
-
-    problem: str = ""
-    size: tuple[int, int] = (0, 0)
-    channels: int = 0
-    words: frozenset[str] = frozenset()
-    parts: list[Moments] | None = None
-
-
-class _Looks(Dataset[_Look | PatchloomError]):
-    """Data set that maps a place in ``indices`` to a `_Look` at that image, converted to ``channels`` channels."""
-
-    def __init__(self, source: Source, channels: int, indices: Sequence[int]) -> None:
-        self.source, self.channels, self.indices = source, channels, indices
-
-    def __getitem__(self, place: int) -> _Look | PatchloomError:
-        i = self.indices[place]
-        parts: list[Moments] | None = None
-        try:
-            with collect_conversions() as words:
-                image = self.source.read(i)
-        except Unreadable as error:
-            return _Look(str(error))
-        except PatchloomError as error:  # returned, because a DataLoader would put a traceback into its message
-            return error
-        with suppress(PatchloomError):
-            parts = Moments.of_parts(self.source.with_channels(i, image, self.channels))
-        return _Look("", (image.shape[-2], image.shape[-1]), len(image), frozenset(words), parts)
-
-
-def _looks(source: Source, channels: int, indices: Sequence[int]) -> Iterator[_Look]:
-    """Look at images in order, in worker processes on all cores if that pays: a sample of photographs takes seconds.
-
-    Sums are added in the order of the images, so the result does not depend on it.
-    """
-    source.make_ready(indices)
-    looks, begun = _Looks(source, channels, indices), time.perf_counter()
-    yield from _in_turn(looks, range(len(indices[:_TIMED])))
-    rest = range(len(indices))[_TIMED:]
-    worth = _WORTH if multiprocessing.get_start_method() == "fork" else _WORTH_IMPORTS
-    pays = not source.in_memory and (time.perf_counter() - begun) / _TIMED * len(rest) > worth
-    yield from in_workers(looks, rest, cores()) if pays else _in_turn(looks, rest)
-
-
-def _in_turn(looks: _Looks, places: Sequence[int]) -> Iterator[_Look]:
-    """Look at images in this process, without a loader, which would take a tenth of a millisecond for each."""
-    for place in places:
-        if isinstance(look := looks[place], PatchloomError):
-            raise look
-        yield look
+def _parts_of(
+    source: Source, channels: int, i: int, image: Tensor
+) -> tuple[int, tuple[int, ...], list[Moments] | None]:
+    """Return channels, size and `Moments.of_parts` of an image; None if its channels cannot be converted."""
+    parts = None
+    with suppress(PatchloomError):
+        parts = Moments.of_parts(source.with_channels(i, image, channels))
+    return len(image), tuple(image.shape[-2:]), parts
 
 
 def statistics_of_recordings(source: Source, sound: Sound, sample: int = 1000, seed: int = 0) -> Stats:
     """Return statistics of a random sample of recordings: per row of their pictures, for standardising these."""
     check_sound(sound)
     moments = Moments(sound.bins)
-    unreadable: list[str] = []
-    noticed = ConversionCounts()
-    for _, wave in sample_images(source, sample, seed, unreadable, noticed):
-        moments.add(features(centre_excerpt(wave, sound)[None], sound)[0].transpose(0, 1))
+    made = Pass(source, sample_indices(len(source), sample, seed), lambda _, wave: centre_excerpt(wave, sound))
+    for _, excerpt in made:
+        moments.add(features(excerpt[None], sound)[0].transpose(0, 1))
     mean, std = moments.mean_and_std()
-    read = min(sample, len(source)) - len(unreadable)
-    said = tuple(noticed.sentences(source.describe, read, _drawn_from(source, read + len(unreadable))))
+    read = len(made.indices) - len(made.broken)
     measured = replace(sound, mean=mean, std=std)
-    return Stats((GREY,), (SIXTH,), *sound.size, read, unreadable, said, measured)
+    return Stats((GREY,), (SIXTH,), *sound.size, read, made.unreadable, made.sentences(), measured)
 
 
 def unknown_stats(channels: int, sound: Sound | None = None) -> Stats:
@@ -242,10 +173,6 @@ def measure(source: Source, channels: int | Literal["auto"], sound: Sound, sampl
             f"--channels {channels} does not fit {source.name}, whose images have {found}: leave it out"
         )
     return channels, statistics_of(source, channels, sample)
-
-
-def _drawn_from(source: Source, tried: int) -> str:
-    return source.noun if tried == len(source) else f"sampled {source.noun}"
 
 
 def normalize(images: Tensor, mean: Sequence[float] | Tensor, std: Sequence[float] | Tensor) -> Tensor:
@@ -275,7 +202,7 @@ def variance_lost(source: Source, size: tuple[int, int], sample: int = 16, seed:
     Photographs lose less than a tenth, since their content is large; fine texture and thin lines vanish.
     """
     lost = []
-    for _, image in sample_images(source, sample, seed, []):
+    for _, image in Pass(source, sample_indices(len(source), sample, seed), lambda _, image: image):
         h, w = image.shape[-2:]
         factor, whole = max(size[0] / h, size[1] / w), _variance(image)
         if factor < 1 and whole:
@@ -323,36 +250,3 @@ def scale_notes(
         f"normalised for this model, the images have mean {centre:.2g} and deviation {width:.2g} instead of about 0 "
         "and 1: if their values are on another scale (12 bits in 16-bit files), scale them"
     ]
-
-
-def sample_indices(n: int, sample: int, seed: int) -> list[int]:
-    """Return sorted indices of a random sample of ``n`` images, or of all if there are no more than ``sample``."""
-    return sorted(np.random.default_rng(seed).permutation(n)[:sample].tolist())
-
-
-def sample_images(
-    source: Source, sample: int, seed: int, unreadable: list[str], noticed: ConversionCounts | None = None
-) -> Iterator[tuple[int, Tensor]]:
-    """Yield (index, image) of a random sample, in order.
-
-    Names of unreadable images are added to ``unreadable``, and conversions of the others to ``noticed``.
-    """
-    first, come = None, 0
-    indices = sample_indices(len(source), sample, seed)
-    source.make_ready(indices)
-    with StatusMessage(f"reading a sample of {source.name}", len(indices)) as waiting:
-        for i in indices:
-            waiting.advance()
-            try:
-                with collect_conversions() as words:
-                    image = source.read(i)
-            except Unreadable as error:
-                first = first or error
-                unreadable.append(source.describe(i))
-                continue
-            come += 1
-            if noticed is not None:
-                noticed.add(i, words)
-            yield i, image
-    if not come:
-        raise PatchloomError(f"nothing could be read in {source.name}: {first or 'it is empty'}")

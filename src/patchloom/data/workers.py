@@ -62,18 +62,15 @@ def fitting_readers(workers: int, nbytes: int) -> tuple[Readers, int]:
         free = shutil.disk_usage(SHARED).free
     except OSError:  # not on Linux
         return Readers(workers, _AHEAD), 0
-    room = free // _processes_here() // max(1, nbytes) - _TAKEN
+    sharing = 1
+    if is_initialized():
+        from patchloom.system.distributed import processes_here  # slow to import; here it has been
+
+        sharing = processes_here()
+    room = free // sharing // max(1, nbytes) - _TAKEN
     if workers * _AHEAD <= max(0, room):
         return Readers(workers, _AHEAD), free
     return Readers(max(0, min(workers, room)), 1), free
-
-
-def _processes_here() -> int:
-    if not is_initialized():
-        return 1
-    from patchloom.system.distributed import processes_here  # slow to import; here it has been
-
-    return processes_here()
 
 
 def in_workers(

@@ -26,7 +26,7 @@ from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import evenly_spaced
 from patchloom.data.stats import normalize
 from patchloom.display import Displayable, StatusMessage, TextTable, Verbatim, duration, print_line
-from patchloom.embed.formats import FORMATS, Card, check_suffix, read_card
+from patchloom.embed.formats import FORMATS, Card, arrow, read_card
 from patchloom.embed.near import DRAWN, Neighbour, check_picture, draw_nearest, matching_rows, nearest_rows, open_one
 from patchloom.embed.parts import (
     Part,
@@ -34,12 +34,11 @@ from patchloom.embed.parts import (
     PartWriter,
     cast_vectors,
     consecutive,
-    differing_fields,
     fingerprints,
     path_of,
     to_utf8,
 )
-from patchloom.errors import PatchloomError, TemporaryError, listing
+from patchloom.errors import PatchloomError, TemporaryError, closest_word, listing
 from patchloom.estimate import scaled_seconds, time_steps
 from patchloom.evaluate.features import digest_tensors, each_batch, runs_in_bfloat16
 from patchloom.evaluate.settings import EvalSettings, open_with_notes, print_input_notes, print_notes_once
@@ -85,9 +84,6 @@ from patchloom.system.files import size_in_words
 from patchloom.system.load import BackgroundLoad
 from patchloom.version import __version__
 from patchloom.withhold.encoder_input import all_patches
-
-Keep = Callable[[np.ndarray, np.ndarray], None]
-
 
 # Extraction of vectors: layer and pooling.
 
@@ -159,18 +155,24 @@ class Encoding(NamedTuple):
         return min(found, self.most) if self.settings.workers == "auto" else found
 
     def each(
-        self, source: Source, keep: Keep, workers: int = 0, what: str = "", first: int = 0, stop: int | None = None
+        self,
+        source: Source,
+        keep: Callable[[np.ndarray, np.ndarray], None],
+        workers: int = 0,
+        what: str = "",
+        first: int = 0,
+        stop: int | None = None,
     ) -> None:
         """Call ``keep`` for each batch from ``first`` to ``stop`` - 1 with numbers of images, int64 [b], and vectors
         [b ...] float32.
         """
         at, batch_size = self.settings.torch_device, self.settings.at_once
 
-        def take(images: Tensor) -> dict[str, Tensor]:
-            return {"vectors": self.take(images)}
-
         def hand(tokens: dict[str, Tensor], batch: Batch) -> None:
             keep(batch.indices.numpy(), tokens["vectors"].numpy())
+
+        def take(images: Tensor) -> dict[str, Tensor]:
+            return {"vectors": self.take(images)}
 
         half = runs_in_bfloat16(at, "auto")
         each_batch(self.vit, self.card, source, take, hand, at, batch_size, workers, half, what, first, stop)
@@ -372,18 +374,6 @@ def result_bytes(parts: PartFolder) -> int:
     return round(total)
 
 
-def check_disk_space(to: Path, parts: PartFolder, size: int) -> None:
-    """Refuse to start if the disc has no room for the parts and the joined file."""
-    folder = next(one for one in parts.folder.absolute().parents if one.is_dir())
-    need = (size if to == parts.folder else 2 * size) - parts.size
-    free = shutil.disk_usage(folder).free
-    if need > free:
-        raise TemporaryError(
-            f"{to.name} needs about {size_in_words(need)} while it is made, and {folder} has {size_in_words(free)} "
-            "free: free some space, choose a --to on a larger disc, or use --dtype float16"
-        )
-
-
 def check_memory(file: Path, size: int, images: int) -> None:
     """Refuse a single file that does not fit in memory, where it is joined and searched."""
     need = 2 * size + _IN_MEMORY * images
@@ -419,15 +409,13 @@ def find_existing(to: Path, parts: PartFolder) -> EmbeddingsFile | None:
     """Return the file or the folder of parts if it exists and was made with the same settings."""
     if to == parts.folder:
         found = None if parts.missing() else parts.finished()
-    else:
-        found = read_card(to) if to.exists() else None
-    if found is None:
+        if found is None:
+            return None
+    elif not to.exists():
         return None
-    if to != parts.folder:
-        if other := differing_fields(parts.card, found):
-            raise PatchloomError(
-                f"{to} exists and was made with another {listing(other[:3], 'and')}: choose another --to, or remove it"
-            )
+    else:
+        found = read_card(to)
+        parts.check(found, to)
         with suppress(PatchloomError):  # of another command's parts
             parts.missing()
             parts.remove()
@@ -465,7 +453,14 @@ def _plan(to: Path, parts: PartFolder, encoding: Encoding, held: ExitStack) -> t
         return done, []
     size = result_bytes(parts)
     images = sum(map(len, parts.sources.values()))
-    check_disk_space(to, parts, size)
+    place = next(one for one in parts.folder.absolute().parents if one.is_dir())
+    need = (size if to == parts.folder else 2 * size) - parts.size
+    free = shutil.disk_usage(place).free
+    if need > free:
+        raise TemporaryError(
+            f"{to.name} needs about {size_in_words(need)} while it is made, and {place} has {size_in_words(free)} "
+            "free: free some space, choose a --to on a larger disc, or use --dtype float16"
+        )
     if to != parts.folder:
         check_memory(to, size, images)
     held.enter_context(parts.locked())
@@ -520,22 +515,33 @@ def find_nearest(
 
 def parse_target(to: str | Path, format: str) -> tuple[Path, Path, str]:
     """Return the path of the result, the folder of its parts, and their file suffix."""
-    path = Path(to).expanduser()
-    if not (str(to).endswith("/") or not path.suffix or (path.is_dir() and path.suffix.lower() not in FORMATS)):
-        suffix = check_suffix(path)
+    path = folder = Path(to).expanduser()
+    suffix = path.suffix.lower()
+    if str(to).endswith("/") or not suffix or (path.is_dir() and suffix not in FORMATS):
+        if path.is_file():
+            raise PatchloomError(
+                f"--to {to} is a file of another kind: give a folder, or a file that ends in {listing(FORMATS)}"
+            )
+        there = {one.suffix for one in path.glob("*-*") if one.suffix in FORMATS}
+        suffix = f".{format}" if format != "auto" else min(there, default=".parquet")
+        if there - {suffix}:
+            others = min(there - {suffix})
+            raise PatchloomError(f"{path} has parts in {others}: leave out --format, or choose another --to")
+    else:
+        if suffix not in FORMATS:
+            ending = closest_word(suffix, FORMATS) or ".parquet"
+            raise PatchloomError(
+                f"--to {path} has no known suffix: end the file in {listing(FORMATS)}, as in {path.stem}{ending}, or "
+                f"give {path}/ for a folder of parts"
+            )
+        if path.is_dir():
+            raise PatchloomError(f"--to {path} is a folder: give a file in it, or {path}/")
         if format not in ("auto", suffix[1:]):
             raise PatchloomError(f"--format {format} is not that of {path}: leave it out, or give a folder")
-        return path, path.with_name(f"{path.name}.parts"), suffix
-    if path.is_file():
-        raise PatchloomError(
-            f"--to {to} is a file of another kind: give a folder, or a file that ends in {listing(FORMATS)}"
-        )
-    there = {one.suffix for one in path.glob("*-*") if one.suffix in FORMATS} if path.is_dir() else set()
-    suffix = f".{format}" if format != "auto" else min(there, default=".parquet")
-    if there - {suffix}:
-        raise PatchloomError(f"{path} has parts in {min(there - {suffix})}: leave out --format, or choose another --to")
-    check_suffix(path / f"part{suffix}")
-    return path, path, suffix
+        folder = path.with_name(f"{path.name}.parts")
+    if suffix == ".parquet":
+        arrow()  # which may not be installed
+    return path, folder, suffix
 
 
 # options that the encoding of images takes as the evaluations do

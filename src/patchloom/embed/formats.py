@@ -14,7 +14,7 @@ import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from patchloom.errors import PatchloomError, closest_word, listing, pip_install
+from patchloom.errors import PatchloomError, pip_install
 from patchloom.system.files import regular
 
 METADATA_KEY = "patchloom-embeddings-1"  # key of the card in a file
@@ -83,22 +83,13 @@ def _read_parquet_card(path: Path) -> str | None:
 
 
 def _read_parquet(path: Path) -> Rows:
-    # pre-buffering would keep all row groups in memory
-    with arrow().parquet.ParquetFile(path, pre_buffer=False) as file:
-        kind, shape = file.schema_arrow.field("vector").type, [file.metadata.num_rows]
-        while hasattr(kind, "list_size"):
-            shape.append(kind.list_size)
-            kind = kind.value_type
-        rows = Rows(np.empty(shape, kind.to_pandas_dtype()), [], [], [])
-        for some in file.iter_batches(ROWS):
-            lists, start = some.column("vector"), len(rows.paths)
-            while hasattr(lists.type, "list_size"):
-                lists = lists.flatten()
-            rows.vectors[start : start + len(some)] = lists.to_numpy().reshape(len(some), *shape[1:])
-            rows.paths.extend(some.column("path").to_pylist())
-            rows.splits.extend(some.column("split").to_pylist())
-            rows.labels.extend(some.column("label").to_pylist())
-    return rows
+    with arrow().parquet.ParquetFile(path, pre_buffer=False) as file:  # pre-buffering would take more memory
+        table = file.read()
+    vectors, shape = table["vector"].combine_chunks(), [len(table)]
+    while hasattr(vectors.type, "list_size"):
+        shape.append(vectors.type.list_size)
+        vectors = vectors.flatten()
+    return Rows(vectors.to_numpy().reshape(shape), *(table[name].to_pylist() for name in ("path", "split", "label")))
 
 
 # npz without pickle: vectors, paths, splits, labels (int64 indices into classes, -1 for none) and card.
@@ -194,22 +185,6 @@ FORMATS = {
     ".npz": Format(_write_npz, _read_npz, _read_npz_card),
     ".safetensors": Format(_write_safetensors, _read_safetensors, _read_safetensors_card),
 }
-
-
-def check_suffix(path: Path) -> str:
-    """Return the suffix of a file of vectors, a key of `FORMATS`."""
-    suffix = path.suffix.lower()
-    if suffix not in FORMATS:
-        ending = closest_word(suffix, FORMATS) or ".parquet"
-        raise PatchloomError(
-            f"--to {path} has no known suffix: end the file in {listing(FORMATS)}, as in "
-            f"{path.name.removesuffix(path.suffix) or 'features'}{ending}, or give {path}/ for a folder of parts"
-        )
-    if path.is_dir():
-        raise PatchloomError(f"--to {path} is a folder: give a file in it, or {path}/")
-    if suffix == ".parquet":
-        arrow()
-    return suffix
 
 
 def read_card(path: Path) -> Card:

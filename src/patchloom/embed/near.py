@@ -115,14 +115,10 @@ def nearest_rows(
     others = [one for one in best if not one.itself][:top]
     found = [one for one in best if one.itself or one in others]
     ranks = [0 if one.itself else others.index(one) + 1 for one in found]
-    pairs = _pairs(np.concatenate(sample)) if sample else np.empty(0, np.float32)
+    units = np.concatenate([np.empty((0, mean.size), np.float32), *sample])
+    pairs = (units @ units.T)[np.triu_indices(len(units), 1)]  # the cosine of each
     as_near = [float(np.mean(pairs >= one.cosine - _ROUNDED)) if len(pairs) else math.nan for one in found]
     return [one._replace(rank=r, as_near=a) for one, r, a in zip(found, ranks, as_near, strict=True)]
-
-
-def _pairs(units: np.ndarray) -> np.ndarray:
-    """Return the cosines [m (m - 1) / 2] of all pairs of unit vectors [m d]."""
-    return (units @ units.T)[np.triu_indices(len(units), 1)]
 
 
 def _unit(vectors: np.ndarray) -> np.ndarray:
@@ -142,11 +138,17 @@ def draw_nearest(
 ) -> Path:
     """Draw the only image of the source ``image`` and its neighbours as a PNG file."""
     others = [each for each in found if not each.itself]
-    each_source = (image, *(_row_of(each, sources) for each in others))
+    each_source = [image]
+    for row in others:
+        source = sources[row.split] if row.split in sources else next(iter(sources.values()))
+        place = next((i for i in range(len(source)) if path_of(source, i) == row.path), None)
+        if place is None:
+            raise PatchloomError(f"{row.path} is no longer among the images of {source.name}: leave out --picture")
+        each_source.append(source.subset([place]))
     images = torch.cat([images.cpu() for source in each_source for _, images in one.batches(source)])
     pictures = to_pictures(one, images)
     words = ["", *(f"{each.cosine:.3f}" for each in others)]
-    row = [Tile(picture, word) for picture, word in zip(pictures, words, strict=True)]
+    tiles = [Tile(picture, word) for picture, word in zip(pictures, words, strict=True)]
     text = (
         f"The nearest {one.modality.noun} of all rows. Above each is the cosine of the vectors minus their mean. "
         f"{'; '.join(f'{each.rank}: {each.path}' for each in others)}."
@@ -154,13 +156,4 @@ def draw_nearest(
     headings = [one.modality.item, *(f"{each.rank}. {each.label or ''}".strip() for each in others)]
     title = Title(f"{one.name}: nearest to {Path(near).name}")
     h, w = pictures.shape[1:3]
-    return draw_tiles(Page([row], headings, title, full_caption(one, text, images)), (h, w), out)
-
-
-def _row_of(row: Neighbour, sources: Mapping[str, Source]) -> Source:
-    """Return the source of the only image of a row."""
-    source = sources[row.split] if row.split in sources else next(iter(sources.values()))
-    place = next((i for i in range(len(source)) if path_of(source, i) == row.path), None)
-    if place is None:
-        raise PatchloomError(f"{row.path} is no longer among the images of {source.name}: leave out --picture")
-    return source.subset([place])
+    return draw_tiles(Page([tiles], headings, title, full_caption(one, text, images)), (h, w), out)

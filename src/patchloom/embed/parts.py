@@ -10,7 +10,8 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
@@ -150,13 +151,14 @@ class PartFolder:
                     f"{self.folder} exists and was not written by embed: choose another --to, or remove it"
                 )
             return self.all
-        self._check(begun, self.folder)
+        self.check(begun, self.folder)
         there = {part for part in self.all if part.path.exists()}
         for part in there:
-            self._check(read_card(part.path), part.path)
+            self.check(read_card(part.path), part.path)
         return [part for part in self.all if part not in there]
 
-    def _check(self, found: Card, path: Path) -> None:
+    def check(self, found: Card, path: Path) -> None:
+        """Refuse a file or folder whose card says that it was made with other settings."""
         if other := differing_fields(self.card, found):
             raise PatchloomError(
                 f"{path} was made by a command with another {listing(other[:3], 'and')}: repeat that command, choose "
@@ -172,14 +174,11 @@ class PartFolder:
         """Write the card if there is none; the folder must be locked."""
         remove_leftovers(self.folder)
         if not (self.folder / CARD).exists():
-            self._write_card(self.card)
+            write_whole(self.folder / CARD, json.dumps(self.card))
 
     def _read_card(self) -> Card | None:
         path = self.folder / CARD
         return parse_card(read_text(path, errors="replace"), path) if path.exists() else None
-
-    def _write_card(self, card: Card) -> None:
-        write_whole(self.folder / CARD, json.dumps(card))
 
     def write(self, part: Part, indices: Sequence[np.ndarray], vectors: Sequence[np.ndarray]) -> None:
         """Write a part from its batches: numbers int64 [b] of readable images, and vectors [b ...]."""
@@ -205,30 +204,23 @@ class PartFolder:
         rows, unreadable = dict.fromkeys(self.sources, 0), list[str]()
         for part in self.all:
             here = read_card(part.path)
-            self._check(here, part.path)  # another machine may have another version, or other images
+            self.check(here, part.path)  # another machine may have another version, or other images
             rows[part.split] += here["rows"]
             if here["unreadable"]:
-                unreadable += self._lacking(part, {*self._read(part).paths})
+                there, source = {*self._read(part).paths}, self.sources[part.split]
+                lost = [i for i in range(part.start, part.stop) if path_of(source, i) not in there]
+                unreadable += map(source.describe, lost)
         for split, source in self.sources.items():
             if not rows[split]:
                 raise PatchloomError(f"nothing in {source.name} could be read, beginning with {source.describe(0)}")
         card = self.card | {"rows": sum(rows.values()), "unreadable": len(unreadable)}
-        self._write_card(card)
+        write_whole(self.folder / CARD, json.dumps(card))
         return card, unreadable
-
-    def _lacking(self, part: Part, paths: Collection[str]) -> list[str]:
-        source = self.sources[part.split]
-        return [source.describe(i) for i in range(part.start, part.stop) if path_of(source, i) not in paths]
 
     def join(self, file: Path, card: Card) -> None:
         """Join all parts in memory, write them as one file, and remove the folder."""
-        rows = Rows(np.empty((card["rows"], *self.shape), self.dtype), [], [], [])
-        for part in self.all:
-            some, start = self._read(part), len(rows.paths)
-            rows.vectors[start : start + len(some.paths)] = some.vectors
-            rows.paths.extend(some.paths)
-            rows.splits.extend(some.splits)
-            rows.labels.extend(some.labels)
+        vectors, *texts = zip(*map(self._read, self.all), strict=True)
+        rows = Rows(np.concatenate(vectors), *(list(chain.from_iterable(column)) for column in texts))
         # written among the parts first, so that an interruption leaves files only in their folder
         whole = self.folder / f"whole{self.suffix}"
         write_whole(whole, lambda path: FORMATS[self.suffix].write(path, rows, card))

@@ -20,8 +20,9 @@ from torch import Tensor
 from patchloom.audio.config import Sound
 from patchloom.data.decode import Unreadable
 from patchloom.data.loader import Augment, Batch, draw_views, stack, steps_of, steps_per_epoch, training_batches
+from patchloom.data.reading import sample_indices
 from patchloom.data.source import Source
-from patchloom.data.stats import normalize, sample_indices, unknown_stats
+from patchloom.data.stats import normalize, unknown_stats
 from patchloom.data.workers import lost_worker
 from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError, TemporaryError

@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from patchloom.data.containers.base import Box, Container
-from patchloom.data.decode import DICOM, from_array, read_dicom
+from patchloom.data.decode import DICOM, read_image
 
 SUFFIXES = DICOM
 
@@ -86,5 +86,5 @@ class SeriesContainer(Container):
         self._paths, self.planes, self.sizes, self.microns = paths, len(paths), (size,), microns
 
     def read(self, box: Box) -> Tensor:
-        whole = from_array(read_dicom(self._paths[box.plane]))
+        whole = read_image(self._paths[box.plane])
         return whole[:, box.top : box.top + box.height, box.left : box.left + box.width]

@@ -11,7 +11,7 @@ import torch
 import torchvision
 from torch import Tensor
 
-from patchloom.data.decode import Unreadable, from_pil
+from patchloom.data.decode import from_pil, unreadable
 from patchloom.data.duplicates import PIXEL_KIND, contents_of, contents_on_disc, pieces_of_file
 from patchloom.data.source import Data, Source, digest, stamp_of_files
 from patchloom.data.sources.in_memory import InMemorySource, stored_labels
@@ -41,10 +41,8 @@ class Torchvision(Source):
         return len(self.dataset)
 
     def read(self, i: int) -> Tensor:
-        try:
+        with unreadable(self.describe(i), "an image"):
             return from_pil(self.dataset[i][0])
-        except Exception as error:  # decoders raise many exceptions on broken bytes
-            raise Unreadable(f"{self.describe(i)} cannot be read as an image: {error}") from error
 
     def contents(self, chosen: np.ndarray | None = None) -> np.ndarray | None:
         """Return hashes of the pixels if they are in memory, otherwise of the files, if torchvision names them."""

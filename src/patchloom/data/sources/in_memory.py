@@ -20,7 +20,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
 from torch.utils.data import Subset as TorchSubset
 
 from patchloom.data.conversions import record_conversion
-from patchloom.data.decode import Unreadable, from_array, from_pil
+from patchloom.data.decode import Unreadable, from_array, from_pil, unreadable
 from patchloom.data.duplicates import PIXEL_KIND, contents_of, contents_on_disc, pieces_of_file
 from patchloom.data.source import Data, Source, digest, in_classes
 from patchloom.data.sources.files import Files
@@ -82,10 +82,8 @@ def to_image_object(image: Any, name: str) -> ImageObject:
     if isinstance(image, Tensor):
         return image.detach().cpu()
     if isinstance(image, Image.Image):
-        try:
+        with unreadable(name, "an image"):
             image.load()  # worker processes cannot share a file that is still open
-        except Exception as error:  # decoders raise nearly anything
-            raise Unreadable(f"{name} cannot be read as an image: {error}") from error
         return image
     if isinstance(image, np.ndarray) and image.dtype.kind not in "OUS":
         return image

@@ -20,13 +20,13 @@ from patchloom.data.containers.base import Box, Container
 from patchloom.data.containers.open import check_readers, open_container, suffix_of
 from patchloom.data.containers.volumes import SUFFIXES as DICOM
 from patchloom.data.containers.volumes import SeriesContainer, find_series
-from patchloom.data.decode import FILMS, Unreadable, silence_decoders
+from patchloom.data.decode import FILMS, silence_decoders, unreadable
 from patchloom.data.duplicates import contents_of
 from patchloom.data.notes import count_of, limit_examples
 from patchloom.data.source import Data, Source, digest
 from patchloom.data.sources.division import Division
 from patchloom.display import StatusMessage
-from patchloom.errors import PatchloomError, one_line
+from patchloom.errors import PatchloomError
 from patchloom.system.files import cache_root, read_cached, write_sealed
 
 _PART_KIND = b"w"  # contents of parts of files
@@ -103,13 +103,10 @@ class Parts(Source):
     def read(self, i: int) -> Tensor:
         number, plane, top, left = self.parts[i].tolist()
         unit = self.units[number]
-        try:
-            with silence_decoders(), self._open.borrow(unit, self.division) as container:
-                half = self.division.slices // 2
-                planes = [min(max(plane + step, 0), unit.planes - 1) for step in range(-half, half + 1)]
-                each = [container.read(Box(one, unit.level, top, left, *unit.size)) for one in planes]
-        except Exception as error:  # decoders raise nearly anything on broken bytes
-            raise _unreadable(self.describe(i), error) from error
+        half = self.division.slices // 2
+        planes = [min(max(plane + step, 0), unit.planes - 1) for step in range(-half, half + 1)]
+        with _readable(self.describe(i)), self._open.borrow(unit, self.division) as container:
+            each = [container.read(Box(one, unit.level, top, left, *unit.size)) for one in planes]
         return _resized(torch.cat(each) if len(each) > 1 else each[0], self.division.tile or unit.size)
 
     def _place(self, i: int) -> str:
@@ -231,18 +228,13 @@ def _units(source: Source, paths: Sequence[Path], division: Division) -> Iterato
     slices = {path for path in paths if suffix_of(path) in DICOM}
     for i, path in enumerate(paths):
         if path not in slices:
-            try:
-                with silence_decoders():
-                    container = _opened((path,), division)
-            except Exception as error:
-                raise _unreadable(source.describe(i), error) from error
+            with _readable(source.describe(i)):
+                container = _opened((path,), division)
             yield _unit((path,), i, container, division, source.describe(i)), container
     if slices:
         numbers = [i for i, path in enumerate(paths) if path in slices]
-        try:
+        with _readable(source.name):
             series = find_series([paths[i] for i in numbers])
-        except Exception as error:
-            raise _unreadable(source.name, error) from error
         for one in series:
             files = tuple(paths[numbers[k]] for k in one.numbers)
             volume = SeriesContainer(files, one.size, one.microns)
@@ -315,11 +307,8 @@ def _with_contrast(source: Source, division: Division, units: Sequence[Unit], pa
     with StatusMessage(f"looking for blank windows in the files of {source.name}", len(units)) as waiting:
         for number, unit in enumerate(units):
             own = parts["unit"] == number
-            try:
-                with silence_decoders():
-                    found[own] = _contrast(unit, division, parts[own]) >= division.blank
-            except Exception as error:
-                raise _unreadable(source.describe(unit.file), error) from error
+            with _readable(source.describe(unit.file)):
+                found[own] = _contrast(unit, division, parts[own]) >= division.blank
             waiting.advance()
     if place is not None:
         with suppress(PatchloomError):  # a full or read-only disc only costs another pass
@@ -400,10 +389,11 @@ def _resized(image: Tensor, size: tuple[int, int]) -> Tensor:
     return found.clamp_(0, 1) if deep else found.round_().clamp_(0, 255).to(torch.uint8)
 
 
-def _unreadable(name: str, error: Exception) -> PatchloomError:
-    if isinstance(error, PatchloomError):
-        return error
-    return Unreadable(f"{name} cannot be read: {one_line(error, name)}")
+@contextmanager
+def _readable(name: str) -> Iterator[None]:
+    """Convert errors of decoders to `Unreadable`, and suppress their warnings."""
+    with unreadable(name, "an image"), silence_decoders():
+        yield
 
 
 def _ends(paths: Sequence[Path]) -> Iterator[str]:

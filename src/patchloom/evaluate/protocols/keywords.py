@@ -104,9 +104,9 @@ def keywords(run: str | Path, data: DataLike, settings: EvalSettings, options: K
     picture = place_in_run(run, data, label, settings.seed, "pictures", ".png", f"{_NAME}-")
     if picture is None:
         return report
-    c, ours, row = len(classes), found[0], report.quoted[0]
-    pairs = c * ours.labels + ours.logits.argmax(1)
-    on = f"{len(ours.labels):,} recordings of {Path(parts.test.name).name}"
+    c, tested, row = len(classes), found[0], report.quoted[0]
+    pairs = c * tested.labels + tested.logits.argmax(1)
+    on = f"{len(tested.labels):,} recordings of {Path(parts.test.name).name}"
     content = {
         "counts": torch.bincount(pairs, minlength=c * c).view(c, c).numpy(),
         "classes": classes,
