@@ -340,17 +340,22 @@ def test_the_plan_counts_validation_and_test(run, squares, protocol, monkeypatch
 
 
 @pytest.mark.parametrize("protocol", OPTIONS)
-def test_unreadable_test_images_are_refused(run, squares, protocol, monkeypatch):
+def test_unreadable_test_images_count_for_nothing_and_are_refused_if_all_are(run, squares, protocol, monkeypatch):
     kind = type(Squares(1).images)
     read = kind.read
+    broken = {2}
 
     def damaged(self: Source, i: int) -> torch.Tensor:
-        if self.name == "squares test":
+        if self.name == "squares test" and i in broken:
             raise Unreadable("gone")
         return read(self, i)
 
     monkeypatch.setattr(kind, "read", damaged)
     options = {**OPTIONS[protocol], **COMMON, "steps": 1, "control": False}
+    found = evaluate(protocol, run, "data", **options)
+    assert found.n_test == 4 and {row.n for row in found.results} == {4}
+    (run / store.FILE).unlink()
+    broken.update(range(5))
     said = refusal(evaluate, protocol, run, "data", **options)
     assert "none of the 5 test images" in said and "squares test #0" in said
     assert not (run / store.FILE).exists()

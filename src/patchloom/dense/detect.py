@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -235,7 +236,8 @@ def _rows(
     """Return rows for boxes and masks: AP with its interval first."""
     kept = [i for i, one in enumerate(found) if one is not None]
     images, answers = test.subset(kept), [one for one in found if one is not None]
-    rows = []
+    rows, groups = [], images.images.groups
+    among = 0 if groups is None else len(np.unique(groups))
     kinds = [("", average_precision(images, answers, test.classes, "bbox"))]
     if settings["masks"] and _has_masks(images):
         kinds.append((" of masks", average_precision(images, answers, test.classes, "segm")))
@@ -246,11 +248,11 @@ def _rows(
         for measure, value in named.items():
             low, high, outcomes = value, value, None
             if measure == "AP":
-                pseudo = pseudo_precision(score.matches, images.images.groups)
+                pseudo = pseudo_precision(score.matches, groups)
                 low, high = (end.item() for end in interval(torch.tensor(value, dtype=torch.float64), pseudo))
                 outcomes = Outcomes(pseudo.cpu().numpy(), pseudo=True)
-            called, n = f"{measure}{of}", len(kept)
-            rows.append(Result(called, value, low, high, n, name, "detect", settings, outcomes=outcomes))
+            numbers = f"{measure}{of}", value, low, high, len(kept)
+            rows.append(Result(*numbers, name, "detect", settings, groups=among, outcomes=outcomes))
     return rows
 
 

@@ -308,13 +308,15 @@ def segment(run: str | Path, data: DataLike, settings: EvalSettings, options: Se
         its = one.model, test, one.candidate.card, settings, values.resized
         return predict_overlaps(*its, precision=precision, name=one.candidate.name)
 
-    rows, found = [], []
+    rows, found, kept = [], [], list[int]()
     for one, answers in study.tested(fitted, answer):
         found.append(joined(answers, len(classes)))
-        rows.append(_rows(one.candidate.name, one.settings, found[-1], classes, test.images.groups))
+        kept = [i for i, answered in enumerate(answers) if answered is not None]
+        groups = test.subset(kept).images.groups
+        rows.append(_rows(one.candidate.name, one.settings, found[-1][kept], classes, groups))
     most, second = (
-        _rows(CONSTANT, {"answer": classes[best]}, constant, classes, test.images.groups)
-        for best, constant in (constant_overlaps(found[0], place) for place in (0, 1))
+        _rows(CONSTANT, {"answer": classes[best]}, constant, classes, groups)
+        for best, constant in (constant_overlaps(found[0][kept], place) for place in (0, 1))
     )
     constant = [row for row in most if row.measure != FOREGROUND]
     constant += [row for row in second if row.measure == FOREGROUND]
@@ -348,7 +350,8 @@ def _rows(
     name: str, settings: dict[str, Any], each: Tensor, classes: Sequence[str], groups: np.ndarray | None
 ) -> list[Result]:
     """Return rows of mIoU, pixel accuracy, foreground IoU and the IoU of each class, from `overlaps` [n 3 k]."""
-    total, rows = each.sum(0), []
+    total, rows = each.sum(0), list[Result]()
+    among = 0 if groups is None else len(np.unique(groups))
     measures = {"mIoU": mean_iou, "aAcc": pixel_accuracy, FOREGROUND: foreground_iou}
     for measure, statistic in measures.items():
         value, pseudo = statistic(total), pseudo_values(statistic, each, groups)
@@ -356,12 +359,12 @@ def _rows(
             continue
         low, high = interval(value, pseudo)
         numbers, outcomes = (value.item(), low.item(), high.item()), Outcomes(pseudo.cpu().numpy(), pseudo=True)
-        rows.append(Result(measure, *numbers, len(each), name, "segment", settings, outcomes=outcomes))
+        rows.append(Result(measure, *numbers, len(each), name, "segment", settings, groups=among, outcomes=outcomes))
     values = class_ious(total)
     lows, highs = interval(values, pseudo_values(class_ious, each, groups))
     for called, value, low, high in zip(classes, values.tolist(), lows.tolist(), highs.tolist(), strict=True):
         if value == value:  # nan: neither in truth nor in answers
-            rows.append(Result(called, value, low, high, len(each), name, "segment", settings))
+            rows.append(Result(called, value, low, high, len(each), name, "segment", settings, groups=among))
     return rows
 
 
