@@ -234,6 +234,12 @@ def test_the_index_links_every_page_and_pages_that_the_source_names_exist():
     named = re.findall(r"`((?:src|tests|docs|benchmarks)/[^`]*)`", text)
     named += [f"src/patchloom/{folder}" for folder in re.findall(r"^\| `(\w+/)`", text, re.MULTILINE)]
     assert len(named) > 20 and not [name for name in named if "NAME" not in name and not (ROOT / name).exists()]
+    lists = [
+        (path, name)
+        for path, change in re.findall(r"^\| `((?:src|tests)/[\w/]+\.py)` \|(.*)\|$", text, re.MULTILINE)
+        for name in re.findall(r"`(_?[A-Z][A-Z_]+)`(?! in )", change)
+    ]
+    assert len(lists) > 8 and not [(path, name) for path, name in lists if name not in (ROOT / path).read_text()]
 
 
 def test_the_family_has_a_row_per_task_with_its_measured_cost():
