@@ -6,14 +6,15 @@ import base64
 import csv
 import io
 import json
+import math
 import os
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -28,6 +29,8 @@ from patchloom.data.source import Source
 from patchloom.data.sources.concat import ConcatSource
 from patchloom.data.sources.glob import is_single, open_images
 from patchloom.data.sources.open import open_data
+from patchloom.data.sources.parts import Parts
+from patchloom.data.sources.stitching import stitch, write_map
 from patchloom.data.stats import input_notes
 from patchloom.dense.annotations.coco import image_ids
 from patchloom.dense.answers import Pictures, ReadPicture, answered, detect_images, segment_images
@@ -59,8 +62,9 @@ from patchloom.system.device import float32_products
 from patchloom.system.files import make_folder, read_text, write_whole
 
 _BY = "predicted-by.json"
-TABLE, PAGE = "predictions.csv", "least-certain.html"
-_LISTS = ("classes.txt", "detections.json", TABLE, PAGE)
+TABLE, PAGE, WHOLE, MAPS = "predictions.csv", "least-certain.html", "files.csv", "maps"
+_LISTS = ("classes.txt", "detections.json", TABLE, PAGE, WHOLE)
+_WRITTEN = {("labels", ".png"), ("pictures", ".png"), (MAPS, ".tif")}  # folders, and what is in them
 _NAMED = 8  # classes in a sentence
 _CLASSES_SHOWN = 3  # on the page
 _FOLDERS = ("finetuned", "probed", "segmented", "detected")  # of a run's models
@@ -79,6 +83,8 @@ class Predictions(Displayable):
         score: lowest score of the objects of a detector.
         notes: sentences on skipped images.
         calibration: calibration of a classifier's probabilities; None without one.
+        files: number of files whose parts are the images, for a classifier.
+        maps: number of maps of windows.
     """
 
     kind: Literal["classify", "segment", "detect"]
@@ -89,13 +95,15 @@ class Predictions(Displayable):
     score: float
     notes: tuple[str, ...] = ()
     calibration: Calibration | None = None
+    files: int = 0
+    maps: int = 0
 
     def parts(self, width: int) -> list[str]:
         return [*self.notes, *map(Verbatim, self.sentences())]
 
     def plain(self) -> dict[str, Any]:
         written = {"classify": TABLE, "segment": "labels", "detect": "detections.json"}[self.kind]
-        names = ("kind", "images", "counts", "pictures", "score")
+        names = ("kind", "images", "counts", "pictures", "score", "files", "maps")
         values = {name: getattr(self, name) for name in names}
         values["calibration"] = None if self.calibration is None else self.calibration.plain()
         return {"out": str(self.out), "written": str(self.out / written), **values, "notes": [*self.notes]}
@@ -108,7 +116,9 @@ class Predictions(Displayable):
                 f"{self.out / TABLE} has the class, the confidence and the probabilities of {self.images:,} images."
             )
             calibrated = describe_calibration(self.calibration)
-            return [f"{written}{page}", f"Of all images: {self._most()}. Probabilities are {calibrated}."]
+            whole = f" {self.out / WHOLE} has their means for {count_of(self.files, 'file')}." * bool(self.files)
+            whole += f" {self.out / MAPS} has {count_of(self.maps, 'map')}, a page for each class." * bool(self.maps)
+            return [f"{written}{whole}{page}", f"Of all images: {self._most()}. Probabilities are {calibrated}."]
         drawn = f" The first {self.pictures:,} are drawn in {self.out / 'pictures'}." if self.pictures else ""
         if self.kind == "segment":
             written = (
@@ -174,9 +184,12 @@ def predict(options: Predict) -> Predictions:
     drawn = len(names) if options.pictures == "all" else options.pictures
     outs = [name.out for name in names]
 
+    divided = _divided(sources)
+
     def files(written: Sequence[str]) -> set[str]:
         if isinstance(card, ClassifierCard):
-            return {TABLE, *[PAGE] * bool(drawn)}
+            maps = (path for one in divided for path in one.maps.values())
+            return {TABLE, *[PAGE] * bool(drawn), *[WHOLE] * bool(divided), *maps}
         pictures = {f"pictures/{out}.png" for out in written[:drawn]}
         if card.kind == "detect":
             return {"detections.json", *pictures}
@@ -185,7 +198,7 @@ def predict(options: Predict) -> Predictions:
     before = _claim(folder, about, files(outs))
     images = ConcatSource(sources[0].name, sources)
     if isinstance(card, ClassifierCard):
-        done = write_classes(net, card, images, names, settings, folder, drawn, top)
+        done = write_classes(net, card, images, names, divided, settings, folder, drawn, top)
     else:
         done = write_dense(net, card, images, names, settings, folder, drawn, options.score)
     lost = {*outs} - {*done.read}
@@ -201,7 +214,8 @@ def predict(options: Predict) -> Predictions:
     notes = (*(f"{note}." for note in [*opened.notes, *done.notes, *seen]), *note_unreadable(unreadable), *gone)
     about_all = folder, len(done.read), counts, min(drawn, len(done.read)), options.score, notes
     if isinstance(card, ClassifierCard):
-        return Predictions("classify", *about_all, card.calibrated)
+        maps = sum(len(one.maps) for one in divided)
+        return Predictions("classify", *about_all, card.calibrated, len(divided), maps)
     return Predictions(card.kind, *about_all)
 
 
@@ -261,7 +275,7 @@ def _remove_old(folder: Path, before: Sequence[str], written: Collection[str]) -
     old = 0
     for one in sorted({*before} - {*written}):
         path, parts = folder / one, PurePosixPath(one).parts
-        ours = one in _LISTS or (parts[0] in ("labels", "pictures") and path.suffix == ".png")
+        ours = one in _LISTS or (parts[0], path.suffix) in _WRITTEN
         inside = path.parent.resolve().is_relative_to(folder.resolve())
         if ours and inside and ".." not in parts and path.is_file():
             path.unlink()
@@ -292,6 +306,7 @@ def write_classes(
     card: ClassifierCard,
     images: Source,
     names: Sequence[NamedImage],
+    divided: Sequence[DividedFile],
     settings: EvalSettings,
     folder: Path,
     drawn: int,
@@ -299,8 +314,12 @@ def write_classes(
 ) -> Written:
     """Write the table of a classifier's predictions, and the page of the ``drawn`` least certain images.
 
+    Of files that are divided into images, the means of their probabilities are in a table of their own, and those of
+    windows are maps.
+
     Args:
         images: the images of ``names``.
+        divided: the files that they are parts of; () if they are whole files.
         top: number of classes in the table; None: all, in a column each.
     """
     what = f"{folder}: predicting"
@@ -309,11 +328,63 @@ def write_classes(
     probabilities = (logits.double() / (1.0 if known is None else known.temperature)).softmax(1)
     paths = [names[i].place for i in indices.tolist()]
     write_whole(folder / TABLE, class_table(paths, probabilities, card.classes, top))
+    if divided:
+        each = torch.full((len(names), len(card.classes)), math.nan, dtype=torch.float64)
+        each[indices] = probabilities
+        _write_divided(divided, each, card.classes, folder, top)
     if drawn:
         page = _page(card, images, paths, indices, probabilities, drawn)
         write_whole(folder / PAGE, page)
     counts = Counter(probabilities.argmax(1).tolist())
     return Written([names[i].out for i in indices.tolist()], counts)
+
+
+class DividedFile(NamedTuple):
+    """A file whose windows, slices or frames are the images of a source.
+
+    Attributes:
+        source: the source.
+        number: number of the file in it.
+        rows: numbers of its images among those of all sources, int64 [n].
+        name: its path within what was given.
+        maps: path of the map of each plane, by its number, below the folder of the predictions; empty without windows.
+    """
+
+    source: Parts
+    number: int
+    rows: np.ndarray
+    name: str
+    maps: Mapping[int, str]
+
+
+def _divided(sources: Sequence[Source]) -> list[DividedFile]:
+    """Return the files of sources that are divided into images."""
+    found, starts = list[DividedFile](), np.cumsum([0, *map(len, sources)]).tolist()
+    parted = [(source, start) for source, start in zip(sources, starts, strict=False) if isinstance(source, Parts)]
+    names = iter(name_images([one.source.subset([unit.file for unit in one.units]) for one, _ in parted]))
+    for source, start in parted:
+        for number in range(len(source.units)):
+            name, own = next(names), np.flatnonzero(source.parts["unit"] == number)
+            planes = np.unique(source.parts["plane"][own]).tolist() if source.division.tile is not None else []
+            ends = {plane: f"-{plane}" if len(planes) > 1 else "" for plane in planes}
+            maps = {plane: f"{MAPS}/{name.out}{end}.tif" for plane, end in ends.items()}
+            found.append(DividedFile(source, number, own + start, name.place, maps))
+    return found
+
+
+def _write_divided(
+    divided: Sequence[DividedFile], each: Tensor, classes: Sequence[str], folder: Path, top: int | None
+) -> None:
+    """Write the table of files, and their maps; ``each`` [n c] are the probabilities, NaN for unreadable images."""
+    means = torch.stack([each[one.rows].nanmean(0) for one in divided])
+    kept = [i for i, known in enumerate(means.isfinite().all(1).tolist()) if known]
+    table = class_table([divided[i].name for i in kept], means[kept], classes, top)
+    write_whole(folder / WHOLE, table)
+    for one in divided:
+        values = np.full((len(one.source), len(classes)), np.nan)
+        values[one.source.parts["unit"] == one.number] = each[one.rows].numpy()
+        for plane, path in one.maps.items():
+            write_map(folder / path, stitch(one.source, one.number, plane, values))
 
 
 def class_table(paths: Sequence[str], probabilities: Tensor, classes: Sequence[str], top: int | None = None) -> str:

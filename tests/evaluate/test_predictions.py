@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tifffile
 import torch
 from PIL import Image
 from refusing import refusal
@@ -219,3 +220,32 @@ def test_a_calibration_of_a_file_is_checked():
             calibration_from(found.plain() | wrong)
     with pytest.raises(ValueError, match="lacks"):
         calibration_from({"temperature": 1.0})
+
+
+def test_windows_of_slides_get_a_map_and_a_row_for_each_file(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    a_classifier(tmp_path / "model.safetensors")
+    for seed, name in enumerate(("one", "two")):
+        pixels = np.random.default_rng(seed).integers(0, 256, (48, 64, 3), np.uint8)
+        (tmp_path / "slides").mkdir(exist_ok=True)
+        tifffile.imwrite(tmp_path / "slides" / f"{name}.tif", pixels, photometric="rgb")
+    words = ["predict", tmp_path / "model.safetensors", f"{tmp_path}/slides@tile=16", "--out", tmp_path / "out"]
+    assert main([str(word) for word in words]) == 0
+    assert "files.csv has their means for 2 files" in " ".join(capsys.readouterr().out.split())
+    windows = list(csv.DictReader((tmp_path / "out" / "predictions.csv").open()))
+    files = list(csv.DictReader((tmp_path / "out" / "files.csv").open()))
+    assert len(windows) == 2 * 12 and [row["path"] for row in files] == ["one.tif", "two.tif"]
+    column = "p_fish"
+    own = [float(row[column]) for row in windows if row["path"].startswith("two.tif#")]
+    assert float(files[1][column]) == pytest.approx(np.mean(own), abs=2e-6)
+    found = tifffile.imread(tmp_path / "out" / "maps" / "two.tif")
+    assert found.shape == (3, 3, 4) and np.abs(found[2].ravel() - own).max() < 1e-6
+    assert np.abs(found.sum(0) - 1).max() < 1e-5
+
+
+def test_slices_get_a_row_for_each_file_and_no_map(tmp_path: Path) -> None:
+    a_classifier(tmp_path / "model.safetensors", channels=1)
+    stack = np.random.default_rng(0).integers(0, 65536, (5, 20, 24), np.uint16)
+    tifffile.imwrite(tmp_path / "stack.tif", stack, imagej=True, metadata={"axes": "ZYX"})
+    found = predict(tmp_path / "model.safetensors", f"{tmp_path}/stack.tif@slices=1", out=tmp_path / "out")
+    assert (found.images, found.files, found.maps) == (5, 1, 0) and not (tmp_path / "out" / "maps").exists()
+    assert len((tmp_path / "out" / "files.csv").read_text().splitlines()) == 2

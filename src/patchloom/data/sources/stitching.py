@@ -38,11 +38,11 @@ def stitch(source: Parts, number: int, plane: int, values: np.ndarray) -> Stitch
         source: windows of files.
         number: number of the file.
         plane: number of the plane.
-        values: numbers of all windows of the source, float [n k].
+        values: numbers of all windows of the source, float [n k]; those with NaN are left out.
     """
     unit, tile, overlap = source.units[number], source.division.tile, source.division.overlap
     assert tile is not None
-    own = (source.parts["unit"] == number) & (source.parts["plane"] == plane)
+    own = (source.parts["unit"] == number) & (source.parts["plane"] == plane) & ~np.isnan(values).any(axis=1)
     sides = [size * (1 - overlap / min(tile)) for size in unit.size]  # of a cell, in pixels of the level
     rows, columns = (max(1, round(whole / side)) for whole, side in zip(unit.whole, sides, strict=True))
     total, count = np.zeros((values.shape[1], rows, columns)), np.zeros((rows, columns))
