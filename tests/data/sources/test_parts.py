@@ -60,6 +60,8 @@ def test_windows_are_the_pixels_at_their_places(tmp_path, how):
         assert torch.equal(train.read(i), torch.from_numpy(PICTURE[y : y + 48, x : x + 80]).permute(2, 0, 1))
         covered[y : y + 48, x : x + 80] = True
     assert covered.all()  # the last windows end at the borders
+    places = {tuple(place_of(train, i)) for i in range(len(train))}
+    assert {(0, 0), (40, 0), (0, 72), (252, 340)} <= places and len(places) == len(train)
 
 
 def test_levels_and_microns_choose_the_resolution(tmp_path):

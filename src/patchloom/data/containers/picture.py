@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
 
 from torch import Tensor
@@ -19,8 +20,11 @@ class PictureContainer(Container):
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        whole = read_image(path)
-        self.sizes = ((whole.shape[1], whole.shape[2]),)
+
+    @cached_property
+    def sizes(self) -> tuple[tuple[int, int], ...]:  # type: ignore[override]  # needed when files are listed only
+        whole = read_image(self._path)
+        return ((whole.shape[1], whole.shape[2]),)
 
     def read(self, box: Box) -> Tensor:
         whole = read_image(self._path)

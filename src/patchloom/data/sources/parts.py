@@ -277,12 +277,17 @@ def _unit(paths: tuple[Path, ...], file: int, container: Container, division: Di
     return Unit(paths, file, (height, width), level, whole, container.planes, microns)
 
 
+def steps_of(unit: Unit, division: Division) -> tuple[float, float]:
+    """Return the distances of neighbouring windows down and across, in pixels of the level that is read."""
+    (height, width), (high, wide) = unit.size, division.tile or unit.size
+    return height * (1 - division.overlap / high), width * (1 - division.overlap / wide)
+
+
 def _parts_of(unit: Unit, division: Division, number: int) -> np.ndarray:
     """Return the parts of a unit, `_PART` [n]; the last windows of a row and of a column end at its border."""
-    step = 1.0 if division.tile is None else 1 - division.overlap / min(division.tile)
     tops, lefts = (
-        np.unique([*range(0, whole - size + 1, max(1, round(size * step))), whole - size])
-        for whole, size in zip(unit.whole, unit.size, strict=True)
+        np.unique([*range(0, whole - size + 1, max(1, round(step))), whole - size])
+        for whole, size, step in zip(unit.whole, unit.size, steps_of(unit, division), strict=True)
     )
     planes = np.arange(0, unit.planes, division.every)
     places = np.stack(np.meshgrid(planes, tops, lefts, indexing="ij"), -1).reshape(-1, 3)

@@ -10,7 +10,7 @@ import numpy as np
 import tifffile
 
 from patchloom.data.containers.tiff import PLACE_ON_EARTH, SCALE, TRANSFORM
-from patchloom.data.sources.parts import Parts, opened_unit
+from patchloom.data.sources.parts import Parts, opened_unit, steps_of
 from patchloom.system.files import write_whole
 
 _DOUBLE, _SHORT, _ASCII = 12, 3, 2  # types of TIFF's tags
@@ -40,10 +40,9 @@ def stitch(source: Parts, number: int, plane: int, values: np.ndarray) -> Stitch
         plane: number of the plane.
         values: numbers of all windows of the source, float [n k]; those with NaN are left out.
     """
-    unit, tile, overlap = source.units[number], source.division.tile, source.division.overlap
-    assert tile is not None
+    unit = source.units[number]
     own = (source.parts["unit"] == number) & (source.parts["plane"] == plane) & ~np.isnan(values).any(axis=1)
-    sides = [size * (1 - overlap / min(tile)) for size in unit.size]  # of a cell, in pixels of the level
+    sides = steps_of(unit, source.division)
     rows, columns = (max(1, round(whole / side)) for whole, side in zip(unit.whole, sides, strict=True))
     total, count = np.zeros((values.shape[1], rows, columns)), np.zeros((rows, columns))
     for part, value in zip(source.parts[own], values[own], strict=True):
