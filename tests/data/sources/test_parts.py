@@ -241,6 +241,27 @@ class TestSplits:
         assert train.classes == ("x", "y") and [*dict.fromkeys(train.column("patient"))] == ["p", "q"]
 
 
+def test_a_table_of_windows_is_read_as_others_wrote_it(tmp_path):
+    pyramid(tmp_path / "a.tif")
+    pyramid(tmp_path / "b.tif", np.roll(PICTURE, 1, axis=0))
+    whole = open_data(f"{tmp_path}@tile=100").train
+    some = [29, 3, 17]
+    lines = [f'"{whole.place(i)}",{"xyx"[k]}' for k, i in enumerate(some)]
+    (tmp_path / "m.csv").write_text("\n".join(["path,label", *lines]) + "\n")
+    train = open_data(f"{tmp_path}/m.csv@tile=100").train
+    assert [train.describe(i) for i in range(3)] == [whole.describe(i) for i in some]
+    assert all(torch.equal(train.read(k), whole.read(i)) for k, i in enumerate(some))
+    assert train.labels.tolist() == [0, 1, 0] and (train.groups[0] == train.groups[2]) != (
+        train.groups[0] == train.groups[1]
+    )
+    refused(tmp_path / "m.csv", r"lists parts of files, such as b.tif#y=.*m\.csv@tile=256")
+    refused(f"{tmp_path}/m.csv@slices=1", r"is no part by @slices=1: write its place as #slice=0")
+    (tmp_path / "m.csv").write_text('path,label\n"a.tif#y=0,x=9000",x\n')
+    refused(f"{tmp_path}/m.csv@tile=100", "lies outside of the file")
+    (tmp_path / "m.csv").write_text('path,label\n"a.tif#y=0,x=1",x\n')
+    assert open_data(f"{tmp_path}/m.csv@tile=100").train.stamp() != train.stamp()
+
+
 def file_of(source):
     return lambda i: source.describe(i).partition("#")[0]
 

@@ -96,6 +96,7 @@ class Files(Source):
         self.columns = {column: PackedStrings(values) for column, values in (columns or {}).items()}
         self.name, self.root, self.paths, self.classes, self.labels = name, root, names, classes, labels
         self.sound, self.groups = sound, groups
+        self.parts: list[str] | None = None  # of each file, the part that a table lists, see `Parts`
 
     def __len__(self) -> int:
         return len(self.paths)

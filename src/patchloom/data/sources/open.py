@@ -183,7 +183,7 @@ def _open_files(name: str, suffixes: frozenset[str]) -> Data:
     if os.path.isdir(path):
         return open_folder(path, name, suffixes)
     if os.path.isfile(path):
-        return open_list(path, name, columns)
+        return open_list(path, name, columns, divided=True)
     if is_pattern(name):
         return open_images(matches(name), name, suffixes)
     raise no_such_path(name, path, "before @, give a folder of files, one file, a pattern, or a table")

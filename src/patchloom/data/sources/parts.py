@@ -25,6 +25,7 @@ from patchloom.data.duplicates import contents_of
 from patchloom.data.notes import count_of, limit_examples
 from patchloom.data.source import Data, Source, digest
 from patchloom.data.sources.division import Division
+from patchloom.data.sources.files import Files
 from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError
 from patchloom.system.files import cache_root, read_cached, write_sealed
@@ -74,13 +75,22 @@ class Parts(Source):
         division: how they are divided.
         units: files that are divided.
         parts: parts to read, `_PART` [n]: numbers of their units, and places in these.
+        rows: number of each part in the source, int64 [n], if it lists single parts; None: it lists whole files.
     """
 
-    def __init__(self, source: Source, division: Division, units: Sequence[Unit], parts: np.ndarray) -> None:
+    def __init__(
+        self,
+        source: Source,
+        division: Division,
+        units: Sequence[Unit],
+        parts: np.ndarray,
+        rows: np.ndarray | None = None,
+    ) -> None:
         self.source, self.division, self.units, self.parts = source, division, tuple(units), parts
         self.name, self.classes, self.no_labels = source.name, source.classes, source.no_labels
         self.to_label, self.subjects = source.to_label, source.subjects
-        self._file = np.array([unit.file for unit in units], np.int64)[parts["unit"]]  # of each part
+        self._listed = rows is not None
+        self._file = np.array([unit.file for unit in units], np.int64)[parts["unit"]] if rows is None else rows
         self.labels = None if source.labels is None else source.labels[self._file]
         self.groups = self._groups()
         self._open = _OpenFiles()
@@ -137,11 +147,15 @@ class Parts(Source):
         return contents_of(_PART_KIND, ([ends[number], str(place).encode()] for number, *place in parts.tolist()))
 
     def fingerprint(self) -> str:
-        return digest([self.source.fingerprint(), self.division.plain()])
+        return digest([self.source.fingerprint(), *self._words()])
 
     def stamp(self) -> str | None:
         files = self.source.stamp()
-        return None if files is None else digest([files, self.division.plain()])
+        return None if files is None else digest([files, *self._words()])
+
+    def _words(self) -> list[str]:
+        """Return what tells a choice of parts of the same files from others."""
+        return [self.division.plain(), *[self.parts.tobytes().hex()] * self._listed]
 
 
 class _OpenFiles:
@@ -189,9 +203,11 @@ def _divide(source: Source, division: Division, notes: list[str]) -> Parts:
         raise PatchloomError(f"{source.name} cannot be divided by @{division.plain()}: that is for files of images")
     check_readers(map(str, paths))
     _check_kinds(paths, source.name, division)
+    if isinstance(source, Files) and source.parts is not None:
+        return _divide_listed(source, paths, source.parts, division, notes)
     units, parts, small = list[Unit](), list[np.ndarray](), list[Unit]()
     with StatusMessage(f"looking for the images in the files of {source.name}", len(paths)) as waiting:
-        for unit, container in _units(source, paths, division):
+        for unit, container in _units(paths, division):
             if min(np.subtract(unit.whole, unit.size)) < 0:
                 small.append(unit)
             else:
@@ -216,6 +232,47 @@ def _divide(source: Source, division: Division, notes: list[str]) -> Parts:
     return made
 
 
+def _divide_listed(
+    source: Source, paths: Sequence[Path], listed: Sequence[str], division: Division, notes: list[str]
+) -> Parts:
+    """Open each file of a source once, whose images are the parts that it lists."""
+    rows_of: dict[Path, list[int]] = {}
+    for row, path in enumerate(paths):
+        rows_of.setdefault(path, []).append(row)
+    if any(suffix_of(path) in DICOM for path in rows_of):
+        raise PatchloomError(f"{source.name} lists parts of DICOM series: list their files, or volumes of NIfTI")
+    units, parts = list[Unit](), np.empty(len(paths), _PART)
+    for unit, container in _units([*rows_of], division):
+        container.close()
+        rows = rows_of[unit.paths[0]]
+        for row in rows:
+            parts[row] = (len(units), *_place_of(listed[row], unit, division, source.describe(row)))
+        units.append(replace(unit, file=rows[0]))
+    made = Parts(source, division, units, parts, np.arange(len(paths)))
+    notes += _notes(made, 0)
+    return made
+
+
+def _place_of(words: str, unit: Unit, division: Division, name: str) -> tuple[int, int, int]:
+    """Return plane, top and left of a part by its name, such as ``slice=3,y=0,x=256``."""
+    keys = ["second"] * (division.fps is not None) + ["slice"] * bool(division.slices)
+    keys += ["y", "x"] * (division.tile is not None)
+    pairs = [word.partition("=") for word in words.split(",")]
+    try:
+        given = {key: float(value) if key == "second" else int(value) for key, _, value in pairs}
+    except ValueError:
+        given = {}
+    if sorted(given) != sorted(keys):
+        like = ",".join(f"{key}=0" for key in keys)
+        raise PatchloomError(f"{name}#{words} is no part by @{division.plain()}: write its place as #{like}")
+    plane = round(given.get("second", 0) * (division.fps or 0)) or int(given.get("slice", 0))
+    top, left = int(given.get("y", 0)), int(given.get("x", 0))
+    ends = unit.planes - 1, unit.whole[0] - unit.size[0], unit.whole[1] - unit.size[1]
+    if not all(0 <= value <= end for value, end in zip((plane, top, left), ends, strict=True)):
+        raise PatchloomError(f"{name}#{words} lies outside of the file: take it out of the table, or correct its place")
+    return plane, top, left
+
+
 def _check_kinds(paths: Iterable[Path], name: str, division: Division) -> None:
     for path in paths:
         if (suffix_of(path) in FILMS) != (division.fps is not None):
@@ -223,24 +280,24 @@ def _check_kinds(paths: Iterable[Path], name: str, division: Division) -> None:
             raise PatchloomError(f"{path} is {kind}: {remedy} after @, or give other files than {name}")
 
 
-def _units(source: Source, paths: Sequence[Path], division: Division) -> Iterator[tuple[Unit, Container]]:
+def _units(paths: Sequence[Path], division: Division) -> Iterator[tuple[Unit, Container]]:
     """Yield each file, or series of files, with its open container."""
     slices = {path for path in paths if suffix_of(path) in DICOM}
     for i, path in enumerate(paths):
         if path not in slices:
-            with _readable(source.describe(i)):
+            with _readable(str(path)):
                 container = _opened((path,), division)
-            yield _unit((path,), i, container, division, source.describe(i)), container
+            yield _unit((path,), i, container, division, str(path)), container
     if slices:
         numbers = [i for i, path in enumerate(paths) if path in slices]
-        with _readable(source.name):
+        with _readable(str(paths[numbers[0]].parent)):
             series = find_series([paths[i] for i in numbers])
         for one in series:
             files = tuple(paths[numbers[k]] for k in one.numbers)
             volume = SeriesContainer(files, one.size, one.microns)
             first = numbers[one.numbers[0]]
             about = f"{files[0].parent}: a slice is missing, by the distances of the others" * one.missing
-            yield replace(_unit(files, first, volume, division, source.describe(first)), about=about), volume
+            yield replace(_unit(files, first, volume, division, str(files[0])), about=about), volume
 
 
 def _opened(paths: tuple[Path, ...], division: Division) -> Container:

@@ -70,7 +70,7 @@ class SourceTable(NamedTuple):
     is_list: bool = False
 
 
-def open_list(file: Path, name: str, chosen: Mapping[str, str] | None = None) -> Data:
+def open_list(file: Path, name: str, chosen: Mapping[str, str] | None = None, *, divided: bool = False) -> Data:
     """Open a text file that lists images or recordings: a table (see `parse_table`), or one path per line.
 
     Paths are relative to the file's folder. In a plain list, a tab and a label may follow; ``#`` begins a comment.
@@ -79,6 +79,8 @@ def open_list(file: Path, name: str, chosen: Mapping[str, str] | None = None) ->
         file: path of the file.
         name: name as the user typed it.
         chosen: columns by role, see `split_choice`.
+        divided: whether the files will be divided into images; the paths may then be of parts of them, as `Parts` names
+            them and `predict` writes them: ``a.tif#y=0,x=256``.
     """
     try:
         text = read_text(file, "utf-8-sig", most=LIST_FILE, follow=True)
@@ -117,13 +119,18 @@ def open_list(file: Path, name: str, chosen: Mapping[str, str] | None = None) ->
     subjects = grouping_columns({one: values for one, values in told.items() if one not in roles.values()})
 
     def files(rows: Sequence[int]) -> Files:
-        paths = [columns[roles["path"]][i] for i in rows]
+        listed = [split_part(columns[roles["path"]][i], file) for i in rows]
+        if not divided and (part := next((f"{path}#{part}" for path, part in listed if part), None)):
+            comma = "," if chosen else "@"
+            raise PatchloomError(f"{name} lists parts of files, such as {part}: say which, as in {name}{comma}tile=256")
+        paths = [path for path, _ in listed]
         groups = None
         if "group" in roles:
             each = [columns[roles["group"]][i] or f"\0{i}" for i in rows]  # an empty cell is a group of its own
             groups = np.unique(each, return_inverse=True)[1].astype(np.int64)
         others = {column: [values[i] for i in rows] for column, values in told.items()}
         found = Files(name, file.parent, paths, *number_words([words[i] for i in rows]), others, sound, groups)
+        found.parts = [part for _, part in listed] if any(part for _, part in listed) else None
         if not table.is_list:
             found.to_label = f"name the column that holds them, {asked}label=COLUMN"
         found.subjects = subjects
@@ -320,6 +327,14 @@ def _unnamed(table: SourceTable, name: str, chosen: Mapping[str, str]) -> tuple[
     return ("path", "label") if images == [0] else ("label", "path")
 
 
+def split_part(path: str, file: Path) -> tuple[str, str]:
+    """Return the path of a file and of a part in it, "" if the path is that of a whole file."""
+    whole, sharp, part = path.rpartition("#")
+    if not sharp or os.path.isfile(os.path.join(file.parent, path)):
+        return path, ""
+    return whole, part
+
+
 def _with_slashes(paths: Sequence[str], file: Path) -> list[str]:
     """Replace the backslashes of Windows in paths, unless a file has such a name."""
     return [
@@ -361,7 +376,7 @@ def _existing_rows(
         if whole in seen:
             again.append((seen[whole], i))
             continue
-        if os.path.isfile(whole):
+        if os.path.isfile(os.path.join(file.parent, split_part(path, file)[0])):
             found = True
         else:
             missing.append(path)
