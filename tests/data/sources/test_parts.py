@@ -251,9 +251,8 @@ def test_a_table_of_windows_is_read_as_others_wrote_it(tmp_path):
     train = open_data(f"{tmp_path}/m.csv@tile=100").train
     assert [train.describe(i) for i in range(3)] == [whole.describe(i) for i in some]
     assert all(torch.equal(train.read(k), whole.read(i)) for k, i in enumerate(some))
-    assert train.labels.tolist() == [0, 1, 0] and (train.groups[0] == train.groups[2]) != (
-        train.groups[0] == train.groups[1]
-    )
+    assert train.labels.tolist() == [0, 1, 0]
+    assert train.groups[0] == train.groups[2] != train.groups[1]  # of b, of b, and of a
     refused(tmp_path / "m.csv", r"lists parts of files, such as b.tif#y=.*m\.csv@tile=256")
     refused(f"{tmp_path}/m.csv@slices=1", r"is no part by @slices=1: write its place as #slice=0")
     (tmp_path / "m.csv").write_text('path,label\n"a.tif#y=0,x=9000",x\n')
