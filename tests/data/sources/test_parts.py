@@ -2,6 +2,8 @@
 
 import pickle
 import shutil
+import sys
+import types
 
 import numpy as np
 import pytest
@@ -90,6 +92,45 @@ def test_openslide_reads_the_same_windows(tmp_path):
             region = slide.read_region((round(x * scale), round(y * scale)), level, (40, 40)).convert("RGB")
             gap = train.read(i).permute(1, 2, 0).int() - torch.from_numpy(np.array(region)).int()
             assert gap.abs().max() <= 3  # two decoders of JPEG
+
+
+def test_formats_of_openslide_are_read_by_it(tmp_path):
+    pytest.importorskip("openslide")
+    path = pyramid(tmp_path / "a.tif", compression="jpeg")
+    want = open_data(f"{path}@tile=40,level=1").train
+    found = open_data(f"{shutil.copy(path, tmp_path / 'b.svslide')}@tile=40,level=1").train
+    assert len(found) == len(want) and found.units[0].whole == want.units[0].whole
+    for i in (0, 7, len(found) - 1):
+        assert (found.read(i).int() - want.read(i).int()).abs().max() <= 3  # two decoders of JPEG
+
+
+def test_nd2_by_what_its_library_gives(tmp_path, monkeypatch):
+    """No free program writes this format: a stand-in has the interface that the library documents."""
+    values = RNG.integers(0, 65536, (2, 3, 4, 40, 50), dtype=np.uint16)  # positions, depths, channels
+
+    class ND2File:
+        sizes = {"P": 2, "Z": 3, "C": 4, "Y": 40, "X": 50}
+
+        def __init__(self, path):
+            assert path.name == "a.nd2"
+
+        def voxel_size(self):
+            return types.SimpleNamespace(x=0.25, y=0.25, z=1.0)
+
+        def read_frame(self, number):
+            return values.reshape(6, 4, 40, 50)[number]
+
+        def close(self):
+            pass
+
+    monkeypatch.setitem(sys.modules, "nd2", types.SimpleNamespace(ND2File=ND2File))
+    monkeypatch.setattr("patchloom.data.containers.open.find_spec", lambda name: True)
+    (tmp_path / "a.nd2").touch()
+    opened = open_data(f"{tmp_path}@slices=1,tile=20")
+    assert len(opened.train) == 6 * 2 * 3 and "at 0.25 microns" in opened.notes[0]
+    at = next(i for i in range(36) if opened.train.describe(i).endswith("#slice=4,y=20,x=30"))
+    want = torch.from_numpy(values[1, 1, :, 20:40, 30:50].astype(np.float32) / 65535)
+    assert torch.equal(opened.train.read(at), want)
 
 
 def test_blank_windows_are_left_out(tmp_path):
