@@ -27,7 +27,7 @@ PLANES |= volumes.SUFFIXES | IMAGE_SUFFIXES
 
 
 def suffix_of(path: str | Path) -> str:
-    """Return the suffix by which a file's reader is chosen, in small letters; ``.nii.gz`` is one."""
+    """Return the suffix that chooses a file's reader, in small letters; ``.nii.gz`` is one."""
     name = Path(path).name.lower()
     return ".nii.gz" if name.endswith(".nii.gz") else Path(name).suffix
 

@@ -41,7 +41,7 @@ class TiffContainer(Container):
         stack: whether pages of unknown meaning are slices; otherwise they are channels, as for a whole image.
 
     Raises:
-        ValueError: it is of a kind of which no windows can be read; the message says what to do.
+        ValueError: no windows can be read of a file of this kind; the message says what to do.
     """
 
     def __init__(self, path: Path, stack: bool = False) -> None:
@@ -86,8 +86,8 @@ class TiffContainer(Container):
         height, width = _part(page)
         if height * width > _LARGEST_PART and not page.is_memmappable:
             raise ValueError(
-                f"it is compressed in parts of {height:,} x {width:,} pixels, each of which would be decoded for every "
-                "window; save it in tiles (vips tiffsave --tile, or gdal_translate -co TILED=YES)"
+                f"it is compressed in parts of {height:,} x {width:,} pixels, which would be decoded for every window; "
+                "save it in tiles (vips tiffsave --tile, or gdal_translate -co TILED=YES)"
             )
 
     def read(self, box: Box) -> Tensor:
@@ -149,7 +149,7 @@ def _part(page: tifffile.TiffPage) -> tuple[int, int]:
 def _microns(file: tifffile.TiffFile, page: tifffile.TiffPage) -> float | None:
     """Return the side of a pixel by the metadata of OME or Aperio, or by a resolution in pixels per centimetre.
 
-    A resolution in pixels per inch is ignored: programs write 72 or 96 whatever the picture is.
+    A resolution in pixels per inch is ignored: programs write 72 or 96 for any picture.
     """
     text = file.ome_metadata or ""
     if found := _OME.search(text):

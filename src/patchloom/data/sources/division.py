@@ -1,4 +1,4 @@
-"""How files are divided into images, as it is typed after a name: ``slides/@tile=256,microns=0.5``."""
+"""Division of files into images, typed after a name: ``slides/@tile=256,microns=0.5``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from patchloom.options.pretrain import MAX_SIDE
 
 @dataclass(frozen=True)
 class Division:
-    """How files are divided into images.
+    """Division of files into images: windows, slices or frames.
 
     Attributes:
         tile: height and width of a window in pixels; None for whole planes.
@@ -40,7 +40,7 @@ class Division:
     fps: float | None = None
 
     def plain(self) -> str:
-        """Return the settings that differ from the defaults, as they are typed."""
+        """Return the settings that differ from the defaults, in the form in which users type them."""
         said = []
         for one in fields(self):
             value = getattr(self, one.name)
