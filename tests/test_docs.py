@@ -71,7 +71,7 @@ def quick_pages() -> Iterator[None]:
 
     def few() -> Data:
         with pytest.MonkeyPatch.context() as patch:  # pages that call load_digits themselves get all images
-            patch.setattr(datasets, "load_digits", lambda: Bunch(images=whole.images[:300], target=whole.target[:300]))
+            patch.setattr(datasets, "load_digits", lambda: Bunch(images=whole.images[:600], target=whole.target[:600]))
             return opened()
 
     with pytest.MonkeyPatch.context() as patch:

@@ -24,6 +24,7 @@ def test_one_group_shows_nothing_about_others():
     right, of = np.ones(20), np.zeros(20)
     assert accuracy_interval(np.arange(20) % 2, of) == (0.0, 1.0)
     assert accuracy_interval(right, of) == wilson(1, 1) and accuracy_interval(right, np.arange(20) // 4) == wilson(1, 5)
+    assert all(wilson(share, n)[share] == share for share in (0, 1) for n in range(1, 500))
     assert difference(right, np.zeros(20), trained=False, groups=of).claim is Claim.NONE
     assert mean_interval(np.arange(20.0), groups=of) == (-math.inf, math.inf)
 

@@ -86,7 +86,8 @@ def wilson(share: float, n: int, z: float = Z) -> tuple[float, float]:
         raise ValueError("an interval needs at least one trial")
     middle = (share + z * z / (2 * n)) / (1 + z * z / n)
     reach = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + (z / (2 * n)) ** 2)
-    return max(0.0, middle - reach), min(1.0, middle + reach)
+    # at 0 and at 1 an end is the share itself, from which rounding may take it away
+    return max(0.0, min(share, middle - reach)), min(1.0, max(share, middle + reach))
 
 
 def student(freedom: float) -> float:
