@@ -138,11 +138,11 @@ def unit_with(train: np.ndarray, test: np.ndarray) -> np.ndarray:
 
 
 def load(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Return features and labels of a file of embeddings; one that has train and test alike is named by its split."""
+    """Return features and classes of a file of embeddings, or of one split of it, as in ``FILE.npz@test``."""
     file, _, split = str(path).partition("@")
     with np.load(file) as found:
         kept = found["splits"] == split if split else np.ones(len(found["vectors"]), bool)
-        return found["vectors"][kept].astype(np.float32), found["labels"][kept]
+        return found["vectors"][kept].astype(np.float32), found["classes"][found["labels"][kept]]
 
 
 def measure(pool: Path, test: Path, out: Path, name: str, rare: str) -> None:
@@ -150,6 +150,7 @@ def measure(pool: Path, test: Path, out: Path, name: str, rare: str) -> None:
     (features, labels), (others, truth) = load(pool), load(test)
     score: Callable[..., float] = balanced_accuracy_score
     if rare:
+        assert rare in labels and rare in truth, f"there is no class {rare}"
         labels, truth = (np.where(one == rare, rare, "others") for one in (labels, truth))
     found: dict[str, dict[str, list[tuple[float, float]]]] = {method: {} for method in METHODS}
     for draw in range(DRAWS):

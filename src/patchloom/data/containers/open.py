@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
-from patchloom.data.containers import arrays, film, microscopes, slides, tiff, volumes
+from patchloom.data.containers import arrays, film, microscopes, slides, volumes
 from patchloom.data.containers.base import Container
 from patchloom.data.containers.picture import PictureContainer
 from patchloom.data.decode import FILMS, IMAGE_SUFFIXES
@@ -22,7 +22,8 @@ _EXTRAS = {
     "av": (FILMS, "film"),
     "pydicom": (volumes.SUFFIXES, "dicom"),
 }
-PLANES = tiff.SUFFIXES | slides.SUFFIXES | arrays.ZARR | arrays.NIFTI | microscopes.ND2 | microscopes.CZI
+_TIFF = frozenset({".tif", ".tiff", ".btf", ".tf8", ".svs", ".qptiff"})
+PLANES = _TIFF | slides.SUFFIXES | arrays.ZARR | arrays.NIFTI | microscopes.ND2 | microscopes.CZI
 PLANES |= volumes.SUFFIXES | IMAGE_SUFFIXES
 
 
@@ -63,4 +64,8 @@ def open_container(path: Path, *, stack: bool, window: tuple[float, float] | Non
         return microscopes.Nd2Container(path)
     if suffix in microscopes.CZI:
         return microscopes.CziContainer(path)
-    return tiff.TiffContainer(path, stack) if suffix in tiff.SUFFIXES else PictureContainer(path)
+    if suffix not in _TIFF:
+        return PictureContainer(path)
+    from patchloom.data.containers.tiff import TiffContainer  # it imports imagecodecs, which few formats need
+
+    return TiffContainer(path, stack)

@@ -19,8 +19,6 @@ from patchloom.data.codestreams import has_size, part_size
 from patchloom.data.containers.base import Box, Container
 from patchloom.data.decode import from_tiff, read_series
 
-SUFFIXES = frozenset({".tif", ".tiff", ".btf", ".tf8", ".svs", ".qptiff"})
-
 SCALE, TIEPOINT, TRANSFORM = 33550, 33922, 34264  # tags of GeoTIFF: places of pixels
 PLACE_ON_EARTH = SCALE, TIEPOINT, TRANSFORM, 34735, 34736, 34737  # and the system of coordinates
 
