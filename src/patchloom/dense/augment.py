@@ -127,7 +127,7 @@ class PhotometricDistortion(v2.RandomPhotometricDistort):
     """torchvision's, which is SSD's, but for the channels, which are never swapped: a sky does not become green."""
 
     def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
-        """See torchvision, whose docstring links pages of its own site."""
+        """Draw how much of each is changed."""
         return super().make_params(flat_inputs) | {"channel_permutation": None}
 
 
