@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,8 +30,8 @@ PLANES |= volumes.SUFFIXES | IMAGE_SUFFIXES
 
 def suffix_of(path: str | Path) -> str:
     """Return the suffix that chooses a file's reader, in small letters; ``.nii.gz`` is one."""
-    name = Path(path).name.lower()
-    return ".nii.gz" if name.endswith(".nii.gz") else Path(name).suffix
+    name = os.fspath(path).lower()  # no Path, as a folder may have a million files
+    return ".nii.gz" if name.endswith(".nii.gz") else os.path.splitext(name)[1]
 
 
 def check_readers(paths: Iterable[str]) -> None:
