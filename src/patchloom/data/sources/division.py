@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from math import inf, isfinite
-from pathlib import Path
 from typing import Any
 
+from patchloom.data.sources.names import split_settings
 from patchloom.errors import PatchloomError
 from patchloom.options.pretrain import MAX_SIDE
 
@@ -105,18 +104,14 @@ def split_division(name: str) -> tuple[str, Division | None]:
     Raises:
         PatchloomError: a value is not of its kind, or settings contradict each other.
     """
-    file, at, words = name.rpartition("@")
-    if not at or "=" not in words or os.path.exists(Path(name).expanduser()):
-        return name, None
-    pairs = [word.partition("=") for word in words.split(",")]
-    given = {key: value for key, _, value in pairs if key in _READERS}
+    file, settings = split_settings(name)
+    given = {key: value for key, value in settings.items() if key in _READERS}
     if not given:
         return name, None
-    rest = [f"{key}={value}" for key, _, value in pairs if key not in _READERS]
-    values = {key: _read(name, key, word) for key, word in given.items()}
-    found = Division(**values)
+    rest = ",".join(f"{key}={value}" for key, value in settings.items() if key not in _READERS)
+    found = Division(**{key: _read(name, key, word) for key, word in given.items()})
     _check(name, found, given)
-    return file + ("@" + ",".join(rest) if rest else ""), found
+    return f"{file}@{rest}" if rest else file, found
 
 
 def _read(name: str, key: str, word: str) -> Any:

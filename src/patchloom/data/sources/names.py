@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -46,6 +47,14 @@ _FOREIGN = re.compile(
         | [^/]+\.(?:photo|photos|a|migratedphoto)library/(?!originals|masters)[^/]+  # Apple
     ) $"""
 )
+
+
+def split_settings(name: str) -> tuple[str, dict[str, str]]:
+    """Return a name and the settings behind it, as in ``FILE@label=species,tile=256``; none for an existing path."""
+    whole, at, words = name.rpartition("@")
+    if not at or "=" not in words or os.path.exists(os.path.expanduser(name)):
+        return name, {}
+    return whole, {key: value for key, _, value in (word.partition("=") for word in words.split(","))}
 
 
 def split_of(word: str) -> str | None:

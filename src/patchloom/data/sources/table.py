@@ -20,7 +20,7 @@ from patchloom.data.notes import count_of, limit_examples
 from patchloom.data.source import Data, Source, in_classes, number_words
 from patchloom.data.sources.files import Files
 from patchloom.data.sources.media_type import detect_sound
-from patchloom.data.sources.names import TRAIN, choose_splits, split_of
+from patchloom.data.sources.names import TRAIN, choose_splits, split_of, split_settings
 from patchloom.errors import PatchloomError
 from patchloom.system.files import LIST_FILE, read_text
 
@@ -41,15 +41,9 @@ _KNOWN = {"path": _PATH_COLUMNS, "label": _LABELS, "split": {"split", "subset", 
 
 def split_choice(name: str) -> tuple[str, dict[str, str]]:
     """Return file and columns of ``FILE@path=COLUMN,label=COLUMN``; any other name is returned unchanged."""
-    file, at, words = name.rpartition("@")
-    if (
-        not at
-        or "=" not in words
-        or os.path.exists(Path(name).expanduser())
-        or not os.path.isfile(Path(file).expanduser())
-    ):
+    file, chosen = split_settings(name)
+    if not os.path.isfile(Path(file).expanduser()):
         return name, {}
-    chosen = {role: column for role, _, column in (word.partition("=") for word in words.split(","))}
     for role in chosen:
         if role not in _KNOWN:
             raise PatchloomError(f"{name} chooses a column for {role}: after @, write {', '.join(_KNOWN)}, each with =")
