@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 from patchloom.data.source import Source
-from patchloom.data.sources.parts import Parts, opened_unit, overview
+from patchloom.data.sources.parts import Parts, opened, overview
 from patchloom.look.sheet import Caption, Page, Tile, Title, write_sheet
 
 _FILES = 6  # shown
@@ -50,7 +50,7 @@ def _view(source: Parts, number: int) -> np.ndarray:
     own = source.parts[source.parts["unit"] == number]
     unit = source.units[number]
     plane = int(own["plane"][0]) if len(own) else 0
-    with opened_unit(source, number) as container:
+    with opened(unit, source.division) as container:
         grid = overview(container, unit, plane)
     colours = grid[:3] if len(grid) >= 3 else grid[:1].repeat(3, axis=0)
     low, high = colours.min(), colours.max()

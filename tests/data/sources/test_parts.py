@@ -187,7 +187,7 @@ def test_zarr_in_several_resolutions(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", [".nii", ".nii.gz"])
-def test_volumes_of_nifti(tmp_path, suffix):
+def test_volumes_of_nifti(tmp_path, suffix, monkeypatch):
     nibabel = pytest.importorskip("nibabel")
     values = RNG.integers(-1000, 1000, (50, 40, 7)).astype(np.int16)
     header = nibabel.Nifti1Image(values, np.diag([0.5, 0.5, 2, 1]))
@@ -197,6 +197,7 @@ def test_volumes_of_nifti(tmp_path, suffix):
     assert len(opened.train) == 7 and "at 500 microns a pixel" in opened.notes[0]
     assert np.abs(opened.train.read(2)[0].numpy() - want).max() < 1e-6
     own = open_data(f"{tmp_path}@slices=1").train
+    monkeypatch.setattr("patchloom.data.containers.arrays.NiftiContainer._percentiles", lambda self: 1 / 0)  # known
     assert own.read(2).min() == 0 and own.read(2).max() == 1
 
 

@@ -69,6 +69,8 @@ class NiftiContainer(Container):
         window: values that become 0 and 1, such as Hounsfield units; None for two percentiles of the volume.
     """
 
+    window: tuple[float, float]
+
     def __init__(self, path: Path, window: tuple[float, float] | None = None) -> None:
         import nibabel  # an extra
 

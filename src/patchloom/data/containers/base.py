@@ -37,12 +37,14 @@ class Container(ABC):
         planes: number of planes: slices of a stack, or frames of a film.
         sizes: height and width of a plane by level, the finest first.
         microns: side of a pixel of the finest level in micrometres; None if the file does not say it.
+        window: values that become 0 and 1, of a volume; None for other files.
         place_on_earth: tags of a GeoTIFF by number, which place the finest level; empty for other files.
     """
 
     planes: int = 1
     sizes: tuple[tuple[int, int], ...]
     microns: float | None = None
+    window: tuple[float, float] | None = None
     place_on_earth: Mapping[int, Any] = MappingProxyType({})
 
     @abstractmethod

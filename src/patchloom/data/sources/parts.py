@@ -6,8 +6,9 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 
@@ -54,6 +55,7 @@ class Unit:
         whole: height and width of a plane at that level.
         planes: number of planes.
         microns: side of a pixel of the images that are made; None if it is unknown.
+        window: values that become 0 and 1, of a volume; None for other files.
         about: a remark for the notes, such as a missing slice; "" without.
     """
 
@@ -64,6 +66,7 @@ class Unit:
     whole: tuple[int, int]
     planes: int
     microns: float | None
+    window: tuple[float, float] | None = None
     about: str = ""
 
 
@@ -142,9 +145,13 @@ class Parts(Source):
 
     def contents(self, chosen: np.ndarray | None = None) -> np.ndarray:
         """Return contents by the sizes of the files, their first and last MiB, and the places in them."""
-        ends = [digest(_ends(unit.paths)).encode() for unit in self.units]
+        ends = self._ends
         parts = self.parts if chosen is None else self.parts[chosen]
         return contents_of(_PART_KIND, ([ends[number], str(place).encode()] for number, *place in parts.tolist()))
+
+    @cached_property
+    def _ends(self) -> list[bytes]:
+        return [one.tobytes() for one in contents_of(_PART_KIND, (_ends(unit.paths) for unit in self.units))]
 
     def fingerprint(self) -> str:
         return digest([self.source.fingerprint(), *self._words()])
@@ -180,7 +187,7 @@ class _OpenFiles:
         if self._process != os.getpid():  # a forked process would move its parent's places in the files
             self._clear()
         with self._lock:
-            found = self._found.pop(unit.paths, None) or _opened(unit.paths, division)
+            found = self._found.pop(unit.paths, None) or _opened(unit.paths, division, unit.window)
             self._found[unit.paths] = found
             while len(self._found) > _HELD_OPEN:
                 self._found.popitem(last=False)[1].close()
@@ -300,10 +307,19 @@ def _units(paths: Sequence[Path], division: Division) -> Iterator[tuple[Unit, Co
             yield replace(_unit(files, first, volume, division, str(files[0])), about=about), volume
 
 
-def _opened(paths: tuple[Path, ...], division: Division) -> Container:
+def _opened(paths: tuple[Path, ...], division: Division, window: tuple[float, float] | None = None) -> Container:
+    """Open a file; ``window`` is that of its unit, since finding the range of a volume takes a pass over it."""
     if suffix_of(paths[0]) in DICOM:
         return SeriesContainer(paths, (0, 0), None)
-    return open_container(paths[0], stack=bool(division.slices), window=division.window, fps=division.fps)
+    window = division.window or window
+    return open_container(paths[0], stack=bool(division.slices), window=window, fps=division.fps)
+
+
+@contextmanager
+def opened(unit: Unit, division: Division) -> Iterator[Container]:
+    """Open a file of a source for a while."""
+    with silence_decoders(), closing(_opened(unit.paths, division, unit.window)) as container:
+        yield container
 
 
 def _unit(paths: tuple[Path, ...], file: int, container: Container, division: Division, name: str) -> Unit:
@@ -331,7 +347,7 @@ def _unit(paths: tuple[Path, ...], file: int, container: Container, division: Di
         microns *= container.reduction(level)
     whole = container.sizes[level]
     height, width = (max(1, round(side * scale)) for side in division.tile) if division.tile else whole
-    return Unit(paths, file, (height, width), level, whole, container.planes, microns)
+    return Unit(paths, file, (height, width), level, whole, container.planes, microns, container.window)
 
 
 def steps_of(unit: Unit, division: Division) -> tuple[float, float]:
@@ -385,29 +401,21 @@ def _contrast(unit: Unit, division: Division, parts: np.ndarray) -> np.ndarray:
     and second darkest cell, so that a single speck does not count; that of the file is the difference of the first and
     the 99th percentile of all cells. The largest over the channels is taken.
     """
-    container = _opened(unit.paths, division)
-    try:
-        found, cells = np.empty(0), dict[int, np.ndarray]()
-        each = list[np.ndarray]()
-        for plane in np.unique(parts["plane"]).tolist():
-            cells[plane] = overview(container, unit, plane)
-            each.append(cells[plane].reshape(len(cells[plane]), -1))
-        every = np.concatenate(each, axis=1)
-        low, high = np.percentile(every, (1, 99), axis=1)
-        rows = max(1, cells[plane].shape[1]) / unit.whole[0]
-        columns = max(1, cells[plane].shape[2]) / unit.whole[1]
-        steps = np.arange(_CELLS)
-        found = np.empty(len(parts))
-        for plane, grid in cells.items():
-            own = parts["plane"] == plane
-            down = np.minimum(np.round(parts["top"][own] * rows).astype(int)[:, None] + steps, grid.shape[1] - 1)
-            across = np.minimum(np.round(parts["left"][own] * columns).astype(int)[:, None] + steps, grid.shape[2] - 1)
-            inside = np.sort(grid[:, down[:, :, None], across[:, None, :]].reshape(len(grid), own.sum(), -1), axis=-1)
-            spread = (inside[..., -2] - inside[..., 1]) / np.maximum(high - low, 1e-6)[:, None]
-            found[own] = spread.max(axis=0)
-        return found
-    finally:
-        container.close()
+    planes = np.unique(parts["plane"]).tolist()
+    with opened(unit, division) as container:
+        cells = {plane: overview(container, unit, plane) for plane in planes}
+    each = np.stack([*cells.values()])  # [planes c rows columns]
+    low, high = np.percentile(each, (1, 99), axis=(0, 2, 3))
+    rows, columns = np.array(each.shape[2:]) / unit.whole
+    steps, found = np.arange(_CELLS), np.empty(len(parts))
+    for plane, grid in cells.items():
+        own = parts["plane"] == plane
+        down = np.minimum(np.round(parts["top"][own] * rows).astype(int)[:, None] + steps, grid.shape[1] - 1)
+        across = np.minimum(np.round(parts["left"][own] * columns).astype(int)[:, None] + steps, grid.shape[2] - 1)
+        inside = np.sort(grid[:, down[:, :, None], across[:, None, :]].reshape(len(grid), own.sum(), -1), axis=-1)
+        spread = (inside[..., -2] - inside[..., 1]) / np.maximum(high - low, 1e-6)[:, None]
+        found[own] = spread.max(axis=0)
+    return found
 
 
 def overview(container: Container, unit: Unit, plane: int) -> np.ndarray:
@@ -426,17 +434,6 @@ def overview(container: Container, unit: Unit, plane: int) -> np.ndarray:
         scaled = read.float() / (1 if read.is_floating_point() else 255)
         found.append(F.interpolate(scaled[None], size=(last - first, columns), mode="area")[0])
     return torch.cat(found, dim=1).numpy()
-
-
-@contextmanager
-def opened_unit(source: Parts, number: int) -> Iterator[Container]:
-    """Open a file of a source for a while."""
-    container = _opened(source.units[number].paths, source.division)
-    try:
-        with silence_decoders():
-            yield container
-    finally:
-        container.close()
 
 
 # Words and pixels.
@@ -458,7 +455,7 @@ def _readable(name: str) -> Iterator[None]:
         yield
 
 
-def _ends(paths: Sequence[Path]) -> Iterator[str]:
+def _ends(paths: Sequence[Path]) -> Iterator[bytes]:
     """Yield what tells files from others: their sizes, and their first and last bytes."""
     for path in paths:
         try:
@@ -467,9 +464,9 @@ def _ends(paths: Sequence[Path]) -> Iterator[str]:
                 file.seek(0)
                 begin = file.read(_END)
                 file.seek(max(0, size - _END))
-                yield digest([str(size), begin.hex(), file.read(_END).hex()])
+                yield from (str(size).encode(), begin, file.read(_END))
         except OSError:  # a folder of Zarr, or a file that is gone
-            yield str(path)
+            yield os.fsencode(path)
 
 
 def _notes(made: Parts, blank: int) -> list[str]:

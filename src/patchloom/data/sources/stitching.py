@@ -10,7 +10,7 @@ import numpy as np
 import tifffile
 
 from patchloom.data.containers.tiff import PLACE_ON_EARTH, SCALE, TRANSFORM
-from patchloom.data.sources.parts import Parts, opened_unit, steps_of
+from patchloom.data.sources.parts import Parts, opened, steps_of
 from patchloom.system.files import write_whole
 
 _DOUBLE, _SHORT, _ASCII = 12, 3, 2  # types of TIFF's tags
@@ -53,7 +53,7 @@ def stitch(source: Parts, number: int, plane: int, values: np.ndarray) -> Stitch
         count[top:bottom, left:right] += 1
     with np.errstate(invalid="ignore"):
         means = (total / count).astype(np.float32)
-    with opened_unit(source, number) as container:
+    with opened(unit, source.division) as container:
         reduced = container.reduction(unit.level)
         return Stitched(means, (sides[0] * reduced, sides[1] * reduced), dict(container.place_on_earth))
 
