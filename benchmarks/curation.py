@@ -23,17 +23,28 @@ none is, "random" is the advice.
 from __future__ import annotations
 
 import argparse
+import io
 import json
+import shutil
 import warnings
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
+import torch
+from PIL import Image, ImageEnhance
 from scipy import stats
 from sklearn.cluster import KMeans
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import balanced_accuracy_score
 from sklearn.preprocessing import StandardScaler
+
+import patchloom
+from patchloom.curate import features_of
+from patchloom.data.sources.open import open_data
+from patchloom.embed.curation import find_neighbours, herding, near_pairs
+from patchloom.evaluate.settings import EvalSettings
 
 BUDGETS, DRAWS = (10, 20, 50, 100, 200, 400), 10
 RARE = 0.05  # share of the rare class
@@ -79,16 +90,9 @@ def typical(units: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarr
     return np.array(chosen)
 
 
-def herding(units: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-    """Return MaxHerding's choice, int64 [count], with a Gaussian of width 1."""
-    kernel = np.exp(units @ units.T - 1)  # of squared distances 2 - 2 cos
-    best, chosen = np.zeros(len(units), np.float32), list[int]()
-    for _ in range(count):
-        gains = np.maximum(kernel - best, 0).mean(axis=1)
-        gains[chosen] = -1
-        chosen.append(int(gains.argmax()))
-        best = np.maximum(best, kernel[chosen[-1]])
-    return np.array(chosen)
+def max_herding(units: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+    """Return MaxHerding's choice, int64 [count]."""
+    return np.array(herding(torch.from_numpy(units), count))
 
 
 def centre(units: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
@@ -105,7 +109,7 @@ METHODS: dict[str, Callable[[np.ndarray, int, np.random.Generator], np.ndarray]]
     "random": random,
     "medoids": medoids,
     "typical": typical,
-    "herding": herding,
+    "herding": max_herding,
     "k-centre": centre,
 }
 
@@ -205,15 +209,96 @@ def table(files: list[Path]) -> None:
         print(f"{budget} labels: {max(held, key=lambda name: held[name]) if held else 'random'}")
 
 
+# Planted near copies and faults.
+
+
+COPIES, FAULTS = 50, 10  # planted of each kind: fewer faults than neighbours, since faults of one kind are alike
+ASKED = (0.85, 0.9, 0.95, 0.98)
+
+
+def saved_again(image: Image.Image) -> Image.Image:
+    file = io.BytesIO()
+    image.save(file, "JPEG", quality=20)
+    return Image.open(file)
+
+
+def cut(image: Image.Image) -> Image.Image:
+    width, height = image.size
+    left, top = round(0.1 * width), round(0.1 * height)
+    return image.crop((left, top, width, height)).resize((width, height), Image.Resampling.BICUBIC)
+
+
+def half_black(image: Image.Image) -> Image.Image:
+    made = image.copy()
+    made.paste((0, 0, 0), (0, image.height // 2, image.width, image.height))
+    return made
+
+
+def noise(image: Image.Image) -> Image.Image:
+    drawn = np.random.default_rng([*image.tobytes()[:8]]).integers(0, 256, (image.height, image.width, 3), np.uint8)
+    return Image.fromarray(drawn)
+
+
+COPIED: dict[str, Callable[[Image.Image], Image.Image]] = {
+    "JPEG of quality 20": saved_again,
+    "brighter by a third": lambda image: ImageEnhance.Brightness(image).enhance(4 / 3),
+    "without 10 % of each side": cut,
+    "half as large": lambda image: image.resize((image.width // 2, image.height // 2)),
+}
+FAULTY: dict[str, Callable[[Image.Image], Image.Image]] = {
+    "half black": half_black,
+    "noise": noise,
+    "one colour": lambda image: Image.new("RGB", image.size, image.resize((1, 1)).getpixel((0, 0))),
+    "negative": lambda image: Image.eval(image, lambda value: 255 - value),
+    "upside down": lambda image: image.rotate(180),
+}
+
+
+def plant(images: Path, run: Path, out: Path) -> None:
+    """Print how many planted copies and faults are found among the images of a folder, for several thresholds."""
+    if not out.exists():
+        shutil.copytree(images, out)
+        files = sorted(path for path in out.rglob("*") if path.suffix in (".jpg", ".png"))
+        chosen = iter(np.random.default_rng(0).permutation(len(files)).tolist())
+        for number, (name, change) in enumerate((COPIED | FAULTY).items()):
+            for one in islice(chosen, COPIES if name in COPIED else FAULTS):
+                changed = change(Image.open(files[one]).convert("RGB"))
+                changed.save(files[one].with_name(f"{files[one].stem}.planted{number}.png"))
+                if name in FAULTY:
+                    files[one].unlink()
+    vit, card = patchloom.load_encoder(run)
+    source = open_data(out).train
+    found = features_of(vit, card, source, EvalSettings(device="cpu", workers=0))
+    near, small = find_neighbours(found.tokens["mean"]), found.tokens["thumbnails"]
+    names = [source.place(i) or "" for i in found.indices.tolist()]
+    kind = np.array([int(name.split(".planted")[1][0]) if ".planted" in name else -1 for name in names])
+    print(f"{len(names)} images, {COPIES} copies and {FAULTS} faults of each kind planted, by {card.name}\n")
+    print(f"| correlation | {' | '.join(COPIED)} | other pairs |")
+    print(f"| --- | {' | '.join('---' for _ in COPIED)} | --- |")
+    for least in ASKED:
+        pairs = {frozenset(pair) for pair in near_pairs(near, small, least)}
+        ours = {pair for pair in pairs if len({names[i].split(".")[0] for i in pair}) == 1}
+        counts = [sum(any(kind[i] == number for i in pair) for pair in ours) for number in range(len(COPIED))]
+        print(f"| {least:g} | {' | '.join(map(str, counts))} | {len(pairs - ours)} |")
+    order = (-near.isolation()).argsort(kind="stable")
+    print("\n| fault | in the first 1 % | 5 % | 10 % | median rank, share of all |\n| --- | --- | --- | --- | --- |")
+    for number, name in enumerate(FAULTY, len(COPIED)):
+        ranks = np.flatnonzero(kind[order] == number) / len(order)
+        cells = [f"{(ranks < share).mean():.0%}" for share in (0.01, 0.05, 0.1)]
+        print(f"| {name} | {' | '.join(cells)} | {np.median(ranks):.0%} |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("measure", "table"))
+    parser.add_argument("what", choices=("measure", "table", "plant"))
     parser.add_argument("paths", nargs="+", type=Path)
     parser.add_argument("--name", default="")
     parser.add_argument("--rare", default="", help="a class that is made rare, against all others")
     asked = parser.parse_args()
     if asked.what == "table":
         table(asked.paths)
+    elif asked.what == "plant":
+        plant(*asked.paths)
     else:
         measure(*asked.paths, asked.name, asked.rare)
 

@@ -31,17 +31,18 @@ MAY = {
     "export": {"withhold", "nets", "data", "tasks", "runs", "evaluate", "dense", "report"},
     "distill": {"nets", "data", "runs", "evaluate", "train"},
     "compare": {"nets", "data", "tasks", "recipes", "runs", "loggers", "evaluate", "train", "report", "options"},
+    "curate": {"nets", "data", "runs", "look", "evaluate", "embed"},
     "bench": {"nets", "data", "tasks", "runs", "train"},
     "check": {"data", "tasks", "runs", "train", "bench"},
     "options": {"data", "tasks", "recipes", "loggers"},
     "cli": {
         *("tasks", "recipes", "train", "evaluate", "export", "dense", "look", "report", "bench", "check", "compare"),
-        *("embed", "options", "data", "distill", "predict"),
+        *("embed", "options", "data", "distill", "predict", "curate"),
     },
     "__main__": {"cli"},
     "__init__": {
         *("data", "tasks", "runs", "train", "look", "evaluate", "dense", "report", "export", "bench", "check"),
-        *("compare", "embed", "distill", "predict"),
+        *("compare", "embed", "distill", "predict", "curate"),
     },
 }
 # audio is a wing of data: a recording becomes a picture inside its source

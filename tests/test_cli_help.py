@@ -118,7 +118,7 @@ def test_a_typing_error_gets_a_suggestion(text, printed):
     [
         *((["pretrain", "--task", task], pretrain_spec(task)) for task in TASKS),
         *((["evaluate", protocol], evaluate_spec(protocol)) for protocol in PROTOCOLS),
-        *(([verb], verb_spec(verb)) for verb in ("check", "look", "predict", "export", "distill", "bench")),
+        *(([verb], verb_spec(verb)) for verb in ("check", "look", "curate", "predict", "export", "distill", "bench")),
     ],
     ids=lambda words: " ".join(words) if isinstance(words, list) else "",
 )

@@ -81,6 +81,7 @@ SLIPS = (  # what only Python can be given: verb, arguments, options, and words 
     ("check", ([],), {}, "the list of images is empty"),
     ("evaluate", ("knn", "nowhere", "shapes"), {"ks": "5,20"}, "--ks cannot be 5,20: it takes a list"),
     ("evaluate", ("knn", "nowhere"), {}, "patchloom.evaluate(protocol, run, data)"),
+    ("curate", ("nowhere", "shapes"), {"count": 0}, "--count must be 1 or more, not 0"),
     ("predict", ("nowhere", "shapes"), {"score": 2}, "--score must be 0 to 1, not 2"),
     ("predict", ("nowhere", "shapes"), {"pictures": -1}, "--pictures must be 0 or more, not -1"),
     ("predict", ("nowhere", "shapes"), {}, "there is no model at nowhere"),

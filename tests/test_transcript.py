@@ -21,7 +21,18 @@ SMALL = (
     "--compile false --blr 1e-3"
 )
 HELP = (
-    *("", "check", "pretrain", "pretrain --task droppos", "compare", "embed", "predict", "look", "look curves"),
+    *(
+        "",
+        "check",
+        "pretrain",
+        "pretrain --task droppos",
+        "compare",
+        "embed",
+        "curate",
+        "predict",
+        "look",
+        "look curves",
+    ),
     *("report", "results", "export", "bench", "evaluate", "evaluate knn", "evaluate segment", "evaluate keywords"),
 )
 COMMANDS = (

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from patchloom.bench import bench
     from patchloom.check import check
     from patchloom.compare.compare import compare
+    from patchloom.curate import curate
     from patchloom.data.sources.open import open_data
     from patchloom.distill import distill
     from patchloom.embed.embed import embed
@@ -44,6 +45,7 @@ __all__ = [
     "bench",
     "check",
     "compare",
+    "curate",
     "distill",
     "embed",
     "evaluate",
@@ -64,6 +66,7 @@ _HOMES = {
     "bench": "patchloom.bench",
     "check": "patchloom.check",
     "compare": "patchloom.compare.compare",
+    "curate": "patchloom.curate",
     "distill": "patchloom.distill",
     "embed": "patchloom.embed.embed",
     "evaluate": "patchloom.evaluate.protocols",

@@ -141,6 +141,8 @@ def function_of(verb: str) -> Callable[..., Any]:
             from patchloom.compare.compare import compare as function
         case "embed":
             from patchloom.embed.embed import embed as function
+        case "curate":
+            from patchloom.curate import curate as function
         case "predict":
             from patchloom.predict import predict as function
         case "look":

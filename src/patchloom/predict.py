@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import csv
 import io
 import json
@@ -51,7 +50,7 @@ from patchloom.evaluate.classifier import (
 )
 from patchloom.evaluate.features import runs_in_bfloat16
 from patchloom.evaluate.settings import EvalSettings
-from patchloom.look.sheet import SIDES, brightness, resize, tile_size, to_pixels
+from patchloom.look.picture_page import PageItem, PageSection, data_uri, picture_page
 from patchloom.nets.checkpoints.format import CLASSIFIER_FORMAT, DENSE_FORMAT, is_model
 from patchloom.nets.checkpoints.read import read_metadata
 from patchloom.options.declare import verb
@@ -425,52 +424,19 @@ def _page(
     card: ClassifierCard, images: Source, paths: Sequence[str], indices: Tensor, probabilities: Tensor, drawn: int
 ) -> str:
     """Return the page of the least certain images as HTML, with their pictures in it."""
-    import jinja2  # takes 0.1 s to import
-
     ordered, places = probabilities.sort(dim=1, descending=True, stable=True)
     least = torch.argsort(ordered[:, 0], stable=True)[:drawn].tolist()
-    rows = [
-        {
-            "path": paths[i],
-            "picture": "" if images.sound is not None else _picture(images, int(indices[i])),
-            "classes": [
-                (card.classes[k], f"{100 * p:.1f}")
-                for k, p in zip(places[i, :_CLASSES_SHOWN].tolist(), ordered[i].tolist(), strict=False)
-            ],
-        }
-        for i in least
-    ]
-    about: dict[str, Any] = {
-        "data": images.name,
-        "model": f"{card.encoder.name}, trained on {card.data}",
-        "images": f"{len(paths):,}",
-        "shown": f"{len(rows):,}",
-        "noun": images.noun,
-        "calibrated": describe_calibration(card.calibrated),
-    }
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("patchloom.evaluate"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+
+    def item(i: int) -> PageItem:
+        best = zip(places[i, :_CLASSES_SHOWN].tolist(), ordered[i].tolist(), strict=False)
+        return PageItem(paths[i], data_uri(images, int(indices[i])), shares=[(card.classes[k], p) for k, p in best])
+
+    text = (
+        f"{len(least):,} of {len(paths):,} {images.noun} of {images.name}, ordered by confidence, the probability of "
+        f"the predicted class. Model: {card.encoder.name}, trained on {card.data}. Probabilities are "
+        f"{describe_calibration(card.calibrated)}."
     )
-    text = environment.get_template(PAGE).render(**about, rows=rows)
-    # names of files that are not UTF-8 have lone surrogates, which cannot be encoded
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
-def _picture(images: Source, i: int) -> str:
-    """Return a small copy of an image, as a data URI."""
-    image = images.read(i)
-    channels = len(image)
-    shown = (image.float() / 255 if image.dtype == torch.uint8 else image)[None]
-    plain = (0.0,) * channels, (1.0,) * channels
-    pixels = to_pixels(shown, *plain, brightness(shown, *plain))[0]
-    h, w = tile_size(pixels.shape[0], pixels.shape[1], SIDES[0])
-    buffer = io.BytesIO()
-    Image.fromarray(resize(pixels, h, w)).save(buffer, "JPEG", quality=90)
-    return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    return picture_page([PageSection("Least certain", text, [*map(item, least)])], images.name)
 
 
 # Predictions of segmenters and detectors, as files that other programs read: label maps as PNG, objects as COCO JSON.

@@ -396,7 +396,6 @@ def load_or_extract(
 
     Damaged files are ignored and replaced. Without write access nothing is cached.
     """
-    source = only_labelled(source)
     stamp = source.stamp() if keep else None
     if stamp is None:
         return make(source)

@@ -59,6 +59,10 @@ HELP_EXAMPLES: dict[str, list[tuple[str, str]]] = {
         ("patchloom embed runs/photos-mae photos/ --to photos.npz --near a.jpg", "similar images"),
         ("patchloom embed runs/photos-mae photos/ --to vectors/ --devices 4", "on four devices"),
     ],
+    "curate": [
+        ("patchloom curate runs/photos-mae photos/", "100 to label, and what to leave out"),
+        ("patchloom curate timm:vit_small_patch14_dinov2.lvd142m photos/ --count 40", "by public weights"),
+    ],
     "predict": [
         ("patchloom predict runs/photos-mae photos/", "with the model of a run"),
         ("patchloom predict model.safetensors photos/", "a table, label maps, or COCO JSON"),

@@ -31,6 +31,7 @@ VERBS: dict[str, str] = {
     "evaluate": "measure an encoder: kNN, linear probe, fine-tuning and others",
     "compare": "pre-train by several tasks for equal time, and compare the encoders",
     "embed": "write a feature vector for every image, and find similar images",
+    "curate": "find near copies and outliers, and choose images to label",
     "predict": "write classes, label maps or boxes, with a model of evaluate",
     "look": "draw reconstructions of a task, or what an encoder sees",
     "report": "write one page about one or several runs",

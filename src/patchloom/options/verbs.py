@@ -34,6 +34,7 @@ LAST = "norm"  # the encoder's output among its layers
 
 HeadChoice = Literal["each", "mean"]
 Tokens = Literal["mean", "class", "prefix", "both", "instance", "patches"]
+LabelChoice = Literal["random", "herding"]
 ExportPooling = Literal["class", "mean", "prefix", "both", "instance"]
 
 
@@ -299,6 +300,35 @@ class Embed(OfEncoder):
 
 
 @dataclass(frozen=True)
+class Curate(OfEncoder):
+    """Find near copies and outliers among images, and choose images to label."""
+
+    run: PathLike | Module = place(
+        "folder of a run, ``.safetensors`` file of an encoder, or ``timm:NAME``; in Python also a module of timm"
+    )
+    data: DataLike = place("images from any source, with all its splits, with or without labels")
+    out: str | Path | None = option(
+        None, "folder for the lists and their page; default curated/DATA. It must be new, or empty"
+    )
+    count: int = option(100, "number of images to label; a larger number begins with the same ones", least=1)
+    choose: LabelChoice = option(
+        "random",
+        "choice of the images to label: random, or herding (MaxHerding: the most typical ones, far from each other; "
+        "for classes of about equal size and a few labels of each)",
+    )
+    pictures: int = option(40, "number of images of each list on the page", least=0)
+    seed: int = option(0, "random seed of the choice", least=0)
+    batch_size: int | Auto = option("auto", "number of images per batch; auto: 256", least=1, group=TRAINING)
+    workers: int | Auto = option(
+        "auto",
+        "number of processes that read images; auto: by the device, and 0 if starting them takes longer",
+        least=0,
+        group=MACHINE,
+    )
+    cache: bool = option(True, "cache of features on disc, reused for the same images", group=DATA, rare=True)
+
+
+@dataclass(frozen=True)
 class Predict:
     """Write predictions of a trained model: a table of classes, label maps, or objects as COCO JSON, and pictures."""
 
@@ -482,5 +512,6 @@ VERB_OPTIONS: dict[str, type[object]] = {
     "results": Results,
     "export": Export,
     "distill": Distill,
+    "curate": Curate,
     "bench": Bench,
 }
