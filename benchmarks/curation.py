@@ -27,9 +27,10 @@ import io
 import json
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,14 +38,20 @@ from PIL import Image, ImageEnhance
 from scipy import stats
 from sklearn.cluster import KMeans
 from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import balanced_accuracy_score
+from sklearn.metrics import balanced_accuracy_score, jaccard_score
 from sklearn.preprocessing import StandardScaler
+from torch import nn
 
 import patchloom
 from patchloom.curate import features_of
 from patchloom.data.sources.open import open_data
 from patchloom.embed.curation import find_neighbours, herding, near_pairs
+from patchloom.embed.embed import vector_extractor
+from patchloom.evaluate.features import each_batch
+from patchloom.evaluate.protocols.attentive import EfficientPool
 from patchloom.evaluate.settings import EvalSettings
+from patchloom.nets.encode import input_size
+from patchloom.options.verbs import LAST
 
 BUDGETS, DRAWS = (10, 20, 50, 100, 200, 400), 10
 RARE = 0.05  # share of the rare class
@@ -75,16 +82,20 @@ def typical(units: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarr
     """Return TypiClust's choice, int64 [count]: of each cluster, the largest first, the image in the densest place."""
     found = _clusters(units, min(count, CENTROIDS), rng)
     members = [np.flatnonzero(found.labels_ == number) for number in range(found.n_clusters)]
-    kept = [one for one in members if len(one) > LEAST_CLUSTER] or members
-    taken = [list[int]() for _ in kept]
+    taken = [list[int]() for _ in members]
     chosen = list[int]()
+
+    def turn(number: int) -> tuple[bool, bool, int, int]:
+        size, done = len(members[number]), len(taken[number])
+        return done >= size, size <= LEAST_CLUSTER, done, -size  # small clusters once the others are used up
+
     while len(chosen) < count:
-        number = min(range(len(kept)), key=lambda k: (len(taken[k]) >= len(kept[k]), len(taken[k]), -len(kept[k])))
-        inside = units[kept[number]]
+        number = min(range(len(members)), key=turn)
+        inside = units[members[number]]
         gaps = np.sqrt(np.maximum(2 - 2 * inside @ inside.T, 0))
         near = np.sort(gaps, axis=1)[:, 1 : 1 + min(NEIGHBOURS, max(1, len(inside) // 2))]
         order = near.mean(axis=1).argsort()
-        one = next(int(kept[number][i]) for i in order if int(kept[number][i]) not in taken[number])
+        one = next(int(members[number][i]) for i in order if int(members[number][i]) not in taken[number])
         taken[number].append(one)
         chosen.append(one)
     return np.array(chosen)
@@ -122,16 +133,44 @@ def unit(features: np.ndarray) -> np.ndarray:
 
 def scores(
     train: np.ndarray, labels: np.ndarray, test: np.ndarray, truth: np.ndarray, score: Callable[..., float]
-) -> tuple[float, float]:
-    """Return the score of the linear classifier and of the nearest labelled image."""
-    nearest = labels[(unit_with(train, test)).argmax(axis=1)]
+) -> dict[str, float]:
+    """Return the score of each classifier; of features [n d], or of tokens [n p d], of which ``attentive`` is."""
+    pooled, others = (one.mean(axis=1) if one.ndim == 3 else one for one in (train, test))
+    found = {"nearest": float(score(truth, labels[unit_with(pooled, others).argmax(axis=1)]))}
     if len(np.unique(labels)) == 1:
-        return float(score(truth, np.full(len(truth), labels[0]))), float(score(truth, nearest))
+        constant = float(score(truth, np.full(len(truth), labels[0])))
+        return found | dict.fromkeys(("linear", *["attentive"] * (train.ndim == 3)), constant)
+    found["linear"] = float(score(truth, logistic(pooled, labels, others)))
+    if train.ndim == 3:
+        found["attentive"] = float(score(truth, by_attention(train, labels, test)))
+    return found
+
+
+def logistic(train: np.ndarray, labels: np.ndarray, test: np.ndarray) -> np.ndarray:
     scale = StandardScaler().fit(train)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of convergence
         fitted = LogisticRegression(C=1.0, max_iter=200).fit(scale.transform(train), labels)
-    return float(score(truth, fitted.predict(scale.transform(test)))), float(score(truth, nearest))
+    answer: np.ndarray = fitted.predict(scale.transform(test))
+    return answer
+
+
+def by_attention(train: np.ndarray, labels: np.ndarray, test: np.ndarray) -> np.ndarray:
+    """Return the answers of an efficient probe of 32 queries: 150 steps of AdamW at 1e-3 on all images at once."""
+    torch.manual_seed(0)
+    names, numbers = np.unique(labels, return_inverse=True)
+    x, y, queries = torch.from_numpy(train), torch.from_numpy(numbers), torch.from_numpy(test)
+    std, mean = torch.std_mean(x, (0, 1))
+    x, queries = ((one - mean) / std for one in (x, queries))
+    pool = EfficientPool(x.shape[2])
+    net = nn.Sequential(pool, nn.BatchNorm1d(pool.out, affine=False), nn.Linear(pool.out, len(names)))
+    optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
+    for _ in range(150):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(x), y).backward()
+        optimizer.step()
+    with torch.inference_mode():
+        return names[net.eval()(queries).argmax(1).numpy()]
 
 
 def unit_with(train: np.ndarray, test: np.ndarray) -> np.ndarray:
@@ -149,29 +188,99 @@ def load(path: Path) -> tuple[np.ndarray, np.ndarray]:
         return found["vectors"][kept].astype(np.float32), found["classes"][found["labels"][kept]]
 
 
+def draws_of(
+    name: str,
+    features: np.ndarray,
+    half_of: Callable[[np.random.Generator], np.ndarray],
+    score_of: Callable[[np.ndarray], dict[str, float]],
+    budgets: Sequence[int],
+) -> dict[str, Any]:
+    """Return the scores by method, budget and draw, of the images ``score_of`` is given the numbers of."""
+    found: dict[str, dict[str, list[dict[str, float]]]] = {method: {} for method in METHODS}
+    for draw in range(DRAWS):
+        half = half_of(np.random.default_rng(draw))
+        units = unit(features[half])
+        for method, choose in METHODS.items():
+            for budget in budgets:
+                chosen = half[choose(units, budget, np.random.default_rng([draw, budget]))]
+                assert len(np.unique(chosen)) == budget
+                found[method].setdefault(str(budget), []).append(score_of(chosen))
+        print(f"{name}: draw {draw + 1} of {DRAWS}", flush=True)
+    return {"name": name, "scores": found}
+
+
 def measure(pool: Path, test: Path, out: Path, name: str, rare: str) -> None:
     """Write the scores of each method, budget and draw."""
     (features, labels), (others, truth) = load(pool), load(test)
-    score: Callable[..., float] = balanced_accuracy_score
     if rare:
         assert rare in labels and rare in truth, f"there is no class {rare}"
         labels, truth = (np.where(one == rare, rare, "others") for one in (labels, truth))
-    found: dict[str, dict[str, list[tuple[float, float]]]] = {method: {} for method in METHODS}
-    for draw in range(DRAWS):
-        rng = np.random.default_rng(draw)
+
+    def half_of(rng: np.random.Generator) -> np.ndarray:
         half = rng.permutation(len(features))[: len(features) // 2]
-        if rare:
-            few = half[labels[half] == rare]
-            half = np.concatenate([half[labels[half] != rare], few[: int(RARE / (1 - RARE) * (len(half) - len(few)))]])
-        units = unit(features[half])
-        for method, choose in METHODS.items():
-            for budget in BUDGETS:
-                chosen = half[choose(units, budget, np.random.default_rng([draw, budget]))]
-                assert len(np.unique(chosen)) == budget
-                got = scores(features[chosen], labels[chosen], others, truth, score)
-                found[method].setdefault(str(budget), []).append(got)
-        print(f"{name}: draw {draw + 1} of {DRAWS}", flush=True)
-    out.write_text(json.dumps({"name": name, "classes": len(np.unique(truth)), "scores": found}))
+        if not rare:
+            return half
+        few, rest = half[labels[half] == rare], half[labels[half] != rare]
+        return np.concatenate([rest, few[: int(RARE / (1 - RARE) * len(rest))]])
+
+    def score_of(chosen: np.ndarray) -> dict[str, float]:
+        return scores(features[chosen], labels[chosen], others, truth, balanced_accuracy_score)
+
+    pooled = features.mean(axis=1) if features.ndim == 3 else features
+    out.write_text(json.dumps(draws_of(name, pooled, half_of, score_of, BUDGETS)))
+
+
+# Frames to label for segmentation.
+
+
+FRAMES = 10, 20, 50, 100
+VOID = 11  # of CamVid
+
+
+def frames(camvid: Path, run: Path, out: Path) -> None:
+    """Write the mIoU of patches, by a classifier of the patches of the chosen frames; a half of the frames a draw."""
+    vit, card = patchloom.load_encoder(run)
+    side, take = input_size(vit)[0], vector_extractor(vit, None, "patches", LAST)
+    tokens, maps = {}, {}
+    for split in ("train", "test"):
+        source = open_data(camvid / "images" / split).train
+        made = list[torch.Tensor]()
+
+        def keep(found: dict[str, torch.Tensor], _: object, made: list[torch.Tensor] = made) -> None:
+            made.append(found["patches"])
+
+        each_batch(vit, card, source, lambda images: {"patches": take(images)}, keep, torch.device("cpu"), 64)
+        tokens[split] = torch.cat(made).numpy()
+        grid = round(tokens[split].shape[1] ** 0.5)
+        files = [camvid / "labels" / split / f"{Path(source.describe(i)).stem}.png" for i in range(len(source))]
+        maps[split] = np.stack([majority(file, side, grid) for file in files])
+    truth = maps["test"].flatten()
+    known = truth != VOID
+    others = tokens["test"].reshape(-1, tokens["test"].shape[2])[known]
+
+    def mean_iou(truth: np.ndarray, answer: np.ndarray) -> float:
+        return float(jaccard_score(truth, answer, average="macro", labels=range(VOID), zero_division=0))
+
+    def score_of(chosen: np.ndarray) -> dict[str, float]:
+        labels = maps["train"][chosen].flatten()
+        some = tokens["train"][chosen].reshape(len(labels), -1)[labels != VOID]
+        return scores(some, labels[labels != VOID], others, truth[known], mean_iou)
+
+    n = len(tokens["train"])
+    found = draws_of(
+        f"CamVid, {card.name}", tokens["train"].mean(axis=1), lambda rng: rng.permutation(n)[: n // 2], score_of, FRAMES
+    )
+    out.write_text(json.dumps(found | {"score": "mIoU of patches"}))
+
+
+def majority(file: Path, side: int, grid: int) -> np.ndarray:
+    """Return the commonest class of each patch [grid * grid] of the square in the middle of a label map."""
+    image = Image.open(file)
+    short = min(image.size)
+    left, top = (image.width - short) // 2, (image.height - short) // 2
+    square = image.crop((left, top, left + short, top + short)).resize((side, side), Image.Resampling.NEAREST)
+    cells = np.asarray(square).reshape(grid, side // grid, grid, side // grid).swapaxes(1, 2).reshape(grid * grid, -1)
+    return np.array([np.bincount(cell).argmax() for cell in cells])
 
 
 def difference(one: np.ndarray, other: np.ndarray) -> tuple[float, float, float]:
@@ -186,13 +295,16 @@ def table(files: list[Path]) -> None:
     """Print the differences from random of all sets, and the advice by the rule."""
     found = [json.loads(file.read_text()) for file in files]
     against: dict[tuple[str, int], list[tuple[float, float, float]]] = {}
-    for kind, number in (("linear", 0), ("nearest", 1)):
+    for kind in ("linear", "nearest", "attentive"):
         for one in found:
-            print(f"\n{one['name']}, {kind}: balanced accuracy of random, and differences from it in points\n")
+            if kind not in next(iter(one["scores"]["random"].values()))[0]:
+                continue
+            score = one.get("score", "balanced accuracy")
+            print(f"\n{one['name']}, {kind}: {score} of random, and differences from it in points\n")
             print(f"| labels | random | {' | '.join(name for name in METHODS if name != 'random')} |")
             print(f"| --- | {' | '.join(['---'] * len(METHODS))} |")
-            for budget in BUDGETS:
-                own = {name: np.array(its[str(budget)])[:, number] for name, its in one["scores"].items()}
+            for budget in map(int, one["scores"]["random"]):
+                own = {name: np.array([a[kind] for a in its[str(budget)]]) for name, its in one["scores"].items()}
                 gaps = {name: difference(own[name], own["random"]) for name in METHODS if name != "random"}
                 cells = [f"{100 * a:+.1f} [{100 * b:+.1f}, {100 * c:+.1f}]" for a, b, c in gaps.values()]
                 print(f"| {budget} | {own['random'].mean():.1%} | {' | '.join(cells)} |")
@@ -290,13 +402,15 @@ def plant(images: Path, run: Path, out: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("measure", "table", "plant"))
+    parser.add_argument("what", choices=("measure", "table", "frames", "plant"))
     parser.add_argument("paths", nargs="+", type=Path)
     parser.add_argument("--name", default="")
     parser.add_argument("--rare", default="", help="a class that is made rare, against all others")
     asked = parser.parse_args()
     if asked.what == "table":
         table(asked.paths)
+    elif asked.what == "frames":
+        frames(*asked.paths)
     elif asked.what == "plant":
         plant(*asked.paths)
     else:
