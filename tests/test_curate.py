@@ -89,6 +89,9 @@ def test_only_images_without_labels_are_chosen(encoder, photos, tmp_path):
     assert [row["label"] for row in rows(tmp_path / "out" / "unique.csv")].count("x") == 3
     said = refusal(patchloom.curate, encoder, tmp_path / "table.csv", count=5, out=tmp_path / "no", **some)
     assert "--count 5 is more than the 4 images" in said and not (tmp_path / "no").exists()
+    assert (
+        patchloom.curate(encoder, tmp_path / "table.csv", out=tmp_path / "auto", **some).counts["to-label.csv"][0] == 4
+    )
 
 
 def test_windows_keep_their_places(encoder, tmp_path):

@@ -48,6 +48,7 @@ UNIQUE, COPIES, OUTLIERS, TO_LABEL, PAGE = (
     "curated.html",
 )
 _OUTLIERS, _FEWEST_OUTLIERS = 0.01, 10  # share and least number
+_COUNT = 100  # images to label
 _CHOICES = {"random": "a random draw", "herding": "MaxHerding"}
 
 
@@ -201,12 +202,13 @@ def make_lists(
     outliers = outliers[: max(_FEWEST_OUTLIERS, round(_OUTLIERS * len(outliers)))]
     unlabelled = labels < 0 if (labels < 0).any() else np.ones(len(labels), bool)
     candidates = staying[unlabelled[staying] & (split_of[staying] == "train")]
-    if options.count > len(candidates):
+    count = min(_COUNT, len(candidates)) if options.count == "auto" else options.count
+    if count > len(candidates) or not count:
         raise PatchloomError(
-            f"--count {options.count} is more than the {len(candidates):,} {noun} of {images.name} that have no near "
+            f"--count {max(count, 1)} is more than the {len(candidates):,} {noun} of {images.name} that have no near "
             "copy and no label: give less"
         )
-    chosen = choose_images(options.choose, units, candidates, options.count, options.seed)
+    chosen = choose_images(options.choose, units, candidates, count, options.seed)
     stands = np.bincount((units @ units[chosen].T).argmax(1).numpy(), minlength=len(chosen)).tolist()
 
     names = [_path(images.describe(i)) for i in found.indices.tolist()]

@@ -310,7 +310,12 @@ class Curate(OfEncoder):
     out: str | Path | None = option(
         None, "folder for the lists and their page; default curated/DATA. It must be new, or empty"
     )
-    count: int = option(100, "number of images to label; a larger number begins with the same ones", least=1)
+    count: int | Auto = option(
+        "auto",
+        "number of images to label, of which a larger number begins with the same ones; auto: 100, or all if there "
+        "are fewer",
+        least=1,
+    )
     choose: LabelChoice = option(
         "random",
         "choice of the images to label: random, or herding (MaxHerding: the most typical ones, far from each other; "
