@@ -94,7 +94,7 @@ def typical(units: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarr
         inside = units[members[number]]
         gaps = np.sqrt(np.maximum(2 - 2 * inside @ inside.T, 0))
         near = np.sort(gaps, axis=1)[:, 1 : 1 + min(NEIGHBOURS, max(1, len(inside) // 2))]
-        order = near.mean(axis=1).argsort()
+        order = near.mean(axis=1).argsort() if near.size else np.arange(len(inside))
         one = next(int(members[number][i]) for i in order if int(members[number][i]) not in taken[number])
         taken[number].append(one)
         chosen.append(one)
