@@ -43,6 +43,7 @@ def test_lists_and_page(encoder, photos, tmp_path, capsys):
     assert main(["curate", str(encoder), str(photos), "--count", "4", "--out", str(out), "--device", "cpu"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "12 images of" in said and "1 of them of another split" in said and "11.png" in said
+    assert "3 near copies are many" in said and "raise --alike 0.95" in said
     train = photos / "train"
     copies = {Path(row["path"]): Path(row["copy_of"]) for row in rows(out / "copies.csv")}
     assert copies == {
@@ -66,6 +67,8 @@ def test_lists_and_page(encoder, photos, tmp_path, capsys):
 
 def test_other_verbs_take_the_lists(encoder, photos, tmp_path):
     done = patchloom.curate(encoder, photos, count=3, out=tmp_path / "out", device="cpu", pictures=0)
+    patchloom.curate(encoder, photos, out=tmp_path / "exact", device="cpu", pictures=0, alike=1)
+    assert not any(row["path"].endswith("09.png") for row in rows(tmp_path / "exact" / "copies.csv"))  # rounded
     assert done.suffix == "" and done.counts["to-label.csv"][0] == 3
     assert len(open_data(tmp_path / "out" / "unique.csv").train) == 9
     listed = tmp_path / "out" / "to-label.csv"

@@ -49,6 +49,7 @@ UNIQUE, COPIES, OUTLIERS, TO_LABEL, PAGE = (
 )
 _OUTLIERS, _FEWEST_OUTLIERS = 0.01, 10  # share and least number
 _COUNT = 100  # images to label
+_MANY = 0.1  # share of near copies from which they may be something else
 _CHOICES = {"random": "a random draw", "herding": "MaxHerding"}
 
 
@@ -169,8 +170,13 @@ def curate(options: Curate) -> Curated:
     division = f"@{opened.train.division.plain()}" if isinstance(opened.train, Parts) else ""
     suffix = division if _is_file(images.describe(int(found.indices[0]))) else None
     counts = {one.file: (len(one), one.about) for one in lists}
-    notes = *([card.note] if card.note else []), *note_unreadable(found.unreadable, images.noun)
-    return Curated(out, images.name, images.noun, len(found.indices), counts, options.pictures, suffix, notes)
+    notes = [*([card.note] if card.note else []), *note_unreadable(found.unreadable, images.noun)]
+    if counts[COPIES][0] > _MANY * len(found.indices):
+        notes.append(
+            f"{counts[COPIES][0]:,} near copies are many. If these are no frames of films, they may only have one "
+            f"layout, as radiographs do: look at {out / PAGE}, and raise --alike {options.alike:g}."
+        )
+    return Curated(out, images.name, images.noun, len(found.indices), counts, options.pictures, suffix, tuple(notes))
 
 
 def features_of(vit: Encoder, card: EncoderCard, images: Source, settings: EvalSettings) -> ImageFeatures:
@@ -195,7 +201,7 @@ def make_lists(
     vectors, small = found.tokens["mean"], found.tokens["thumbnails"]
     near, units = find_neighbours(vectors, device), unit_vectors(vectors)
     # recordings of one word look alike
-    copies = find_copies(near, small) if images.sound is None else {}
+    copies = find_copies(near, small, options.alike) if images.sound is None else {}
     staying = np.setdiff1d(np.arange(len(units)), [*copies])
     far = near.isolation()
     outliers = staying[np.argsort(-far[staying], kind="stable")]

@@ -35,12 +35,12 @@ def test_copies_need_like_pixels_and_a_film_does_not_shrink_to_one_frame():
     images[5] = 0.5 * images[2] + 0.1  # darker and flatter
     small = thumbnails(images)
     near = find_neighbours(vectors(8))  # of 8 images, each is a neighbour of all others
-    assert {frozenset(pair) for pair in near_pairs(near, small)} == {frozenset((2, 5))}
-    assert find_copies(near, small) == {5: 2}
+    assert {frozenset(pair) for pair in near_pairs(near, small, 0.95)} == {frozenset((2, 5))}
+    assert find_copies(near, small, 0.95) == {5: 2}
     # three frames, each near to the next only: the third is no copy of the first, and stays
     turns = torch.tensor([0.0, 0.25, 0.5, 2.0, 3.0, 4.0, 5.0, 1.5])
     film = torch.stack([turns.cos(), turns.sin()], 1)
-    assert find_copies(near, film)[1] == 0 and 2 not in find_copies(near, film)
+    assert find_copies(near, film, 0.95)[1] == 0 and 2 not in find_copies(near, film, 0.95)
 
 
 def test_thumbnails_have_no_mean_and_unit_length():

@@ -14,7 +14,6 @@ from patchloom.display import track_progress
 from patchloom.options.verbs import LabelChoice
 
 NEIGHBOURS = 20  # as TypiClust takes
-SAME_PIXELS = 0.95
 HERDED = 10_000  # images among which MaxHerding chooses: its memory grows with their square
 _ROWS = 2048  # images compared with all others at once
 
@@ -55,21 +54,21 @@ def find_neighbours(vectors: Tensor, device: torch.device | str = "cpu") -> Neig
     return Neighbours(torch.cat(rows), torch.cat(distances))
 
 
-def near_pairs(near: Neighbours, small: Tensor, least: float = SAME_PIXELS) -> list[tuple[int, int]]:
+def near_pairs(near: Neighbours, small: Tensor, least: float) -> list[tuple[int, int]]:
     """Return pairs of neighbours whose `thumbnails` ``small`` [n p] have a correlation of ``least`` or more."""
     alike = torch.stack([(small * small[rows]).sum(1) for rows in near.rows.T], 1)
     first, place = (alike >= least).nonzero(as_tuple=True)
     return [*zip(first.tolist(), near.rows[first, place].tolist(), strict=True)]
 
 
-def find_copies(near: Neighbours, small: Tensor) -> dict[int, int]:
+def find_copies(near: Neighbours, small: Tensor, least: float) -> dict[int, int]:
     """Return the image that stays, by its near copy, of `near_pairs`.
 
     An image is a copy only of one that stays, the earliest. So of a film, whose neighbouring frames are alike, more
     than one frame stays if its scene changes.
     """
     earlier: dict[int, set[int]] = {}
-    for one, other in near_pairs(near, small):
+    for one, other in near_pairs(near, small, least):
         earlier.setdefault(max(one, other), set()).add(min(one, other))
     found: dict[int, int] = {}
     for image in sorted(earlier):

@@ -321,6 +321,9 @@ class Curate(OfEncoder):
         "choice of the images to label: random, or herding (MaxHerding: the most typical ones, far from each other; "
         "for classes of about equal size and a few labels of each)",
     )
+    alike: float = option(
+        0.95, "correlation of small grey copies of two images from which they are near copies", above=0, most=1
+    )
     pictures: int = option(40, "number of images of each list on the page", least=0)
     seed: int = option(0, "random seed of the choice", least=0)
     batch_size: int | Auto = option("auto", "number of images per batch; auto: 256", least=1, group=TRAINING)
