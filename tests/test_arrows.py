@@ -56,7 +56,7 @@ COMMON = {"arguments", "declarations", "display", "errors", "estimate", "pace", 
 COMMON |= {"system", "version"}
 # The first imports the protocols of the wings by name, in cases of a match; the second names all verbs, whose
 # signatures it reads.
-PROTOCOLS, VERBS = SOURCE / "evaluate" / "protocols" / "__init__.py", SOURCE / "options" / "parse.py"
+PROTOCOLS = SOURCE / "evaluate" / "protocols" / "__init__.py"
 FILES = sorted(SOURCE.rglob("*.py"))
 NAMING = re.compile(r"patchloom\.\w+[\w.]*")  # a string that names a module, or something in one
 
@@ -72,7 +72,7 @@ def imported(path: Path) -> set[str]:
     cases = (
         [one for node in nodes if isinstance(node, ast.match_case) for one in node.body] if path == PROTOCOLS else []
     )
-    # a declaration names types of torch and of data, which it does not import when it runs
+    # a declaration names types of torch and of data, and modules, which it does not import when it runs
     types = [
         one
         for node in nodes
@@ -90,7 +90,7 @@ def imported(path: Path) -> set[str]:
         elif isinstance(node, ast.Import):
             assert "patchloom" not in [alias.name for alias in node.names], f"{path} imports all of patchloom"
             names = [alias.name for alias in node.names]
-        elif path != VERBS and isinstance(node, ast.Constant) and NAMING.fullmatch(str(node.value)):
+        elif "options" not in path.parts and isinstance(node, ast.Constant) and NAMING.fullmatch(str(node.value)):
             names = [node.value]
         found |= {part for name in names if name.startswith("patchloom.") for part in [part_named(name)]}
     return found - COMMON

@@ -86,8 +86,7 @@ def verb_spec(verb: str) -> CommandSpec:
 
 def task_spec(name: str) -> CommandSpec:
     """Return the options of a pretext task."""
-    kind = TASKS[name].options if name in TASKS else None
-    return read_signature(task_class(name)) if kind is None else declared(kind)
+    return declared(TASKS[name].options) if name in TASKS else read_signature(task_class(name))
 
 
 @cache

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from patchloom.recipes import recipe_named
+from patchloom.tasks import TASKS
 from patchloom.version import __version__
 
 _CVPR = "IEEE/CVF Conference on Computer Vision and Pattern Recognition (CVPR)"
@@ -296,25 +297,6 @@ PAPERS: dict[str, Paper] = {paper.key: paper for paper in _ALL}
 # Which papers were used.
 
 
-# papers of the tasks in `patchloom.tasks.TASKS`; a mixture has none of its own
-TASK_PAPERS: dict[str, tuple[str, ...]] = {
-    "mae": ("he2022mae",),
-    "crossmae": ("fu2024crossmae",),
-    "simmim": ("xie2022simmim",),
-    "droppos": ("wang2023droppos",),
-    "mp3": ("zhai2022mp3",),
-    "restore": ("tian2022beyond",),
-    "extrema": ("wu2023extrema",),
-    "lut": ("kim2024lut",),
-    "distill": ("fang2023eva",),
-    "latent": ("assran2023ijepa", "baevski2023data2vec2", "lowe2026bootleg"),
-    "diet": ("balestriero2023diet",),
-    "jigsaw": ("chen2022jigsaw",),
-    "part": ("ayoughi2025part",),
-    "loca": ("caron2022loca",),
-    "nepa": ("xu2025nepa",),
-    "mixture": (),
-}
 # papers of the recipes, by their ``paper`` up to the bracket
 RECIPE_PAPERS: dict[str, str] = {
     "Beyond Masking": "tian2022beyond",
@@ -350,7 +332,7 @@ MEASURE_PAPERS: dict[str, str] = {
 
 def papers_of_task(task: str, recipe: str | None) -> list[Paper]:
     """Return the papers of a task: that of the ``recipe`` alone, if it is a paper of a task with several, else all."""
-    own = TASK_PAPERS.get(task, ())
+    own = TASKS[task].papers if task in TASKS else ()
     row = () if recipe is None else (RECIPE_PAPERS[recipe_named(recipe).paper.partition(" (")[0]],)
     keys = row if len(own) > 1 and row else dict.fromkeys((*own, *row))
     return [PAPERS[key] for key in keys]
