@@ -166,4 +166,4 @@ def test_hints_that_can_be_typed() -> None:
 def test_every_protocol_takes_its_options(name):
     function, _ = protocol_of(name)
     assert [*signature(function).parameters] == ["run", "data", "settings", "options"]
-    assert get_type_hints(function)["options"] is PROTOCOLS[name]
+    assert get_type_hints(function)["options"] is PROTOCOLS[name].options

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from patchloom.options.protocols import PROTOCOLS
 from patchloom.recipes import recipe_named
 from patchloom.tasks import TASKS
 from patchloom.version import __version__
@@ -314,12 +315,6 @@ RECIPE_PAPERS: dict[str, str] = {
     "SimMIM": "xie2022simmim",
     "data2vec 2.0": "baevski2023data2vec2",
 }
-# papers of a protocol as a whole
-PROTOCOL_PAPERS: dict[str, tuple[str, ...]] = {
-    "knn": ("wu2018instance",),
-    "attentive": ("psomas2025attention",),
-    "detect": ("li2022vitdet", "ren2015faster"),
-}
 # papers of a measure of the protocol label-free
 MEASURE_PAPERS: dict[str, str] = {
     "RankMe": "garrido2023rankme",
@@ -345,7 +340,7 @@ def papers_of_encoder(model: str) -> list[Paper]:
 
 def papers_of_protocol(protocol: str, settings: Mapping[str, Any], measures: Iterable[str] = ()) -> list[Paper]:
     """Return the papers of a protocol with the ``settings`` of a result, and of the ``measures`` that it gave."""
-    keys = list(PROTOCOL_PAPERS.get(protocol, ()))
+    keys = list(PROTOCOLS[protocol].papers if protocol in PROTOCOLS else ())
     if protocol == "segment" and settings.get("head") == "upernet":
         keys.append("xiao2018upernet")
     if protocol == "detect" and settings.get("masks"):
