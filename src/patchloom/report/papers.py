@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from patchloom.evaluate.protocols.label_free import MEASURES
 from patchloom.options.protocols import PROTOCOLS
 from patchloom.recipes import recipe_named
 from patchloom.tasks import TASKS
@@ -315,14 +316,6 @@ RECIPE_PAPERS: dict[str, str] = {
     "SimMIM": "xie2022simmim",
     "data2vec 2.0": "baevski2023data2vec2",
 }
-# papers of a measure of the protocol label-free
-MEASURE_PAPERS: dict[str, str] = {
-    "RankMe": "garrido2023rankme",
-    "α-ReQ": "agrawal2022alphareq",
-    "LiDAR": "thilak2024lidar",
-    "IdEst": "mordacq2026idest",
-    "DSE": "dai2025dse",
-}
 
 
 def papers_of_task(task: str, recipe: str | None) -> list[Paper]:
@@ -346,7 +339,7 @@ def papers_of_protocol(protocol: str, settings: Mapping[str, Any], measures: Ite
     if protocol == "detect" and settings.get("masks"):
         keys.append("he2017mask")
     if protocol == "label-free":
-        keys += [MEASURE_PAPERS[measure] for measure in measures if measure in MEASURE_PAPERS]
+        keys += [MEASURES[measure].paper for measure in measures if measure in MEASURES and MEASURES[measure].paper]
     return [PAPERS[key] for key in keys]
 
 
