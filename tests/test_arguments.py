@@ -83,6 +83,8 @@ def test_bounds(bounds: Bounds, inside: float, outside: float | None, said: str)
     if outside is not None:
         for value in (outside, [inside, outside]):
             assert refusal(bounds.check, "x", value) == f"--x must be {said}, not {shown}"
+    assert "--x is empty: give one number" in refusal(bounds.check, "x", [])
+    Bounds().check("x", ())
 
 
 @pytest.mark.parametrize(
