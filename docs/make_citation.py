@@ -10,7 +10,8 @@ from typing import Any
 
 import yaml
 
-from patchloom.report.papers import PAPERS, RECIPE_PAPERS, TASK_PAPERS, Paper
+from patchloom.report.papers import PAPERS, RECIPE_PAPERS, Paper
+from patchloom.tasks import TASKS
 
 FILE = Path(__file__).parents[1] / "CITATION.cff"
 
@@ -29,7 +30,7 @@ def reference(paper: Paper) -> dict[str, Any]:
 
 def references() -> list[dict[str, Any]]:
     """Return the references of the papers of all tasks and recipes, in the order of the tasks."""
-    keys = [key for task in TASK_PAPERS.values() for key in task]
+    keys = [key for entry in TASKS.values() for key in entry.papers]
     return [reference(PAPERS[key]) for key in dict.fromkeys([*keys, *RECIPE_PAPERS.values()])]
 
 

@@ -83,6 +83,8 @@ def test_bounds(bounds: Bounds, inside: float, outside: float | None, said: str)
     if outside is not None:
         for value in (outside, [inside, outside]):
             assert refusal(bounds.check, "x", value) == f"--x must be {said}, not {shown}"
+    assert "--x is empty: give one number" in refusal(bounds.check, "x", [])
+    Bounds().check("x", ())
 
 
 @pytest.mark.parametrize(
@@ -166,4 +168,4 @@ def test_hints_that_can_be_typed() -> None:
 def test_every_protocol_takes_its_options(name):
     function, _ = protocol_of(name)
     assert [*signature(function).parameters] == ["run", "data", "settings", "options"]
-    assert get_type_hints(function)["options"] is PROTOCOLS[name]
+    assert get_type_hints(function)["options"] is PROTOCOLS[name].options

@@ -55,9 +55,6 @@ KNOWING = [
 ]
 COMMON = {"arguments", "declarations", "display", "errors", "estimate", "pace", "results", "schedules", "sizes"}
 COMMON |= {"system", "version"}
-# The first imports the protocols of the wings by name, in cases of a match; the second names all verbs, whose
-# signatures it reads.
-PROTOCOLS, VERBS = SOURCE / "evaluate" / "protocols" / "__init__.py", SOURCE / "options" / "parse.py"
 FILES = sorted(SOURCE.rglob("*.py"))
 NAMING = re.compile(r"patchloom\.\w+[\w.]*")  # a string that names a module, or something in one
 
@@ -70,10 +67,7 @@ def parsed(path: Path) -> ast.Module:
 def imported(path: Path) -> set[str]:
     """Return the parts of patchloom that a file imports, anywhere in it, or names in strings for lazy imports."""
     found, nodes = set(), [*ast.walk(ast.parse(path.read_text()))]
-    cases = (
-        [one for node in nodes if isinstance(node, ast.match_case) for one in node.body] if path == PROTOCOLS else []
-    )
-    # a declaration names types of torch and of data, which it does not import when it runs
+    # a declaration names types of torch and of data, and modules, which it does not import when it runs
     types = [
         one
         for node in nodes
@@ -82,7 +76,7 @@ def imported(path: Path) -> set[str]:
     ]
     for node in nodes:
         names = []
-        if node in cases or node in types:
+        if node in types:
             continue
         if isinstance(node, ast.ImportFrom):
             assert not node.level, f"{path} imports relatively: write the whole name"
@@ -91,7 +85,7 @@ def imported(path: Path) -> set[str]:
         elif isinstance(node, ast.Import):
             assert "patchloom" not in [alias.name for alias in node.names], f"{path} imports all of patchloom"
             names = [alias.name for alias in node.names]
-        elif path != VERBS and isinstance(node, ast.Constant) and NAMING.fullmatch(str(node.value)):
+        elif "options" not in path.parts and isinstance(node, ast.Constant) and NAMING.fullmatch(str(node.value)):
             names = [node.value]
         found |= {part for name in names if name.startswith("patchloom.") for part in [part_named(name)]}
     return found - COMMON

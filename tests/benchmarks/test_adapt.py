@@ -67,4 +67,4 @@ def test_results_are_stored_with_those_of_single_images(answers, tmp_path):
 def test_options_of_the_evaluations_are_known():
     for protocols in adapt.PROTOCOLS.values():
         for name, given in protocols:
-            assert given.keys() <= {one.name for one in fields(PROTOCOLS[name])}
+            assert given.keys() <= {one.name for one in fields(PROTOCOLS[name].options)}

@@ -12,11 +12,8 @@ from patchloom.evaluate.protocols.label_free import MEASURES
 from patchloom.options.protocols import PROTOCOLS
 from patchloom.recipes import recipe_named, recipe_names
 from patchloom.report.papers import (
-    MEASURE_PAPERS,
     PAPERS,
-    PROTOCOL_PAPERS,
     RECIPE_PAPERS,
-    TASK_PAPERS,
     bibliography,
     papers_of_encoder,
     papers_of_protocol,
@@ -25,23 +22,23 @@ from patchloom.report.papers import (
 from patchloom.tasks import TASKS
 
 ROOT = Path(__file__).parents[2]
+OF_TASKS = [entry.papers for entry in TASKS.values()]
 
 
 def test_every_task_and_every_recipe_has_its_papers_and_none_is_unused():
-    assert list(TASK_PAPERS) == list(TASKS) and [name for name, keys in TASK_PAPERS.items() if not keys] == ["mixture"]
+    assert [name for name, entry in TASKS.items() if not entry.papers] == ["mixture"]
     assert {recipe_named(name).paper.partition(" (")[0] for name in recipe_names()} == set(RECIPE_PAPERS)
-    assert set(PROTOCOL_PAPERS) - {"attentive"} <= set(PROTOCOLS) and set(MEASURE_PAPERS) <= set(MEASURES)
-    used = {key for keys in (*TASK_PAPERS.values(), *PROTOCOL_PAPERS.values()) for key in keys}
-    used |= {*RECIPE_PAPERS.values(), *MEASURE_PAPERS.values()}
+    used = {key for keys in (*OF_TASKS, *(one.papers for one in PROTOCOLS.values())) for key in keys}
+    used |= {*RECIPE_PAPERS.values(), *(one.paper for one in MEASURES.values() if one.paper)}
     assert used <= set(PAPERS)
     options = "dosovitskiy2021vit liu2021swin wightman2019timm loshchilov2019adamw cubuk2020randaugment hu2022lora"
     assert set(PAPERS) - used == {*options.split(), "xiao2018upernet", "he2017mask"}
 
 
 def test_the_year_and_first_author_of_a_task_are_those_of_its_entry():
-    for task, keys in TASK_PAPERS.items():
-        if len(keys) == 1:
-            paper, said = PAPERS[keys[0]], TASKS[task].paper
+    for entry in TASKS.values():
+        if len(entry.papers) == 1:
+            paper, said = PAPERS[entry.papers[0]], entry.paper
             assert said.endswith(str(paper.year)) and (
                 said.startswith(paper.authors[0].split(",")[0]) or "NEPA" in said
             )
@@ -108,7 +105,7 @@ def test_citation_cff_has_the_same_papers():
     text = (ROOT / "CITATION.cff").read_text("utf-8")
     assert text == make["citation"](text), "run python docs/make_citation.py"
     by_title = {one["title"]: one for one in yaml.safe_load(text)["references"]}
-    of_tasks = {key for keys in TASK_PAPERS.values() for key in keys} | set(RECIPE_PAPERS.values())
+    of_tasks = {key for keys in OF_TASKS for key in keys} | set(RECIPE_PAPERS.values())
     assert set(by_title) == {PAPERS[key].title for key in of_tasks} and len(by_title) == 18
     mae = by_title["Masked Autoencoders Are Scalable Vision Learners"]
     assert mae["year"] == 2022 and mae["authors"][4] == {"family-names": "Dollár", "given-names": "Piotr"}

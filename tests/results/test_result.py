@@ -82,6 +82,8 @@ def test_a_result_is_written_in_its_unit() -> None:
 
 
 def test_the_interval_of_a_mean_over_images_stays_in_the_range_of_its_unit() -> None:
+    alike = Result.of_means("distance", "a", "positions", {}, [1.0] * 20 + [9.0] * 20, "patches", [0] * 20 + [1] * 20)
+    assert alike.groups == 2 and alike.high > 50 and alike.value == 5
     far = Result.of_means("distance", "a", "positions", {}, [1.0, 9.0], "patches")
     assert (far.low, round(far.high, 2)) == (0.0, 55.82) and far.text() == "5.00 patches [0.00, 55.82]"
     low, high = (Result.of_means("top-1", "a", "positions", {}, values) for values in ([0.2, 0.25], [0.75, 0.8]))

@@ -98,7 +98,7 @@ def other_verb(draw: Callable) -> list[str]:
     verb = draw(st.sampled_from([*verbs, "", "-h", "pretrian", "😀"]))
     if verb == "evaluate":
         protocol = draw(st.sampled_from([*PROTOCOLS, "blocks:2", "blocks:x", ""]))
-        known = options(PROTOCOLS[protocol.partition(":")[0] or "knn"]) if protocol != "blocks:x" else []
+        known = options(PROTOCOLS[protocol.partition(":")[0] or "knn"].options) if protocol != "blocks:x" else []
         known, places = known + options(CommonOptions), [protocol, "nowhere", "shapes:40"]
     else:
         known, places = options(verbs.get(verb) or Check), ["images" if verb in ("check", "bench") else "nowhere"]

@@ -7,9 +7,9 @@ from mixing import make as mixture
 from small import small
 
 from patchloom.errors import PatchloomError
-from patchloom.tasks import TASKS, task_class
+from patchloom.tasks import TASKS, encoder_defaults, ready_tasks, task_class
 
-WITHOUT_POSITIONS = {"mp3", "jigsaw", "part"}
+WITHOUT_POSITIONS = {name for name in ready_tasks() if "positions" in encoder_defaults({"name": name})}
 OBLONG = {"size": (8, 12), "p": (8, 1)}
 ONE_PIXEL = {"p": 1, "size": (8, 8), "channels": 1}
 

@@ -132,17 +132,9 @@ def _blend(x: Tensor, other: Tensor, factor: Tensor) -> Tensor:
     return torch.lerp(other, x, factor).clamp_(0, 1)
 
 
-def _brightness(x: Tensor, factor: Tensor) -> Tensor:
-    return (x * factor).clamp_(0, 1)
-
-
 def _contrast(x: Tensor, factor: Tensor) -> Tensor:
     mean = _luma(x).mean((1, 2, 3), keepdim=True) if x.shape[1] == 3 else x.mean((2, 3), keepdim=True)
     return _blend(x, mean.expand_as(x), factor)
-
-
-def _saturation(x: Tensor, factor: Tensor) -> Tensor:
-    return _blend(x, _luma(x).expand_as(x), factor)
 
 
 def _hue(x: Tensor, turn: Tensor) -> Tensor:
@@ -159,15 +151,6 @@ def _hue(x: Tensor, turn: Tensor) -> Tensor:
         k = torch.where(k >= 6, k - 6, k)
         parts.append(value - torch.minimum(k, 4 - k).clamp_(0, 1).mul_(chroma))
     return torch.stack(parts, dim=1)
-
-
-def _grey(x: Tensor, factor: Tensor) -> Tensor:
-    return _luma(x).expand(-1, 3, -1, -1)
-
-
-def _solarize(x: Tensor, factor: Tensor) -> Tensor:
-    """Invert the upper half of the values."""
-    return torch.where(x < 0.5, x, 1 - x)
 
 
 def _blur(x: Tensor, radius: Tensor) -> Tensor:
@@ -191,8 +174,15 @@ def _blur(x: Tensor, radius: Tensor) -> Tensor:
     return x
 
 
-_CHANGES = {"brightness": _brightness, "contrast": _contrast, "saturation": _saturation, "hue": _hue, "grey": _grey}
-_CHANGES |= {"solarize": _solarize, "blur": _blur}
+_CHANGES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "brightness": lambda x, factor: (x * factor).clamp_(0, 1),
+    "contrast": _contrast,
+    "saturation": lambda x, factor: _blend(x, _luma(x).expand_as(x), factor),
+    "hue": _hue,
+    "grey": lambda x, _: _luma(x).expand(-1, 3, -1, -1),
+    "solarize": lambda x, _: torch.where(x < 0.5, x, 1 - x),  # inverts the upper half of the values
+    "blur": _blur,
+}
 
 
 # RandAugment of single views, in pre-training and in fine-tuning.

@@ -247,7 +247,10 @@ def invert(
             telling.share = curve[-1].mean() / curve[0].mean()
         with torch.no_grad():
             off, drawn = distance()
-    return Inversion(drawn, _visible_pixels(vit, images, keep), torch.stack([*curve, off]))
+    patches = patchify(images, patch_size(vit))
+    hidden = torch.full_like(patches, torch.nan)
+    visible = scatter_tokens(gather_tokens(patches, keep), keep, hidden)
+    return Inversion(drawn, unpatchify(visible, patch_size(vit), grid_size(vit)), torch.stack([*curve, off]))
 
 
 def _visible(vit: Encoder, ratio: float, generator: torch.Generator) -> Tensor:
@@ -285,16 +288,6 @@ def _features(
         assert head is not None
         return represent(vit, head, tokens)[:, None]
     return tokens[:, :1] if of == "class" else tokens[:, prefix_count(vit) :]
-
-
-def _visible_pixels(vit: Encoder, images: Tensor, keep: Tensor) -> Tensor:
-    """Return images [b c h w] with NaN in hidden patches."""
-    patches = patchify(images, patch_size(vit))
-    return unpatchify(
-        scatter_tokens(gather_tokens(patches, keep), keep, torch.full_like(patches, torch.nan)),
-        patch_size(vit),
-        grid_size(vit),
-    )
 
 
 FEW_STEPS, _FEW_PIXELS = 300, 2**15  # limits on a CPU: steps, and pixels of all images together

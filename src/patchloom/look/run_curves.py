@@ -17,6 +17,7 @@ from patchloom.arguments import PathLike
 from patchloom.errors import PatchloomError, listing, suggestion
 from patchloom.look.charts import Line, Panel, draw_lines, short_name, write_table
 from patchloom.options.declare import verb
+from patchloom.options.protocols import PROTOCOLS
 from patchloom.options.verbs import Curves
 from patchloom.results import store
 from patchloom.results.result import Result
@@ -24,8 +25,8 @@ from patchloom.runs.past import RunData, load_runs
 from patchloom.runs.settings import LAUNCH, settings_by_name
 
 POSITION_ACCURACY = "position-accuracy"
-# display names of protocols in plots and in `report`
-PROTOCOL_TITLES = {
+PROTOCOL_TITLES = {name: one.title for name, one in PROTOCOLS.items() if one.title}
+_TITLES = {
     "knn": "kNN accuracy",
     "linear": "linear probe",
     "attentive": "attentive probe",

@@ -9,6 +9,7 @@ import io
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -143,6 +144,7 @@ def to_marks(images: Tensor) -> np.ndarray:
     return (EMPTY_MARK * empty.byte() + WRONG_MARK * (wrong & ~empty).byte()).numpy()
 
 
+@cache  # every tile of a sheet has the same size
 def hatch(mark: int, h: int, w: int) -> np.ndarray:
     """Draw hatching as uint8 [h w 3]: EMPTY has lines in one direction, WRONG in both."""
     y, x = np.mgrid[:h, :w]

@@ -59,7 +59,9 @@ class Bounds(NamedTuple):
     below: float = inf
 
     def check(self, name: str, value: Any) -> None:
-        """Raise if a number is outside; other values, such as auto, pass."""
+        """Raise if a number is outside, or if there is none in a list; other values, such as auto, pass."""
+        if isinstance(value, list | tuple) and not value and self != Bounds():
+            raise PatchloomError(f"--{name} is empty: give one number or more")
         for one in value if isinstance(value, list | tuple) else [value]:
             if isinstance(one, bool) or not isinstance(one, int | float):
                 continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 from patchloom.options.declare import DATA, MACHINE, MODEL, TRAINING, Auto, option
 
@@ -11,6 +11,28 @@ Network = Literal["student", "teacher"]
 Pooling = Literal["class", "mean", "prefix", "instance", "both"]
 Precision = Literal["auto", "float32", "bfloat16"]
 PositionChoice = Literal["auto", "keep", "fixed", "learned", "relative", "none"]
+
+
+class Protocol(NamedTuple):
+    """Registry entry of a protocol.
+
+    Attributes:
+        options: dataclass of its options.
+        path: import path of its function; a string, so that listing the protocols does not import torch.
+        title: name of its results in plots and in `report`; "" for the protocol's own.
+        data: what it takes, for help pages.
+        papers: keys of its papers in `patchloom.report.papers.PAPERS`.
+        trains: whether it has training steps, which processes can share.
+        own_network: whether it measures networks that were trained for it: a task's decoder, fine-tuned classifiers.
+    """
+
+    options: type[Any]
+    path: str
+    title: str = ""
+    data: str = "labelled images, such as one folder per class"
+    papers: tuple[str, ...] = ()
+    trains: bool = False
+    own_network: bool = False
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from patchloom.data.sources.names import FETCHED
 from patchloom.errors import PatchloomError, listing, suggestion
 from patchloom.loggers import TRACKERS
 from patchloom.options.declare import MODEL, TASK, CommandSpec, Option, declared, read_signature
-from patchloom.options.evaluate import CommonOptions
+from patchloom.options.evaluate import CommonOptions, Protocol
 from patchloom.options.messages import shorten_options, unknown_word_error, without_hyphens
 from patchloom.options.values import convert_value, dotted, parse_value
 from patchloom.options.verbs import VERB_OPTIONS, Pretrain
@@ -63,17 +63,10 @@ MODEL_OPTIONS: dict[str, tuple[Any, str]] = {
 }
 _IMAGES = "folder of images, or another data source"
 _ENCODER = "folder of a run, .safetensors file of an encoder, or timm:NAME"
-# data of the protocols that do not take images with classes
-_LABELLED = {
-    "keywords": "recordings of words: one folder per word, or the layout of Speech Commands",
-    "label-free": "images without labels, such as a folder",
-    "segment": "images with label maps, such as images/ and labels/; train/, val/ and test/ in them are optional",
-    "detect": "images with boxes as COCO, Pascal VOC or YOLO files; train/, val/ and test/ are optional",
-}
 
 
-def protocols() -> dict[str, type[Any]]:
-    """Return the evaluation protocols: dataclass of the options by name."""
+def protocols() -> dict[str, Protocol]:
+    """Return the evaluation protocols by name."""
     from patchloom.options.protocols import PROTOCOLS  # which takes time that other verbs need not spend
 
     return PROTOCOLS
@@ -87,16 +80,14 @@ def verb_spec(verb: str) -> CommandSpec:
 
 def task_spec(name: str) -> CommandSpec:
     """Return the options of a pretext task."""
-    kind = TASKS[name].options if name in TASKS else None
-    return read_signature(task_class(name)) if kind is None else declared(kind)
+    return declared(TASKS[name].options) if name in TASKS else read_signature(task_class(name))
 
 
 @cache
 def protocol_spec(name: str) -> CommandSpec:
     """Return the options of a protocol, without the common ones and the number in ``blocks:2``."""
-    kind: Any = protocols()[name]
-    found = declared(kind)
-    return found._replace(options=tuple(one for one in found.options if one.name != "count"))
+    kind: Any = protocols()[name].options
+    return declared(kind)._replace(options=tuple(one for one in declared(kind).options if one.name != "count"))
 
 
 def pretrain_spec(task: str) -> CommandSpec:
@@ -122,13 +113,13 @@ def pretrain_spec(task: str) -> CommandSpec:
 def evaluate_spec(name: str | None) -> CommandSpec:
     """Return the options of ``patchloom evaluate NAME``, or those of all protocols if there is no name."""
     common, own = verb_spec("evaluate"), CommandSpec("", ())
+    data = protocols()["knn"].data
     if name is not None:
         plain, known = name.partition(":")[0], protocols()
         if plain not in known:
             raise PatchloomError(f"there is no protocol {name}{suggestion(name, known)} Choose {listing(known)}.")
-        own = protocol_spec(plain)
-    labelled = _LABELLED.get(name or "", "labelled images, such as one folder per class")
-    words = {"protocol": "name of a protocol, such as knn", "run": _ENCODER, "data": labelled}
+        own, data = protocol_spec(plain), known[plain].data
+    words = {"protocol": "name of a protocol, such as knn", "run": _ENCODER, "data": data}
     places = [Option(one, str, None, about, positional=True, required=True) for one, about in words.items()]
     return CommandSpec(own.about or common.about, (*places, *own.options, *common.options))
 

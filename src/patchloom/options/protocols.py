@@ -1,14 +1,14 @@
-"""Options of the evaluation protocols, a dataclass each; `patchloom.options.evaluate` has those of all."""
+"""Declarations of the evaluation protocols, a dataclass each; `patchloom.options.evaluate` has the common options."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from patchloom.options.declare import DATA, MACHINE, MODEL, TASK, TRAINING, Auto, option
-from patchloom.options.evaluate import Pooling, PositionChoice, Precision
+from patchloom.options.evaluate import Pooling, PositionChoice, Precision, Protocol
 from patchloom.options.recipes import (
     AttentiveValues,
     ClassifierValues,
@@ -27,6 +27,7 @@ else:
 KS = (1, 5, 20, 100)
 DEFAULT_IMAGES = 1000
 
+Kind = TypeVar("Kind")
 Method = Literal["finetune", "linear"]
 HeadOn = Literal["features", "projection"]
 PositionPlaceholder = Literal["learned", "zeros"]
@@ -40,6 +41,19 @@ _TUNED_CONTROL = "control training from the start of a run with --init or --from
 _TRAINED = "precision of products in training: float32 or bfloat16; auto is that of pretrain"
 _FROZEN = "precision of the frozen encoder: float32 or bfloat16 products; auto is that of pretrain"
 _POSITIONS = "position embeddings: keep, fixed, learned, relative or none, as in finetune"
+
+
+PROTOCOLS: dict[str, Protocol] = {}
+
+
+def protocol(name: str, path: str, **facts: Any) -> Callable[[type[Kind]], type[Kind]]:
+    """Decorate the options of a protocol: they become its entry of ``PROTOCOLS``. ``facts`` are further attributes."""
+
+    def declare(kind: type[Kind]) -> type[Kind]:
+        PROTOCOLS[name] = Protocol(kind, path, **facts)
+        return kind
+
+    return declare
 
 
 @dataclass(frozen=True)
@@ -60,6 +74,7 @@ class _Frozen:
     )
 
 
+@protocol("knn", "patchloom.evaluate.protocols.knn.knn", title="kNN accuracy", papers=("wu2018instance",))
 @dataclass(frozen=True)
 class Knn(_Frozen):
     """Classify by the nearest neighbours among training images, by cosine similarity of frozen features."""
@@ -76,6 +91,7 @@ class Knn(_Frozen):
     )
 
 
+@protocol("linear", "patchloom.evaluate.protocols.linear.linear", title="linear probe", trains=True)
 @dataclass(frozen=True)
 @overrides(
     ProbeValues,
@@ -113,6 +129,13 @@ class Linear(Overrides):
     out: str | None = option(None, "file for that classifier; default: probed/DATA-linear-SEED.safetensors in the run")
 
 
+@protocol(
+    "attentive",
+    "patchloom.evaluate.protocols.attentive.attentive",
+    title="attentive probe",
+    papers=("psomas2025attention",),
+    trains=True,
+)
 @dataclass(frozen=True)
 @overrides(
     AttentiveValues,
@@ -134,6 +157,17 @@ class Attentive(Overrides):
     precision: Precision = option("auto", _FROZEN, group=MACHINE, rare=True)
 
 
+@protocol("regress", "patchloom.evaluate.protocols.regress.regress", title="regression")
+@dataclass(frozen=True)
+class Regress(_Frozen):
+    """Predict the numbers in a column of the data from frozen features, by ridge regression and nearest neighbours."""
+
+    column: str | None = option(None, "column of the numbers to predict; images without one are left out", group=DATA)
+    pooling: Pooling | Literal["all"] = option("all", "feature pooling, as in linear")
+    k: int = option(20, "number of neighbours", least=1)
+
+
+@protocol("positions", "patchloom.evaluate.protocols.positions.positions", own_network=True)
 @dataclass(frozen=True)
 class Positions:
     """Measure how well a run's own task predicts positions, with more and less withheld than in training."""
@@ -144,6 +178,7 @@ class Positions:
     )
 
 
+@protocol("position-sensitivity", "patchloom.evaluate.protocols.positions.position_sensitivity")
 @dataclass(frozen=True)
 class PositionSensitivity:
     """Mask most position embeddings of a frozen encoder, and predict positions by a linear layer."""
@@ -165,6 +200,7 @@ class PositionSensitivity:
     steps: int = option(1000, "training steps of the linear layer, with 64 images each", least=1, group=TRAINING)
 
 
+@protocol("order", "patchloom.evaluate.protocols.positions.order")
 @dataclass(frozen=True)
 class Order:
     """Test probes of normal images on shuffled patches, and with position embeddings set to zero."""
@@ -173,15 +209,9 @@ class Order:
     k: int = option(20, "number of neighbours of the kNN probe", least=1)
 
 
-@dataclass(frozen=True)
-class Regress(_Frozen):
-    """Predict the numbers in a column of the data from frozen features, by ridge regression and nearest neighbours."""
-
-    column: str | None = option(None, "column of the numbers to predict; images without one are left out", group=DATA)
-    pooling: Pooling | Literal["all"] = option("all", "feature pooling, as in linear")
-    k: int = option(20, "number of neighbours", least=1)
-
-
+@protocol(
+    "label-free", "patchloom.evaluate.protocols.label_free.label_free", data="images without labels, such as a folder"
+)
 @dataclass(frozen=True)
 class LabelFree:
     """Measure an encoder without labels: rank of its features, and retrieval of images by crops and by few patches."""
@@ -189,6 +219,7 @@ class LabelFree:
     images: int = option(DEFAULT_IMAGES, "maximal number of test images", group=DATA)
 
 
+@protocol("layers", "patchloom.evaluate.protocols.knn.layers")
 @dataclass(frozen=True)
 class Layers:
     """Classify by the nearest neighbours among training images, with the features of every layer."""
@@ -207,6 +238,7 @@ class Layers:
     )
 
 
+@protocol("finetune", "patchloom.evaluate.protocols.finetune.finetune", title="fine-tuned accuracy", trains=True)
 @dataclass(frozen=True)
 @overrides(ClassifierValues)
 class Finetune(Overrides):
@@ -229,6 +261,7 @@ class Finetune(Overrides):
     )
 
 
+@protocol("blocks", "patchloom.evaluate.protocols.finetune.blocks", title="fine-tuned last blocks", trains=True)
 @dataclass(frozen=True)
 @overrides(ClassifierValues)
 class Blocks(Overrides):
@@ -240,6 +273,7 @@ class Blocks(Overrides):
     precision: Precision = option("auto", _TRAINED, group=MACHINE, rare=True)
 
 
+@protocol("few-shot", "patchloom.evaluate.protocols.fewshot.fewshot", title="accuracy with few labels", trains=True)
 @dataclass(frozen=True)
 @overrides(ClassifierValues)
 class FewShot(Overrides):
@@ -264,6 +298,13 @@ class FewShot(Overrides):
     precision: Precision = option("auto", _TRAINED, group=MACHINE, rare=True)
 
 
+@protocol(
+    "keywords",
+    "patchloom.evaluate.protocols.keywords.keywords",
+    title="keyword accuracy",
+    data="recordings of words: one folder per word, or the layout of Speech Commands",
+    trains=True,
+)
 @dataclass(frozen=True)
 @overrides(ClassifierValues)
 class Keywords(Overrides):
@@ -295,6 +336,7 @@ class Keywords(Overrides):
     )
 
 
+@protocol("ensemble", "patchloom.evaluate.protocols.finetune.ensemble", own_network=True)
 @dataclass(frozen=True)
 class Ensemble:
     """Average the softmax outputs of two or more fine-tuned classifiers."""
@@ -325,6 +367,13 @@ _DENSE_PRECISION = "precision of the training: float32, or bfloat16 products; au
 _SAVE = "whether to save the trained model, for the verb predict"
 
 
+@protocol(
+    "segment",
+    "patchloom.dense.segment.segment",
+    title="segmentation",
+    data="images with label maps, such as images/ and labels/; train/, val/ and test/ in them are optional",
+    trains=True,
+)
 @dataclass(frozen=True)
 @overrides(SegmentValues)
 class Segment(Overrides):
@@ -358,6 +407,14 @@ class Segment(Overrides):
     )
 
 
+@protocol(
+    "detect",
+    "patchloom.dense.detect.detect",
+    title="detection",
+    data="images with boxes as COCO, Pascal VOC or YOLO files; train/, val/ and test/ are optional",
+    papers=("li2022vitdet", "ren2015faster"),
+    trains=True,
+)
 @dataclass(frozen=True)
 @overrides(DetectValues)
 class Detect(Overrides):
@@ -382,24 +439,3 @@ class Detect(Overrides):
     out: str | None = option(
         None, "file for the saved model; default: detected/DATA-RECIPE-SEED.safetensors in the run"
     )
-
-
-# the options of each protocol; `patchloom.evaluate.protocols.protocol_of` has the functions
-PROTOCOLS: dict[str, type[Any]] = {
-    "knn": Knn,
-    "linear": Linear,
-    "attentive": Attentive,
-    "regress": Regress,
-    "positions": Positions,
-    "position-sensitivity": PositionSensitivity,
-    "order": Order,
-    "label-free": LabelFree,
-    "layers": Layers,
-    "finetune": Finetune,
-    "blocks": Blocks,
-    "few-shot": FewShot,
-    "keywords": Keywords,
-    "ensemble": Ensemble,
-    "segment": Segment,
-    "detect": Detect,
-}

@@ -1,11 +1,11 @@
-"""Options of the pretext tasks, a dataclass each; `patchloom.tasks.TASKS` names it beside the task's class."""
+"""Declarations of the pretext tasks: a dataclass each, with its options and, beside its name, its row of ``TASKS``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import floor, inf
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from patchloom.options.declare import option
 from patchloom.options.degradations import STRENGTHS, DegradationOptions, forms_of
@@ -115,8 +115,51 @@ def _momentum() -> Any:
     return option("auto", about, least=0, most=1)
 
 
+class Entry(NamedTuple):
+    """Registry entry of a task.
+
+    Attributes:
+        path: import path of the class; a string, so that listing the tasks does not import torch.
+        options: dataclass that declares the options.
+        paper: authors and year.
+        withheld: what the encoder does not see.
+        asked: what has to be predicted.
+        papers: keys of its papers in `patchloom.report.papers.PAPERS`.
+        cost: time of a step relative to MAE's, in bfloat16 on a CPU (`benchmarks/step_time.py tasks`): for nano with
+            96 pixels and patches of 8, and for ViT-S/16 with 224 pixels; None if it depends on the options.
+        needs: the required option, "" if there is none.
+    """
+
+    path: str
+    options: type
+    paper: str
+    withheld: str
+    asked: str
+    papers: tuple[str, ...]
+    cost: tuple[float, float] | None
+    needs: str
+
+
+TASKS: dict[str, Entry] = {}
+
+
 class TaskOptions:
-    """Options of a task."""
+    """Options of a task, which declares itself by them: ``NAMEOptions`` are those of ``NAME`` in ``tasks/name.py``."""
+
+    def __init_subclass__(
+        cls,
+        *,
+        paper: str,
+        withheld: str,
+        asked: str,
+        papers: tuple[str, ...] = (),
+        cost: tuple[float, float] | None = None,
+        needs: str = "",
+    ) -> None:
+        """Add the task to ``TASKS``; the arguments are the attributes of `Entry`."""
+        kind = cls.__name__.removesuffix("Options")
+        name = kind.lower()
+        TASKS[name] = Entry(f"patchloom.tasks.{name}.{kind}", cls, paper, withheld, asked, papers, cost, needs)
 
     def refusals(self, g: Geometry) -> Iterator[tuple[bool, str]]:
         """Yield conditions on the options and an encoder, and the sentence with which each of them is refused.
@@ -127,7 +170,14 @@ class TaskOptions:
 
 
 @dataclass(frozen=True)
-class MAEOptions(TaskOptions):
+class MAEOptions(
+    TaskOptions,
+    paper="He et al. 2022",
+    withheld="patches (removed)",
+    asked="their pixels",
+    papers=("he2022mae",),
+    cost=(1.0, 1.0),
+):
     """Reconstruction of the pixels of removed patches."""
 
     mask_ratio: float = option(
@@ -153,7 +203,14 @@ class MAEOptions(TaskOptions):
 
 
 @dataclass(frozen=True)
-class CrossMAEOptions(TaskOptions):
+class CrossMAEOptions(
+    TaskOptions,
+    paper="Fu et al. 2024",
+    withheld="patches (removed)",
+    asked="the pixels of a third of them",
+    papers=("fu2024crossmae",),
+    cost=(0.6, 0.6),
+):
     """Independent reconstruction of the pixels of some removed patches, by cross-attention alone."""
 
     mask_ratio: float = option(0.75, "fraction γ of the patches that is removed", least=0, below=1)
@@ -192,7 +249,14 @@ class CrossMAEOptions(TaskOptions):
 
 
 @dataclass(frozen=True)
-class SimMIMOptions(TaskOptions):
+class SimMIMOptions(
+    TaskOptions,
+    paper="Xie et al. 2022",
+    withheld="patches (a mask token instead)",
+    asked="their pixels",
+    papers=("xie2022simmim",),
+    cost=(1.6, 0.7),
+):
     """Reconstruction of the pixels of patches that were replaced by a mask token."""
 
     mask_ratio: float = option(0.6, "fraction of the mask units that is replaced", least=0, below=1)
@@ -210,7 +274,14 @@ class SimMIMOptions(TaskOptions):
 
 
 @dataclass(frozen=True)
-class DropPosOptions(TaskOptions):
+class DropPosOptions(
+    TaskOptions,
+    paper="Wang et al. 2023",
+    withheld="patches, and most visible patches' positions",
+    asked="where each visible patch was",
+    papers=("wang2023droppos",),
+    cost=(1.1, 0.5),
+):
     """Prediction of dropped positions, after other patches were removed."""
 
     mask_ratio: float | Literal["auto"] = option(
@@ -303,7 +374,14 @@ class DropPosOptions(TaskOptions):
 
 
 @dataclass(frozen=True)
-class MP3Options(TaskOptions):
+class MP3Options(
+    TaskOptions,
+    paper="Zhai et al. 2022",
+    withheld="positions, and most keys and values",
+    asked="where every patch was",
+    papers=("zhai2022mp3",),
+    cost=(1.3, 0.6),
+):
     """Prediction of the positions of all patches, with most patches barred from keys and values."""
 
     context_mask_ratio: float | Literal["auto"] = option(
@@ -336,7 +414,14 @@ class MP3Options(TaskOptions):
 
 
 @dataclass(frozen=True)
-class RestoreOptions(TaskOptions):
+class RestoreOptions(
+    TaskOptions,
+    paper="Tian et al. 2022",
+    withheld="surroundings, geometry, sharpness or colour, and patches",
+    asked="the original pixels",
+    papers=("tian2022beyond",),
+    cost=(1.5, 0.5),
+):
     """Reconstruction of the original from a degraded image: a part, or changed geometry, sharpness or colour."""
 
     degradation: DegradationKind = option(
@@ -490,7 +575,14 @@ def block_of(grid: Sides, share: float) -> Sides:
 
 
 @dataclass(frozen=True)
-class ExtreMAOptions(TaskOptions):
+class ExtreMAOptions(
+    TaskOptions,
+    paper="Wu et al. 2023",
+    withheld="almost all patches, several times over",
+    asked="agreement with a teacher that sees all",
+    papers=("wu2023extrema",),
+    cost=(2.0, 0.9),
+):
     """Agreement of several small parts of an image with a teacher that sees all of it."""
 
     mask_ratio: float = option(0.8, "fraction γ of the patches that is removed", least=0, below=1)
@@ -547,7 +639,14 @@ class ExtreMAOptions(TaskOptions):
 
 
 @dataclass(frozen=True)
-class LUTOptions(TaskOptions):
+class LUTOptions(
+    TaskOptions,
+    paper="Kim et al. 2024",
+    withheld="patches, in two disjoint parts",
+    asked="pixels, and agreement on the other view",
+    papers=("kim2024lut",),
+    cost=(2.7, 1.6),
+):
     """Pixel reconstruction and agreement with a teacher, from disjoint parts of two views."""
 
     base: Base = option(
@@ -635,7 +734,14 @@ class LUTOptions(TaskOptions):
 
 
 @dataclass(frozen=True)
-class DistillOptions(TaskOptions):
+class DistillOptions(
+    TaskOptions,
+    paper="Fang et al. 2023",
+    withheld="patches (a mask token instead)",
+    asked="a frozen model's features of them",
+    papers=("fang2023eva",),
+    needs="features_of",
+):
     """Prediction of a frozen teacher's features at patches that were replaced by a mask token."""
 
     features_of: str | None = option(None, "teacher (required): timm:NAME, a run's folder, or a file of weights")
@@ -653,7 +759,14 @@ class DistillOptions(TaskOptions):
 
 
 @dataclass(frozen=True)
-class LatentOptions(TaskOptions):
+class LatentOptions(
+    TaskOptions,
+    paper="I-JEPA, data2vec 2.0, Bootleg",
+    withheld="patches (removed)",
+    asked="a teacher's hidden layers there",
+    papers=("assran2023ijepa", "baevski2023data2vec2", "lowe2026bootleg"),
+    cost=(2.0, 1.1),
+):
     """Prediction of hidden layers of a moving-average teacher, which sees the whole image, at masked patches."""
 
     layers: list[int] | Literal["auto"] = option(
@@ -740,7 +853,14 @@ class LatentOptions(TaskOptions):
 
 
 @dataclass(frozen=True)
-class DIETOptions(TaskOptions):
+class DIETOptions(
+    TaskOptions,
+    paper="Balestriero 2023",
+    withheld="surroundings and colours, by a random view",
+    asked="which training image it is",
+    papers=("balestriero2023diet",),
+    cost=(1.9, 0.8),
+):
     """Classification of views: which image of the training set is it? For small sets, one class per image."""
 
     images: int | Literal["auto"] = _count(
@@ -753,7 +873,14 @@ class DIETOptions(TaskOptions):
 
 
 @dataclass(frozen=True)
-class JigsawOptions(TaskOptions):
+class JigsawOptions(
+    TaskOptions,
+    paper="Chen et al. 2022",
+    withheld="half of the patches, and all positions",
+    asked="where each visible patch was",
+    papers=("chen2022jigsaw",),
+    cost=(0.9, 0.4),
+):
     """Prediction of the positions of patches that are seen without any position, after others were removed."""
 
     mask_ratio: float = option(0.5, "fraction of the patches that is removed", least=0, below=1)
@@ -764,7 +891,14 @@ class JigsawOptions(TaskOptions):
 
 
 @dataclass(frozen=True)
-class PARTOptions(TaskOptions):
+class PARTOptions(
+    TaskOptions,
+    paper="Ayoughi et al. 2025",
+    withheld="the grid, and all positions",
+    asked="how far one patch is from another",
+    papers=("ayoughi2025part",),
+    cost=(2.3, 0.8),
+):
     """Prediction of the translations between patches that are cut at random places, off any grid."""
 
     pairs: Size = option(
@@ -795,7 +929,14 @@ class PARTOptions(TaskOptions):
 
 
 @dataclass(frozen=True)
-class LOCAOptions(TaskOptions):
+class LOCAOptions(
+    TaskOptions,
+    paper="Caron et al. 2022",
+    withheld="a crop's positions, and most of its patches",
+    asked="where each patch is in another crop",
+    papers=("caron2022loca",),
+    cost=(1.4, 0.6),
+):
     """Location of the patches of a query crop, seen without positions, in a reference crop that a teacher sees."""
 
     mask_ratio: float = option(0.64, "fraction of the query's patches that is removed", least=0, below=1)
@@ -818,7 +959,14 @@ class LOCAOptions(TaskOptions):
 
 
 @dataclass(frozen=True)
-class NEPAOptions(TaskOptions):
+class NEPAOptions(
+    TaskOptions,
+    paper="NEPA 2025",
+    withheld="all later patches, in raster order",
+    asked="the next patch's embedding",
+    papers=("xu2025nepa",),
+    cost=(2.2, 0.8),
+):
     """Prediction of the embedding of the next patch, row by row, from the patches before it (causal attention)."""
 
     def refusals(self, g: Geometry) -> Iterator[tuple[bool, str]]:
@@ -826,7 +974,7 @@ class NEPAOptions(TaskOptions):
 
 
 @dataclass(frozen=True)
-class MixtureOptions(TaskOptions):
+class MixtureOptions(TaskOptions, paper="your own", withheld="any of these", asked="any of these, weighted"):
     """Composed task: any withholdings and any weighted questions."""
 
     withhold: dict[str, float] | Literal["auto"] = option(

@@ -9,7 +9,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from patchloom.evaluate.protocols.label_free import MEASURES
+from patchloom.options.protocols import PROTOCOLS
 from patchloom.recipes import recipe_named
+from patchloom.tasks import TASKS
 from patchloom.version import __version__
 
 _CVPR = "IEEE/CVF Conference on Computer Vision and Pattern Recognition (CVPR)"
@@ -296,25 +299,6 @@ PAPERS: dict[str, Paper] = {paper.key: paper for paper in _ALL}
 # Which papers were used.
 
 
-# papers of the tasks in `patchloom.tasks.TASKS`; a mixture has none of its own
-TASK_PAPERS: dict[str, tuple[str, ...]] = {
-    "mae": ("he2022mae",),
-    "crossmae": ("fu2024crossmae",),
-    "simmim": ("xie2022simmim",),
-    "droppos": ("wang2023droppos",),
-    "mp3": ("zhai2022mp3",),
-    "restore": ("tian2022beyond",),
-    "extrema": ("wu2023extrema",),
-    "lut": ("kim2024lut",),
-    "distill": ("fang2023eva",),
-    "latent": ("assran2023ijepa", "baevski2023data2vec2", "lowe2026bootleg"),
-    "diet": ("balestriero2023diet",),
-    "jigsaw": ("chen2022jigsaw",),
-    "part": ("ayoughi2025part",),
-    "loca": ("caron2022loca",),
-    "nepa": ("xu2025nepa",),
-    "mixture": (),
-}
 # papers of the recipes, by their ``paper`` up to the bracket
 RECIPE_PAPERS: dict[str, str] = {
     "Beyond Masking": "tian2022beyond",
@@ -332,25 +316,11 @@ RECIPE_PAPERS: dict[str, str] = {
     "SimMIM": "xie2022simmim",
     "data2vec 2.0": "baevski2023data2vec2",
 }
-# papers of a protocol as a whole
-PROTOCOL_PAPERS: dict[str, tuple[str, ...]] = {
-    "knn": ("wu2018instance",),
-    "attentive": ("psomas2025attention",),
-    "detect": ("li2022vitdet", "ren2015faster"),
-}
-# papers of a measure of the protocol label-free
-MEASURE_PAPERS: dict[str, str] = {
-    "RankMe": "garrido2023rankme",
-    "α-ReQ": "agrawal2022alphareq",
-    "LiDAR": "thilak2024lidar",
-    "IdEst": "mordacq2026idest",
-    "DSE": "dai2025dse",
-}
 
 
 def papers_of_task(task: str, recipe: str | None) -> list[Paper]:
     """Return the papers of a task: that of the ``recipe`` alone, if it is a paper of a task with several, else all."""
-    own = TASK_PAPERS.get(task, ())
+    own = TASKS[task].papers if task in TASKS else ()
     row = () if recipe is None else (RECIPE_PAPERS[recipe_named(recipe).paper.partition(" (")[0]],)
     keys = row if len(own) > 1 and row else dict.fromkeys((*own, *row))
     return [PAPERS[key] for key in keys]
@@ -363,13 +333,13 @@ def papers_of_encoder(model: str) -> list[Paper]:
 
 def papers_of_protocol(protocol: str, settings: Mapping[str, Any], measures: Iterable[str] = ()) -> list[Paper]:
     """Return the papers of a protocol with the ``settings`` of a result, and of the ``measures`` that it gave."""
-    keys = list(PROTOCOL_PAPERS.get(protocol, ()))
+    keys = list(PROTOCOLS[protocol].papers if protocol in PROTOCOLS else ())
     if protocol == "segment" and settings.get("head") == "upernet":
         keys.append("xiao2018upernet")
     if protocol == "detect" and settings.get("masks"):
         keys.append("he2017mask")
     if protocol == "label-free":
-        keys += [MEASURE_PAPERS[measure] for measure in measures if measure in MEASURE_PAPERS]
+        keys += [MEASURES[measure].paper for measure in measures if measure in MEASURES and MEASURES[measure].paper]
     return [PAPERS[key] for key in keys]
 
 

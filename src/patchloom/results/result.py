@@ -121,13 +121,19 @@ class Result:
 
     @staticmethod
     def of_means(
-        measure: str, encoder: str, protocol: str, settings: Mapping[str, Any], values: Sequence[float], unit: str = "%"
+        measure: str,
+        encoder: str,
+        protocol: str,
+        settings: Mapping[str, Any],
+        values: Sequence[float],
+        unit: str = "%",
+        groups: ArrayLike | None = None,
     ) -> Result:
-        """Return a mean over images (``values`` [n]) with Student's interval."""
-        low, high = mean_interval(values)
-        top, found = 1.0 if unit == "%" else math.inf, np.asarray(values, np.float64)
-        ends = max(0.0, low), min(top, high)
-        return Result(measure, float(found.mean()), *ends, len(found), encoder, protocol, settings, unit)
+        """Return a mean over images (``values`` [n]), perhaps in ``groups`` [n], with Student's interval."""
+        low, high = mean_interval(values, groups=groups)
+        ends = max(0.0, low), min(1.0 if unit == "%" else math.inf, high)
+        mean, count = float(np.mean(values, dtype=np.float64)), 0 if groups is None else len(np.unique(groups))
+        return Result(measure, mean, *ends, len(values), encoder, protocol, settings, unit, groups=count)
 
     @staticmethod
     def of_share(encoder: str, protocol: str, settings: Mapping[str, Any], value: float, n: int) -> Result:

@@ -104,7 +104,7 @@ class Checkpoints:
         """
         self.wait()
         self.check()
-        text, gpu = json.dumps(about), _gpu_of(tensors)
+        text, gpu = json.dumps(about), next((one.device for one in tensors.values() if one.is_cuda), None)
         if gpu is None:
             self._write(tensors, text)
             return
@@ -235,11 +235,6 @@ def tensors_of(task: nn.Module, optimizer: torch.optim.Optimizer, wanted: bool =
         if isinstance(value, DTensor):
             value.full_tensor()  # all processes gather it
     return {}
-
-
-def _gpu_of(tensors: Mapping[str, Tensor]) -> torch.device | None:
-    """Return the GPU on which some of the tensors are; None if all are on the CPU."""
-    return next((one.device for one in tensors.values() if one.is_cuda), None)
 
 
 def _fit_twice(tensors: Iterable[Tensor]) -> bool:

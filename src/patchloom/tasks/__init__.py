@@ -1,4 +1,4 @@
-"""Pretext tasks: one module per paper; ``TASKS`` has one entry per task.
+"""Pretext tasks: one module per paper; `patchloom.options.tasks` declares them.
 
 The classes are imported when they are first used, as in ``from patchloom.tasks import DropPos``.
 """
@@ -8,230 +8,50 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from patchloom.errors import PatchloomError, check_type, hint_of, listing, suggestion
 from patchloom.options.declare import AUTO, filled_task
 from patchloom.options.messages import unknown_option_error
-from patchloom.options.tasks import (
-    CrossMAEOptions,
-    DIETOptions,
-    DistillOptions,
-    DropPosOptions,
-    ExtreMAOptions,
-    JigsawOptions,
-    LatentOptions,
-    LOCAOptions,
-    LUTOptions,
-    MAEOptions,
-    MixtureOptions,
-    MP3Options,
-    NEPAOptions,
-    PARTOptions,
-    RestoreOptions,
-    SimMIMOptions,
-)
+from patchloom.options.tasks import TASKS, Entry
 from patchloom.tasks.custom import full_name, is_code, label, load
 
 if TYPE_CHECKING:
     from patchloom.nets.swin import Encoder
-    from patchloom.tasks.crossmae import CrossMAE
-    from patchloom.tasks.diet import DIET
-    from patchloom.tasks.distill import Distill
-    from patchloom.tasks.droppos import DropPos
-    from patchloom.tasks.extrema import ExtreMA
-    from patchloom.tasks.jigsaw import Jigsaw
-    from patchloom.tasks.latent import Latent
-    from patchloom.tasks.loca import LOCA
-    from patchloom.tasks.lut import LUT
-    from patchloom.tasks.mae import MAE
-    from patchloom.tasks.mixture import Mixture
-    from patchloom.tasks.mp3 import MP3
-    from patchloom.tasks.nepa import NEPA
-    from patchloom.tasks.part import PART
-    from patchloom.tasks.restore import Restore
-    from patchloom.tasks.simmim import SimMIM
+    from patchloom.tasks.crossmae import CrossMAE as CrossMAE
+    from patchloom.tasks.diet import DIET as DIET
+    from patchloom.tasks.distill import Distill as Distill
+    from patchloom.tasks.droppos import DropPos as DropPos
+    from patchloom.tasks.extrema import ExtreMA as ExtreMA
+    from patchloom.tasks.jigsaw import Jigsaw as Jigsaw
+    from patchloom.tasks.latent import Latent as Latent
+    from patchloom.tasks.loca import LOCA as LOCA
+    from patchloom.tasks.lut import LUT as LUT
+    from patchloom.tasks.mae import MAE as MAE
+    from patchloom.tasks.mixture import Mixture as Mixture
+    from patchloom.tasks.mp3 import MP3 as MP3
+    from patchloom.tasks.nepa import NEPA as NEPA
+    from patchloom.tasks.part import PART as PART
+    from patchloom.tasks.restore import Restore as Restore
+    from patchloom.tasks.simmim import SimMIM as SimMIM
     from patchloom.tasks.task import Task
 
 __all__ = [
     "AUTO",
-    "DIET",
-    "LOCA",
-    "LUT",
-    "MAE",
-    "MP3",
-    "NEPA",
-    "PART",
     "TASKS",
-    "CrossMAE",
-    "Distill",
-    "DropPos",
     "Entry",
-    "ExtreMA",
-    "Jigsaw",
-    "Latent",
-    "Mixture",
-    "Restore",
-    "SimMIM",
     "Task",
     "build_task",
     "check_step_size",
-    "data_defaults",
     "encoder_defaults",
     "images_needed",
     "ready_tasks",
     "task_class",
     "task_name",
-    "training_defaults",
-    "updates_needed",
     "usual_task",
     "with_defaults",
+    *(entry.path.rpartition(".")[2] for entry in TASKS.values()),
 ]
-
-
-class Entry(NamedTuple):
-    """Registry entry of a task.
-
-    Attributes:
-        path: import path of the class; a string, so that listing the tasks does not import torch.
-        options: dataclass that declares the options; None for a class whose signature has them.
-        paper: authors and year.
-        withheld: what the encoder does not see.
-        asked: what has to be predicted.
-        cost: time of a step relative to MAE's, in bfloat16 on a CPU (`benchmarks/step_time.py tasks`): for nano with
-            96 pixels and patches of 8, and for ViT-S/16 with 224 pixels; None if it depends on the options.
-        needs: the required option, "" if there is none.
-    """
-
-    path: str
-    options: type | None = None
-    paper: str = ""
-    withheld: str = ""
-    asked: str = ""
-    cost: tuple[float, float] | None = None
-    needs: str = ""
-
-
-TASKS = {
-    "mae": Entry(
-        "patchloom.tasks.mae.MAE", MAEOptions, "He et al. 2022", "patches (removed)", "their pixels", (1.0, 1.0)
-    ),
-    "crossmae": Entry(
-        "patchloom.tasks.crossmae.CrossMAE",
-        CrossMAEOptions,
-        "Fu et al. 2024",
-        "patches (removed)",
-        "the pixels of a third of them",
-        (0.6, 0.6),
-    ),
-    "simmim": Entry(
-        "patchloom.tasks.simmim.SimMIM",
-        SimMIMOptions,
-        "Xie et al. 2022",
-        "patches (a mask token instead)",
-        "their pixels",
-        (1.6, 0.7),
-    ),
-    "droppos": Entry(
-        "patchloom.tasks.droppos.DropPos",
-        DropPosOptions,
-        "Wang et al. 2023",
-        "patches, and most visible patches' positions",
-        "where each visible patch was",
-        (1.1, 0.5),
-    ),
-    "mp3": Entry(
-        "patchloom.tasks.mp3.MP3",
-        MP3Options,
-        "Zhai et al. 2022",
-        "positions, and most keys and values",
-        "where every patch was",
-        (1.3, 0.6),
-    ),
-    "restore": Entry(
-        "patchloom.tasks.restore.Restore",
-        RestoreOptions,
-        "Tian et al. 2022",
-        "surroundings, geometry, sharpness or colour, and patches",
-        "the original pixels",
-        (1.5, 0.5),
-    ),
-    "extrema": Entry(
-        "patchloom.tasks.extrema.ExtreMA",
-        ExtreMAOptions,
-        "Wu et al. 2023",
-        "almost all patches, several times over",
-        "agreement with a teacher that sees all",
-        (2.0, 0.9),
-    ),
-    "lut": Entry(
-        "patchloom.tasks.lut.LUT",
-        LUTOptions,
-        "Kim et al. 2024",
-        "patches, in two disjoint parts",
-        "pixels, and agreement on the other view",
-        (2.7, 1.6),
-    ),
-    "distill": Entry(
-        "patchloom.tasks.distill.Distill",
-        DistillOptions,
-        "Fang et al. 2023",
-        "patches (a mask token instead)",
-        "a frozen model's features of them",
-        needs="features_of",
-    ),
-    "latent": Entry(
-        "patchloom.tasks.latent.Latent",
-        LatentOptions,
-        "I-JEPA, data2vec 2.0, Bootleg",
-        "patches (removed)",
-        "a teacher's hidden layers there",
-        (2.0, 1.1),
-    ),
-    "diet": Entry(
-        "patchloom.tasks.diet.DIET",
-        DIETOptions,
-        "Balestriero 2023",
-        "surroundings and colours, by a random view",
-        "which training image it is",
-        (1.9, 0.8),
-    ),
-    "jigsaw": Entry(
-        "patchloom.tasks.jigsaw.Jigsaw",
-        JigsawOptions,
-        "Chen et al. 2022",
-        "half of the patches, and all positions",
-        "where each visible patch was",
-        (0.9, 0.4),
-    ),
-    "part": Entry(
-        "patchloom.tasks.part.PART",
-        PARTOptions,
-        "Ayoughi et al. 2025",
-        "the grid, and all positions",
-        "how far one patch is from another",
-        (2.3, 0.8),
-    ),
-    "loca": Entry(
-        "patchloom.tasks.loca.LOCA",
-        LOCAOptions,
-        "Caron et al. 2022",
-        "a crop's positions, and most of its patches",
-        "where each patch is in another crop",
-        (1.4, 0.6),
-    ),
-    "nepa": Entry(
-        "patchloom.tasks.nepa.NEPA",
-        NEPAOptions,
-        "NEPA 2025",
-        "all later patches, in raster order",
-        "the next patch's embedding",
-        (2.2, 0.8),
-    ),
-    "mixture": Entry(
-        "patchloom.tasks.mixture.Mixture", MixtureOptions, "your own", "any of these", "any of these, weighted"
-    ),
-}
 
 
 def ready_tasks() -> list[str]:
@@ -281,9 +101,8 @@ def with_defaults(task: Mapping[str, Any]) -> dict[str, Any]:
     if "name" not in task:
         raise PatchloomError(f"the task has no name: give name, one of {', '.join(TASKS)}, beside its options")
     name, given = task["name"], {option: value for option, value in task.items() if option != "name"}
-    kind = TASKS[name].options if name in TASKS else None
-    if kind is not None:
-        return {"name": name} | vars(filled_task(kind, given))
+    if name in TASKS:
+        return {"name": name} | vars(filled_task(TASKS[name].options, given))
     cls = task_class(name)
     parameters = {name: one for name, one in inspect.signature(cls).parameters.items() if name != "encoder"}
     hints = get_type_hints(cls.__init__)
@@ -300,24 +119,6 @@ def encoder_defaults(task: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
     """Return the encoder settings that ``task`` (``name`` and options) uses unless the user sets them, with reasons."""
     options = with_defaults(task)
     return task_class(options.pop("name")).encoder_defaults(options)
-
-
-def updates_needed(task: Mapping[str, Any]) -> tuple[int, str]:
-    """Return the number of updates that ``task`` (``name`` and options) should train for, with the reason."""
-    options = with_defaults(task)
-    return task_class(options.pop("name")).updates_needed(options)
-
-
-def training_defaults(task: Mapping[str, Any], updates: int) -> dict[str, tuple[Any, str]]:
-    """Return the settings that ``task`` uses in a training of ``updates`` unless the user sets them, with reasons."""
-    options = with_defaults(task)
-    return task_class(options.pop("name")).training_defaults(options, updates)
-
-
-def data_defaults(task: Mapping[str, Any], n: int, noun: str) -> dict[str, tuple[Any, str]]:
-    """Return options that ``task`` (``name`` and options) takes from a training set of ``n`` images, with reasons."""
-    options = with_defaults(task)
-    return task_class(options.pop("name")).data_defaults(options, n, noun)
 
 
 def images_needed(task: Mapping[str, Any]) -> tuple[int, str]:

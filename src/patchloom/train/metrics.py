@@ -525,7 +525,7 @@ class MetricsLog:
         self.reporter.flash(f"measuring on {len(self.validation.held_out):,} images")
         self.measure, columns = self.validation.run(self.stepper.fabric.device, self.stepper.autocast, first=first)
         state.measured, self._measured_at = self.measure.result, state.step
-        state.results[str(state.step)] = each_result(self.measure)
+        state.results[str(state.step)] = [float(f"{value:.6g}") for value in self.measure.values.tolist()]
         if self.settings.patience is not None:
             state.best.compare(state.step, self.measure, self.stepper.task)
         if not first:  # the first one takes longer
@@ -552,8 +552,3 @@ def _losses(means: Mapping[str, float]) -> str:
         return "all updates skipped"
     anchored = f", cosine to the start {means['anchor_cosine']:.3f}" if "anchor_cosine" in means else ""
     return f"loss {means['loss']:.4f}{anchored}"
-
-
-def each_result(measure: Measure) -> list[float]:
-    """Return the result of a measure on each held-out image, rounded to six digits for checkpoints."""
-    return [float(f"{value:.6g}") for value in measure.values.tolist()]

@@ -30,14 +30,7 @@ from patchloom.system.device import (
     choose_workers,
     cores,
 )
-from patchloom.tasks import (
-    check_step_size,
-    data_defaults,
-    encoder_defaults,
-    task_class,
-    training_defaults,
-    updates_needed,
-)
+from patchloom.tasks import check_step_size, task_class, with_defaults
 from patchloom.tasks.custom import label
 
 # Defaults by device.
@@ -133,7 +126,9 @@ def resolve(
     modality = stats.modality
     auto("channels", channels, f"as the {modality.noun}")
     swin = swin_sizes(settings.model.get("name", "auto"), settings.model)
-    task_class(settings.task["name"]).refuse_swin(swin is not None)
+    asked = with_defaults(settings.task)
+    task = task_class(asked.pop("name"))
+    task.refuse_swin(swin is not None)
     if swin is not None:
         for name, value, why in _of_swin(device, min(stats.height, stats.width), settings, *swin):
             auto(name, value, why)
@@ -159,7 +154,7 @@ def resolve(
         chosen["crop_scale"] = _USUAL_SCALE
     rows, columns = to_pair(patch)
     auto("model", *_model(device, (h // rows) * (w // columns), modality.noun))
-    defaults = encoder_defaults(settings.task)
+    defaults = task.encoder_defaults(asked)
     usual = ("sincos", "as in the papers") if swin is None else ("none", "a Swin has relative positions")
     positions = defaults.get("positions", usual)
     if rotary := rotates(chosen.get("model", settings.model)["name"]):
@@ -173,7 +168,7 @@ def resolve(
     epochs = min(_MAX_EPOCHS, max(10, round(samples / n))) if settings.epochs == "auto" else settings.epochs
     batch = auto(
         "batch_size",
-        *_batch(device, n, world, n * epochs / settings.accumulate, updates_needed(settings.task), modality.noun),
+        *_batch(device, n, world, n * epochs / settings.accumulate, task.updates_needed(asked), modality.noun),
     )
     check_step_size(settings.task, batch, n)
     share_of_batch(batch, n, world)
@@ -182,7 +177,7 @@ def resolve(
         chosen["devices"] = here.processes
     epochs = auto("epochs", epochs, f"{round(n * epochs):,} samples in all from {n:,} training {modality.noun}")
     updates = max(1, steps_of(epochs, n, batch) // settings.accumulate)
-    wanted = training_defaults(settings.task, updates) | data_defaults(settings.task, n, modality.noun)
+    wanted = task.training_defaults(asked, updates) | task.data_defaults(asked, n, modality.noun)
     auto("weight_decay", *wanted.get("weight_decay", (0.05, "as MAE's")))
     scratch = _blr(chosen.get("model", settings.model)["name"], min(batch, n) * settings.accumulate, swin is not None)
     for name, value, why in _adaptation(settings, *scratch):

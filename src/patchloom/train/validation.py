@@ -37,7 +37,6 @@ from patchloom.options.evaluate import Precision
 from patchloom.questions.collapse import centred_rank, deviation, distance_from_mean, effective_rank, output_spread
 from patchloom.questions.question import Measure
 from patchloom.results.claims import START
-from patchloom.results.result import Result
 from patchloom.runs.settings import ResolvedSettings
 from patchloom.system.device import float32_products
 from patchloom.system.distributed import gathered_weights, without_collectives
@@ -192,7 +191,8 @@ class Validation:
 
         The pooling "instance" needs a ``head``.
         """
-        pooling, poolings = instance_pooling(self.task), {"knn": "mean"}
+        stems = (str(module.pooling) for module in self.task.extra_modules().values() if module.use == "stem")
+        pooling, poolings = next(stems, "mean"), {"knn": "mean"}  # the pooling before a projection (ExtreMA Figs. 4-5)
         if pooling != "mean" and (head is not None or pooling != "instance"):
             poolings["instance_knn"] = pooling
         use_kernels(vit, self.kernels)  # those of the task's encoder, also for its controls
@@ -256,23 +256,14 @@ def _columns(measure: Measure) -> dict[str, float]:
     """Return the columns of a measure of the task."""
     result = measure.result
     row = {"held_out": result.value} | {f"baseline:{one.name}": one.value for one in result.baselines}
-    row |= _share_columns(result.to_beat.share)
+    share = result.to_beat.share
+    columns = {"share": share.value, "share:low": share.low, "share:high": share.high}
+    row |= {name: value for name, value in columns.items() if math.isfinite(value)}  # too few images have none
     row |= {f"held_out:{name}": values.mean().item() for name, values in measure.details.items()}
     return row | {f"teacher:{name}": value for name, value in result.also.items()}
-
-
-def _share_columns(share: Result) -> dict[str, float]:
-    """Return the columns of a share of the way and its interval; {} for too few images."""
-    columns = {"share": share.value, "share:low": share.low, "share:high": share.high}
-    return {name: value for name, value in columns.items() if math.isfinite(value)}
 
 
 def instance_head(task: Task) -> InstanceHead | None:
     """Return the task's head that pools an image, if it has one."""
     found = next((module for module in task.extra_modules().values() if module.use == "pooling"), None)
     return cast(InstanceHead | None, found)
-
-
-def instance_pooling(task: Task) -> str:
-    """Return the pooling before a task's projection (ExtreMA Figs. 4-5), else "mean"."""
-    return str(next((module.pooling for module in task.extra_modules().values() if module.use == "stem"), "mean"))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from abc import abstractmethod
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -12,8 +13,8 @@ import numpy as np
 from torch import Tensor
 
 from patchloom.audio.config import Sound
-from patchloom.audio.decode import read_recording
-from patchloom.data.decode import read_image
+from patchloom.audio.decode import decode_recording, read_recording
+from patchloom.data.decode import decode_image, read_image
 from patchloom.data.duplicates import contents_on_disc, pieces_of_file
 from patchloom.data.source import Source, digest, stamp_of_files
 
@@ -67,8 +68,30 @@ class PackedStrings(Sequence[str]):
         )
 
 
-class Files(Source):
-    """Files of images, or of recordings.
+class EncodedFiles(Source):
+    """Source of encoded files of images, or of recordings: a path or the bytes of each is what it stores."""
+
+    @abstractmethod
+    def stored(self, i: int) -> Path | bytes:
+        """Return the path of the file of image i, or the bytes of that file; see `Source.stored`."""
+
+    def read(self, i: int) -> Tensor:
+        stored = self.stored(i)
+        if self.sound is None:
+            return decode_image(stored, self.describe(i)) if isinstance(stored, bytes) else read_image(stored)
+        rate, name = self.sound.rate, self.describe(i)
+        return decode_recording(stored, name, rate) if isinstance(stored, bytes) else read_recording(stored, rate)
+
+    def contents(self, chosen: np.ndarray | None = None) -> np.ndarray | None:
+        return contents_on_disc(self, self._pieces, chosen)
+
+    def _pieces(self, i: int) -> Iterable[bytes]:
+        stored = self.stored(i)
+        return [stored] if isinstance(stored, bytes) else pieces_of_file(stored)
+
+
+class Files(EncodedFiles):
+    """Files of images, or of recordings, by their paths.
 
     Args:
         name: name as the user typed it.
@@ -100,13 +123,6 @@ class Files(Source):
 
     def __len__(self) -> int:
         return len(self.paths)
-
-    def read(self, i: int) -> Tensor:
-        path = self.root / self.paths[i]
-        return read_image(path) if self.sound is None else read_recording(path, self.sound.rate)
-
-    def contents(self, chosen: np.ndarray | None = None) -> np.ndarray:
-        return contents_on_disc(self, lambda i: pieces_of_file(self._place(self.paths[i])), chosen)
 
     def describe(self, i: int) -> str:
         return str(self.root / self.paths[i])

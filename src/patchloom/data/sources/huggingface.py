@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import Tensor
 
 from patchloom.audio.config import Sound
-from patchloom.audio.decode import decode_recording, read_recording, soundfile
-from patchloom.data.decode import Unreadable, decode_image, read_image
-from patchloom.data.duplicates import contents_on_disc, pieces_of_file
+from patchloom.audio.decode import soundfile
+from patchloom.data.decode import Unreadable
 from patchloom.data.notes import note_on_splits
-from patchloom.data.source import Data, Source, digest, in_classes, stamp_of_files
-from patchloom.data.sources.files import Files
+from patchloom.data.source import Data, digest, in_classes, stamp_of_files
+from patchloom.data.sources.files import EncodedFiles, Files
 from patchloom.data.sources.names import choose_splits
 from patchloom.data.sources.urls import error_line
 from patchloom.errors import PatchloomError, pip_install
@@ -31,7 +29,7 @@ _SAVED = ("dataset_dict.json", "state.json")
 _CONFIGURED = ("README.md", ".huggingface.yaml")  # files in which the library looks for addresses
 
 
-class Hub(Source):
+class Hub(EncodedFiles):
     """Images of one split of a map-style data set, or, if it has none, its recordings.
 
     Args:
@@ -68,20 +66,6 @@ class Hub(Source):
 
     def __len__(self) -> int:
         return len(self.images)
-
-    def read(self, i: int) -> Tensor:
-        stored = self.stored(i)
-        if self.sound is not None:
-            rate, name = self.sound.rate, self.describe(i)
-            return decode_recording(stored, name, rate) if isinstance(stored, bytes) else read_recording(stored, rate)
-        return decode_image(stored, self.describe(i)) if isinstance(stored, bytes) else read_image(stored)
-
-    def contents(self, chosen: np.ndarray | None = None) -> np.ndarray:
-        return contents_on_disc(self, self._pieces, chosen)
-
-    def _pieces(self, i: int) -> Iterable[bytes]:
-        stored = self.stored(i)
-        return [stored] if isinstance(stored, bytes) else pieces_of_file(stored)
 
     def stored(self, i: int) -> Path | bytes:
         try:

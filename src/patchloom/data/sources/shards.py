@@ -27,13 +27,11 @@ from typing import BinaryIO
 
 import numpy as np
 from filelock import FileLock
-from torch import Tensor
 
-from patchloom.data.decode import IMAGE_SUFFIXES, Unreadable, decode_image
-from patchloom.data.duplicates import contents_on_disc
+from patchloom.data.decode import IMAGE_SUFFIXES, Unreadable
 from patchloom.data.notes import count_of, note_on_splits
-from patchloom.data.source import Data, Source, digest, in_classes, number_words
-from patchloom.data.sources.files import Files, PackedStrings
+from patchloom.data.source import Data, digest, in_classes, number_words
+from patchloom.data.sources.files import EncodedFiles, Files, PackedStrings
 from patchloom.data.sources.names import choose_splits, in_foreign, is_foreign, split_of
 from patchloom.data.sources.urls import PIPE, Shard, addresses_of, connect, error_line, is_address, stat_shards
 from patchloom.data.workers import in_threads
@@ -327,7 +325,7 @@ def _label(file: BinaryIO, members: list[tarfile.TarInfo]) -> str | None:
 WINDOW = 8  # number of shards whose images are mixed at any time
 
 
-class Shards(Source):
+class Shards(EncodedFiles):
     """Images in tar files.
 
     Args:
@@ -355,7 +353,7 @@ class Shards(Source):
     def __len__(self) -> int:
         return len(self.at)
 
-    def read(self, i: int) -> Tensor:
+    def stored(self, i: int) -> bytes:
         number, start, size = self.at[i].tolist()
         try:
             content = read_range(self.shards[number], start, size)
@@ -363,7 +361,7 @@ class Shards(Source):
             raise Unreadable(f"{self.describe(i)}: {error}") from error
         if len(content) < size:
             raise Unreadable(f"{self.describe(i)} cannot be read as an image: its shard was cut off")
-        return decode_image(content, self.describe(i))
+        return content
 
     def order(self, rng: np.random.Generator, chosen: np.ndarray | None = None) -> np.ndarray:
         """Draw shards in random order, with the images of each spread over the span of `WINDOW` shards.
@@ -378,11 +376,7 @@ class Shards(Source):
 
     def contents(self, chosen: np.ndarray | None = None) -> np.ndarray | None:
         """Return hashes of the images' bytes in the shards; None if shards would have to be fetched."""
-        return contents_on_disc(self, self._pieces, chosen) if all(shard.local for shard in self.shards) else None
-
-    def _pieces(self, i: int) -> list[bytes]:
-        number, start, size = self.at[i].tolist()
-        return [read_range(self.shards[number], start, size)]
+        return super().contents(chosen) if all(shard.local for shard in self.shards) else None
 
     def describe(self, i: int) -> str:
         return f"{self.shards[self.at[i, 0]].address}:{self.names[i]}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
 from pathlib import Path
@@ -29,10 +30,6 @@ from patchloom.runs.encoder import encoder_place
 from patchloom.system.device import float32_products
 from patchloom.system.distributed import explain_peer_death
 
-# protocols with training steps, which processes can share
-_TRAIN = ("finetune", "linear", "attentive", "blocks", "few-shot", "keywords", "segment", "detect")
-_OWN_NETWORK = ("positions", "ensemble")  # a task's decoder, and fine-tuned classifiers
-
 
 def protocol_of(name: str) -> tuple[Callable[[Any, DataLike, EvalSettings, Any], Evaluation], dict[str, Any]]:
     """Return the function of a protocol, and options from its name: ``blocks:2`` means blocks with count=2.
@@ -42,46 +39,13 @@ def protocol_of(name: str) -> tuple[Callable[[Any, DataLike, EvalSettings, Any],
     plain, _, number = name.partition(":")
     if plain not in PROTOCOLS or (number and (plain != "blocks" or not number.isdigit())):
         raise PatchloomError(f"there is no protocol {name}{suggestion(plain, PROTOCOLS)} Choose {listing(PROTOCOLS)}.")
-    function: Callable[[Any, DataLike, EvalSettings, Any], Evaluation]
-    match plain:
-        case "knn":
-            from patchloom.evaluate.protocols.knn import knn as function
-        case "linear":
-            from patchloom.evaluate.protocols.linear import linear as function
-        case "attentive":
-            from patchloom.evaluate.protocols.attentive import attentive as function
-        case "regress":
-            from patchloom.evaluate.protocols.regress import regress as function
-        case "positions":
-            from patchloom.evaluate.protocols.positions import positions as function
-        case "position-sensitivity":
-            from patchloom.evaluate.protocols.positions import position_sensitivity as function
-        case "order":
-            from patchloom.evaluate.protocols.positions import order as function
-        case "label-free":
-            from patchloom.evaluate.protocols.label_free import label_free as function
-        case "layers":
-            from patchloom.evaluate.protocols.knn import layers as function
-        case "finetune":
-            from patchloom.evaluate.protocols.finetune import finetune as function
-        case "blocks":
-            from patchloom.evaluate.protocols.finetune import blocks as function
-        case "few-shot":
-            from patchloom.evaluate.protocols.fewshot import fewshot as function
-        case "keywords":
-            from patchloom.evaluate.protocols.keywords import keywords as function
-        case "ensemble":
-            from patchloom.evaluate.protocols.finetune import ensemble as function
-        case "segment":
-            from patchloom.dense.segment import segment as function
-        case "detect":
-            from patchloom.dense.detect import detect as function
-    return function, {"count": int(number)} if number else {}
+    module, _, function = PROTOCOLS[plain].path.rpartition(".")
+    return getattr(importlib.import_module(module), function), {"count": int(number)} if number else {}
 
 
 def _split(protocol: str, given: dict[str, Any]) -> tuple[EvalSettings, Any]:
     """Return the common settings and the protocol's own options, checked."""
-    kind, there = PROTOCOLS[protocol.partition(":")[0]], f"patchloom evaluate {protocol} --help all lists them"
+    kind, there = PROTOCOLS[protocol.partition(":")[0]].options, f"patchloom evaluate {protocol} --help all lists them"
     common = [one.name for one in fields(EvalSettings)]
     known = [*(one.name for one in fields(kind)), *common]
     for name in given:
@@ -126,13 +90,14 @@ def evaluate(
         PatchloomError: unknown protocol, option, encoder or data, or invalid values.
     """
     function, given = protocol_of(protocol)
+    declaration = PROTOCOLS[protocol.partition(":")[0]]
     settings, chosen = _split(protocol, {**options, **given})
     run = encoder_place(run, mean, std)
     check_model(run, settings.model)
-    if settings.network is not None and protocol in _OWN_NETWORK:
+    if settings.network is not None and declaration.own_network:
         raise PatchloomError(f"{protocol} is of the networks that were trained for it: leave out --network")
     place, before = None, list[Result]()
-    if protocol.partition(":")[0] not in _TRAIN:
+    if not declaration.trains:
         share_nothing(settings, protocol)
     if not has_no_folder(run) and Path(run).is_dir() and is_first():
         place = Path(run)

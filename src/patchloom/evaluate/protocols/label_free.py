@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -61,17 +62,19 @@ def label_free(run: str | Path, data: DataLike, settings: EvalSettings, options:
     size, cropped = input_size(vit), source.modality.resizable
     ours = extract_label_free(card.name, vit, card, source, settings)
     rows = [rows_from_features(card.name, ours)]
-    for one in subjects.controls:
-        found = extract_label_free(one.name, one.vit, one.card, source, settings)
-        rows.append(rows_from_features(one.name, found))
+    rows += [
+        rows_from_features(one.name, extract_label_free(one.name, one.vit, one.card, source, settings))
+        for one in subjects.controls
+    ]
     if cropped:
         name = card.modality.raw
         rows.append(rows_from_features(name, extract_label_free_pixels(name, size, card, source, settings)))
-    measured = {row.measure for row in rows[0]}
+    measured = [row.measure for row in rows[0]]
     measure = next(one for one in (own_crop(AREAS[-1]), overlap_measure(SHARES[1]), RANKME) if one in measured)
     quoted = tuple(row for each in rows for row in each if row.measure == measure)
-    by_chance = [_exact(CHANCE, own_crop(area), 1 / ours.n) for area in ours.pairs]
-    by_chance += [_exact(CHANCE, overlap_measure(share), NEIGHBOUR_COUNT / (ours.n - 1)) for share in ours.parts]
+    by_chance = [
+        Result.exact(one, CHANCE, PROTOCOL, {}, chance(ours.n)) for one in measured if (chance := MEASURES[one].chance)
+    ]
     title, against = f"{measure[0].upper()}{measure[1:]}", listing([as_control(row) for row in quoted[1:]], "and")
     report = Evaluation.of_test(
         source,
@@ -645,7 +648,6 @@ NEIGHBOUR_COUNT = 10
 RANKME, ALPHA, LIDAR, IDEST = "RankMe", "α-ReQ", "LiDAR", "IdEst"
 DSE, SEPARATION, DENSE_DIMENSIONS = "DSE", "DSE: separation", "DSE: dimensions"
 CHANCE = "chance"
-_DIMENSIONS = "dimensions"
 
 
 def own_crop(area: float) -> str:
@@ -658,11 +660,58 @@ def overlap_measure(share: float) -> str:
     return f"neighbours at {100 * share:g} %"
 
 
-MEASURES = (
-    *(RANKME, ALPHA, LIDAR, IDEST, DSE, SEPARATION, DENSE_DIMENSIONS),
-    *map(own_crop, AREAS),
-    *map(overlap_measure, SHARES),
-)
+class Measure(NamedTuple):
+    """Measure without labels, a row of the table ``MEASURES``.
+
+    Attributes:
+        unit: its unit, "" without one.
+        paper: key of its paper in `patchloom.report.papers.PAPERS`; "" without one.
+        of: function from the features to a number, or to the outcome of each image; None if they lack what it needs.
+        chance: function from the number of images to its value for features that know nothing.
+    """
+
+    unit: str
+    paper: str
+    of: Callable[[LabelFreeFeatures], float | Tensor | None]
+    chance: Callable[[int], float] | None = None
+
+
+def _alpha(found: LabelFreeFeatures) -> float | None:
+    wide = found.whole is not None and min(found.n - 1, found.whole.shape[1]) >= LEAST_WIDTH
+    return alpha_req(found.whole) if wide and found.whole is not None else None
+
+
+def _dimension(found: LabelFreeFeatures) -> float | None:
+    order = torch.randperm(found.n, generator=torch.Generator().manual_seed(found.seed))
+    dimension = math.inf if found.whole is None else id_est(found.whole, order)
+    return dimension if math.isfinite(dimension) else None
+
+
+def _own_crop(area: float, found: LabelFreeFeatures) -> Tensor | None:
+    return own_crop_found(*found.pairs[area]) if area in found.pairs else None
+
+
+def _overlap(share: float, found: LabelFreeFeatures) -> Tensor | None:
+    part = found.parts.get(share)
+    return None if found.whole is None or part is None else neighbour_overlap(found.whole, part, NEIGHBOUR_COUNT)
+
+
+MEASURES = {
+    RANKME: Measure(
+        "dimensions", "garrido2023rankme", lambda found: None if found.whole is None else rankme(found.whole)
+    ),
+    ALPHA: Measure("", "agrawal2022alphareq", _alpha),
+    LIDAR: Measure("dimensions", "thilak2024lidar", lambda found: None if found.many is None else lidar(found.many)),
+    IDEST: Measure("dimensions", "mordacq2026idest", _dimension),
+    DSE: Measure("", "dai2025dse", lambda found: None if found.dense is None else found.dense.dse),
+    SEPARATION: Measure("", "", lambda found: None if found.dense is None else found.dense.separation),
+    DENSE_DIMENSIONS: Measure("", "", lambda found: None if found.dense is None else found.dense.dimensions),
+    **{own_crop(area): Measure("%", "", partial(_own_crop, area), lambda n: 1 / n) for area in AREAS},
+    **{
+        overlap_measure(share): Measure("%", "", partial(_overlap, share), lambda n: NEIGHBOUR_COUNT / (n - 1))
+        for share in SHARES
+    },
+}
 
 
 def label_free_rows(
@@ -690,28 +739,14 @@ def label_free_rows(
 def rows_from_features(name: str, found: LabelFreeFeatures) -> list[Result]:
     """Return the rows for features of the images; raw pixels have those of crops only."""
     rows: list[Result] = []
-    if found.whole is not None:
-        rows.append(_exact(name, RANKME, rankme(found.whole), _DIMENSIONS))
-        if min(found.n - 1, found.whole.shape[1]) >= LEAST_WIDTH:
-            rows.append(_exact(name, ALPHA, alpha_req(found.whole), ""))
-    if found.many is not None:
-        rows.append(_exact(name, LIDAR, lidar(found.many), _DIMENSIONS))
-    if found.whole is not None:
-        order = torch.randperm(found.n, generator=torch.Generator().manual_seed(found.seed))
-        dimension = id_est(found.whole, order)
-        if math.isfinite(dimension):
-            rows.append(_exact(name, IDEST, dimension, _DIMENSIONS))
-    if found.dense is not None:
-        parts = {DSE: found.dense.dse, SEPARATION: found.dense.separation, DENSE_DIMENSIONS: found.dense.dimensions}
-        rows += [_exact(name, measure, value, "") for measure, value in parts.items()]
-    for area, pair in found.pairs.items():
-        rows.append(Result.of_images(name, PROTOCOL, {}, own_crop_found(*pair), measure=own_crop(area)))
-    if found.whole is not None:
-        for share, part in found.parts.items():
-            shares = neighbour_overlap(found.whole, part, NEIGHBOUR_COUNT).tolist()
-            rows.append(Result.of_means(overlap_measure(share), name, PROTOCOL, {}, shares))
+    for measure, (unit, _, of, _) in MEASURES.items():
+        match of(found):
+            case None:
+                continue
+            case Tensor() as each if each.dtype == torch.bool:
+                rows.append(Result.of_images(name, PROTOCOL, {}, each, measure=measure))
+            case Tensor() as each:
+                rows.append(Result.of_means(measure, name, PROTOCOL, {}, each.tolist()))
+            case value:
+                rows.append(Result.exact(measure, name, PROTOCOL, {}, value, unit))
     return rows
-
-
-def _exact(name: str, measure: str, value: float, unit: str = "%") -> Result:
-    return Result.exact(measure, name, PROTOCOL, {}, value, unit)
