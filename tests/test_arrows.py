@@ -32,7 +32,7 @@ MAY = {
     "distill": {"nets", "data", "runs", "evaluate", "train"},
     "compare": {"nets", "data", "tasks", "recipes", "runs", "loggers", "evaluate", "train", "report", "options"},
     "bench": {"nets", "data", "tasks", "runs", "train"},
-    "check": {"data", "tasks", "runs", "train", "bench"},
+    "check": {"data", "tasks", "runs", "look", "train", "bench"},
     "options": {"data", "tasks", "recipes", "loggers"},
     "cli": {
         *("tasks", "recipes", "train", "evaluate", "export", "dense", "look", "report", "bench", "check", "compare"),
