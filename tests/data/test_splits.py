@@ -137,6 +137,13 @@ def test_groups_are_drawn_in_proportion_to_their_labels():
         assert np.bincount(labels[pick_groups(labels, groups, 50, seed)]).tolist() in ([25, 25], [30, 20], [20, 30])
 
 
+def test_groups_with_some_images_of_a_rare_class_are_drawn_in_proportion():
+    labels, groups = np.zeros((20, 8), np.int64), np.repeat(np.arange(20), 8)
+    labels[::3, 3:5] = 1  # 7 of 20 patients, in 2 of 8 images each
+    for seed in range(10):
+        assert labels.ravel()[pick_groups(labels.ravel(), groups, 32, seed)].sum() in (2, 4)
+
+
 @pytest.mark.parametrize(
     "classes", [[0, 0, 0, 1, 1, 1], [0, 0, 1, 1], [0, 1, 2, 0, 1, 2, 0, 1, 2], [1, 0, 1, 0, 0, 0, 0]]
 )

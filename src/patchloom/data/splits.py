@@ -138,10 +138,11 @@ def _whole_groups(
 def pick_groups(
     labels: np.ndarray, groups: np.ndarray, count: int, seed: int, seen: np.ndarray | None = None
 ) -> np.ndarray:
-    """Draw whole groups of images, stratified by their commonest label, with at most ``count`` images in total.
+    """Draw whole groups of images, stratified by label, with at most ``count`` images in total.
 
-    If no group is that small, the smallest one is drawn. Few groups may be drawn beyond the count, up to half of the
-    images, to have every class in both parts.
+    A group counts for the label of which it has the largest share of all images, so that patients with a few positive
+    images are drawn in proportion. If no group is that small, the smallest one is drawn. Few groups may be drawn beyond
+    the count, up to half of the images, to have every class in both parts.
 
     Args:
         labels: labels [n]; negative: unlabelled.
@@ -159,7 +160,8 @@ def pick_groups(
     kinds, kind = np.unique(labels, return_inverse=True)
     counts = np.zeros((len(names), len(kinds)), np.int64)  # images of each label by group
     np.add.at(counts, (group, kind), 1)
-    drawn = candidates[_turns(counts.argmax(1)[candidates], seed)]
+    shares = np.where(kinds < 0, 0, counts / counts.sum(0))
+    drawn = candidates[_turns(shares.argmax(1)[candidates], seed)]
     taken, room = list[int](), count
     for one in drawn.tolist():
         if sizes[one] <= room and len(taken) + 1 < len(names):
