@@ -33,7 +33,7 @@ MAY = {
     "compare": {"nets", "data", "tasks", "recipes", "runs", "loggers", "evaluate", "train", "report", "options"},
     "curate": {"nets", "data", "runs", "look", "evaluate", "embed"},
     "bench": {"nets", "data", "tasks", "runs", "train"},
-    "check": {"data", "tasks", "runs", "train", "bench"},
+    "check": {"data", "tasks", "runs", "look", "train", "bench"},
     "options": {"data", "tasks", "recipes", "loggers"},
     "cli": {
         *("tasks", "recipes", "train", "evaluate", "export", "dense", "look", "report", "bench", "check", "compare"),

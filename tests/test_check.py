@@ -293,3 +293,16 @@ def test_the_crops_are_the_tasks():
     """The proposed cache is large enough for the canvas of restore, which is larger than its images."""
     done = check("shapes:64", task="restore", img_size=32, patch_size=8, batch_size=8, epochs=1, device="cpu")
     assert done.proposal.estimate.crop == 46
+
+
+def test_a_picture_shows_the_windows_that_are_read(tmp_path, capsys):
+    slide = np.full((80, 120, 3), 240, np.uint8)
+    slide[:40, 40:] = noise(40, 80, 3)
+    tifffile.imwrite(tmp_path / "a.tif", slide, photometric="rgb", tile=(16, 16))
+    found = quick(f"{tmp_path}@tile=40", picture=tmp_path / "windows.png")
+    assert found.plain()["picture"] == str(found.picture) and f"{found.picture} shows" in " ".join(found.sentences())
+    picture = np.asarray(Image.open(found.picture)).reshape(-1, 3).astype(int)
+    assert (abs(picture - 0.35 * 255) < 20).all(1).mean() > 0.1  # glass that no window covers
+    for words, name, part in (("@tile=40", "w.jpg", "PNG"), ("", "w.png", "not divided")):
+        assert main(["check", f"{tmp_path}{words}", "--picture", str(tmp_path / name)]) == 2
+        assert part in capsys.readouterr().err and not (tmp_path / name).exists()

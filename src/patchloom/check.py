@@ -23,6 +23,7 @@ from patchloom.data.splits import hold_out
 from patchloom.data.stats import Stats, channels_for_all
 from patchloom.display import Displayable, TextTable, Verbatim, duration
 from patchloom.errors import PatchloomError
+from patchloom.look.windows import draw_windows
 from patchloom.options.declare import verb
 from patchloom.options.verbs import Check
 from patchloom.runs.folder import RunFolder
@@ -214,6 +215,7 @@ class CheckResult(Displayable):
         close: near copies with neighbouring names, or None.
         refusal: reason why the images cannot be used together; table and proposal are of the commonest kind then.
         odd: name of each image whose channels or depth are not those of most, with the reason.
+        picture: picture of the windows of slides, or None.
     """
 
     train: Survey
@@ -225,6 +227,7 @@ class CheckResult(Displayable):
     close: NearCopies | None = None
     refusal: str = ""
     odd: tuple[tuple[str, str], ...] = ()
+    picture: Path | None = None
 
     def parts(self, width: int) -> list[str | TextTable]:
         """See `Displayable`."""
@@ -245,6 +248,7 @@ class CheckResult(Displayable):
             "near_copies": None if self.close is None else self.close._asdict(),
             "sentences": self.sentences(),
             "out": None if self.out is None else str(self.out),
+            "picture": None if self.picture is None else str(self.picture),
             "proposal": self.proposal.plain(),
         }
 
@@ -291,6 +295,8 @@ class CheckResult(Displayable):
             said.append(f"{subjects}.")
         if self.out is not None:
             said.append(f"{self.out} lists all files that cannot be read{', and the odd ones' * bool(self.odd)}.")
+        if self.picture is not None:
+            said.append(f"{self.picture} shows the windows that are read.")
         return [*said, *self._advice()]
 
     def _advice(self) -> list[str]:
@@ -346,11 +352,19 @@ def check(options: Check) -> CheckResult:
             of which none occurs in all splits (otherwise they are a ``refusal``), or a file that cannot be written.
     """
     data, workers = options.data, None if options.workers == "auto" else options.workers
+    picture = None if options.picture is None else Path(options.picture).expanduser()
+    if picture is not None and picture.suffix.lower() != ".png":
+        raise PatchloomError(f"--picture {picture} is not a PNG file: choose a name that ends in .png")
     given = options.settings()
     if options.recipe is not None:
         given = {name: value for name, value in given.items() if value != "auto"}
     asked = request(data, options.task, given)
     opened = open_data(data, group=options.group)
+    if picture is not None and draw_windows(opened.train, picture) is None:
+        raise PatchloomError(
+            f"--picture draws the windows of slides, and {opened.train.name} is not divided into windows: leave it "
+            "out, or add tile=256 after @"
+        )
     # exact=False: copies are found below
     training = hold_out(opened.train, asked.held_out, seed=asked.seed, exact=False)[0]
     sources = [source for source in (opened.train, opened.test) if source is not None]
@@ -389,7 +403,8 @@ def check(options: Check) -> CheckResult:
     proposal = propose(names, training, settings, reasons, options.estimate)
     close = near_copies(found[0].source)
     test = found[1] if len(found) > 1 else None
-    return CheckResult(found[0], test, channels, proposal, options.out, opened.notes, close, refusal, tuple(odd))
+    about = opened.notes, close, refusal, tuple(odd), picture
+    return CheckResult(found[0], test, channels, proposal, options.out, *about)
 
 
 def _usual_channels(found: Sequence[Survey]) -> set[int]:

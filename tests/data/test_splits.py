@@ -9,7 +9,15 @@ from refusing import refusal, refused
 from patchloom.data.source import Source
 from patchloom.data.sources.open import open_data
 from patchloom.data.sources.synthetic import Shapes
-from patchloom.data.splits import choose_indices, hold_out, pick, pick_groups, split_for_test, without_groups
+from patchloom.data.splits import (
+    choose_indices,
+    hold_out,
+    lacking_classes,
+    pick,
+    pick_groups,
+    split_for_test,
+    without_groups,
+)
 
 
 @given(st.lists(st.integers(-1, 4), min_size=1, max_size=80), st.data())
@@ -120,13 +128,47 @@ def test_whole_groups_within_the_count_and_never_all(rows, count, seed):
     rest = np.setdiff1d(np.arange(len(groups)), chosen)
     assert not np.isin(groups[chosen], groups[rest]).any()
     smallest = np.unique(groups, return_counts=True)[1].min()
-    assert len(chosen) <= max(count, smallest)
+    assert len(chosen) <= max(count, smallest) or len({*labels[chosen]} - {-1}) > 1 and 2 * len(chosen) <= len(labels)
 
 
 def test_groups_are_drawn_in_proportion_to_their_labels():
     groups, labels = np.repeat(np.arange(40), 5), np.repeat(np.arange(40) % 2, 5)
     for seed in range(5):
         assert np.bincount(labels[pick_groups(labels, groups, 50, seed)]).tolist() in ([25, 25], [30, 20], [20, 30])
+
+
+def test_groups_with_some_images_of_a_rare_class_are_drawn_in_proportion():
+    labels, groups = np.zeros((20, 8), np.int64), np.repeat(np.arange(20), 8)
+    labels[::3, 3:5] = 1  # 7 of 20 patients, in 2 of 8 images each
+    for seed in range(10):
+        assert labels.ravel()[pick_groups(labels.ravel(), groups, 32, seed)].sum() in (2, 4)
+
+
+@pytest.mark.parametrize(
+    "classes", [[0, 0, 0, 1, 1, 1], [0, 0, 1, 1], [0, 1, 2, 0, 1, 2, 0, 1, 2], [1, 0, 1, 0, 0, 0, 0]]
+)
+def test_few_groups_of_one_class_each_have_all_classes_in_both_parts(classes):
+    labels, groups = np.repeat(classes, 20), np.repeat(np.arange(len(classes)), 20)
+    drawn = [pick_groups(labels, groups, len(labels) // 5, seed) for seed in range(5)]
+    assert all(np.unique(labels[one]).tolist() == np.unique(classes).tolist() for one in drawn)
+    assert {len(one) for one in drawn} == {20 * len({*classes})} and len({one.tobytes() for one in drawn}) > 1
+    assert all({*np.delete(labels, one)} == {*classes} for one in drawn)
+
+
+def test_few_groups_whose_rare_class_is_in_some(films):
+    """The choice with all classes is nearest to the asked size and to the shares of the classes."""
+    groups = np.repeat(np.arange(5), 10)
+    labels = np.zeros(50, np.int64)
+    labels[[13, *range(21, 30)]] = 1  # one in group 1, nine in group 2
+    assert all(np.unique(groups[pick_groups(labels, groups, 10, seed)]).tolist() == [1] for seed in range(5))
+    labels[labels == 0] = -1
+    labels[:2] = 0  # in one group, so it cannot be in both
+    assert np.unique(groups[pick_groups(labels, groups, 10, 0)]).tolist() in ([1], [2])
+    source = open_data(films, group=r"film(\d)").train
+    source.labels, source.classes = (source.groups == 0).astype(np.int64), ("usual", "rare")
+    said = lacking_classes(*hold_out(source, 0.2))
+    assert said == "Groups stay whole, and no test image has class rare: label more groups."
+    assert not lacking_classes(*hold_out(without_groups(source), 0.2))
 
 
 @pytest.mark.parametrize(

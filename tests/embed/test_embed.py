@@ -464,3 +464,27 @@ def test_a_picture_replaces_no_image_of_the_data(tiny: Path, photos: Path, other
     given = {"to": tmp_path / "f.npz", "near": others / "new.png", "picture": picture, **SMALL}
     assert "would replace it" in refusal(patchloom.embed, tiny, photos, **given)
     assert picture.read_bytes() == before and not (tmp_path / "f.npz").exists()
+
+
+@pytest.mark.parametrize("to", ["f.npz", "parts/"])
+def test_means_of_divided_files(tiny: Path, tmp_path: Path, to: str):
+    rng = np.random.default_rng(0)
+    for name in ("a#1/x", "b/x", "b/y"):
+        path = tmp_path / f"slides/{name}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 255, (16, 24), np.uint8)).save(path)
+    given = {"to": tmp_path / to, **SMALL}
+    data = f"{tmp_path}/slides@tile=8,blank=0"
+    done = patchloom.embed(tiny, data, files=tmp_path / "files.npz", **given)
+    assert done.plain()["files"] == str(tmp_path / "files.npz") and "mean vector of each file" in str(done)
+    written = [read(tmp_path / to)] if to == "f.npz" else read_parts(tmp_path / to).values()
+    windows = np.concatenate([one.vectors for one in written])
+    found = read(tmp_path / "files.npz")
+    assert found.paths == ["a#1/x.png", "b/x.png", "b/y.png"] and found.labels == ["a#1", "b", "b"]
+    assert np.allclose(found.vectors, windows.reshape(3, 6, -1).mean(1), atol=1e-6)
+    assert "another averaged" in refusal(patchloom.embed, tiny, data, **{**given, "to": tmp_path / "files.npz"})
+    whole = {**given, "to": tmp_path / "whole.npz", "files": tmp_path / "w.npz"}
+    assert "not divided" in refusal(patchloom.embed, tiny, f"{tmp_path}/slides", **whole)
+    assert "a file of its own" in refusal(patchloom.embed, tiny, data, **whole | {"files": tmp_path / "whole.npz"})
+    assert "another averaged" in refusal(patchloom.embed, tiny, data, **whole | {"files": done.file})
+    assert not (tmp_path / "whole.npz").exists() and not (tmp_path / "w.npz").exists()

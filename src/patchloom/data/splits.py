@@ -17,6 +17,7 @@ from patchloom.data.source import Data, Source
 from patchloom.errors import PatchloomError
 
 MAX_HELD_OUT = 2000
+_FEW_GROUPS = 10  # groups of which all choices can be compared
 _USUAL, _LEAST, _MOST = 0.05, 64, 0.2  # default share; fewest images for a useful measure; largest share of a small set
 
 
@@ -137,12 +138,14 @@ def _whole_groups(
 def pick_groups(
     labels: np.ndarray, groups: np.ndarray, count: int, seed: int, seen: np.ndarray | None = None
 ) -> np.ndarray:
-    """Draw whole groups of images, stratified by their commonest label, with at most ``count`` images in total.
+    """Draw whole groups of images, stratified by label, with at most ``count`` images in total.
 
-    If no group is that small, the smallest one is drawn.
+    A group counts for the label of which it has the largest share of all images, so that patients with a few positive
+    images are drawn in proportion. If no group is that small, the smallest one is drawn. Few groups may be drawn beyond
+    the count, up to half of the images, to have every class in both parts.
 
     Args:
-        labels: labels [n].
+        labels: labels [n]; negative: unlabelled.
         groups: groups [n], at least two of them; never all are drawn.
         count: largest number of images to draw.
         seed: random seed of the draw.
@@ -154,23 +157,60 @@ def pick_groups(
     names, group, sizes = np.unique(groups, return_inverse=True, return_counts=True)
     candidates = np.arange(len(names)) if seen is None else np.setdiff1d(group, group[seen])
     candidates = candidates if len(candidates) else np.arange(len(names))
-    drawn = candidates[_turns(_commonest(labels, group)[candidates], seed)]
-    taken: list[int] = []
-    room = count
+    kinds, kind = np.unique(labels, return_inverse=True)
+    counts = np.zeros((len(names), len(kinds)), np.int64)  # images of each label by group
+    np.add.at(counts, (group, kind), 1)
+    shares = np.where(kinds < 0, 0, counts / counts.sum(0))
+    drawn = candidates[_turns(shares.argmax(1)[candidates], seed)]
+    taken, room = list[int](), count
     for one in drawn.tolist():
         if sizes[one] <= room and len(taken) + 1 < len(names):
             taken.append(one)
             room -= int(sizes[one])
     taken = taken or [int(drawn[np.argmin(sizes[drawn])])]
+    if len(names) <= _FEW_GROUPS:
+        taken = _with_all_classes(taken, candidates, counts[:, kinds >= 0], sizes, count, seed)
     return np.flatnonzero(np.isin(group, taken))
 
 
-def _commonest(labels: np.ndarray, group: np.ndarray) -> np.ndarray:
-    """Return the commonest label of each group, [g], from ``labels`` [n] and ``group`` [n]."""
-    kinds, kind = np.unique(labels, return_inverse=True)
-    counts = np.zeros((group.max() + 1, len(kinds)), np.int64)
-    np.add.at(counts, (group, kind), 1)
-    return kinds[counts.argmax(1)]
+def _with_all_classes(
+    taken: list[int], candidates: np.ndarray, counts: np.ndarray, sizes: np.ndarray, count: int, seed: int
+) -> list[int]:
+    """Return groups so that each class of several groups is in both parts, if that is possible with half of the images.
+
+    ``taken`` is returned if it is so, or nothing is better. Else all choices are compared, by the number of classes
+    that one part lacks, and then by the distances from the asked size and from the shares of the classes in all images.
+
+    A class of one group cannot be in both. ``counts`` [g k] are the images of each class by group.
+    """
+    counts = counts[:, (counts > 0).sum(0) > 1]
+    total, n = counts.sum(0), sizes.sum()
+    chosen = np.arange(1, 2 ** len(candidates))[:, None] >> np.arange(len(candidates)) & 1
+    each = np.zeros((len(chosen) + 1, len(sizes)), np.int64)
+    each[0, taken], each[1:, candidates] = 1, np.random.default_rng(seed).permutation(chosen)
+    inside, size = each @ counts, each @ sizes
+    lacking = ((inside == 0) | (inside == total)).sum(1)
+    shares = inside / np.maximum(inside.sum(1, keepdims=True), 1) - total / max(total.sum(), 1)
+    distance = 2 * abs(size - count) / n + abs(shares).sum(1) / 2
+    allowed = np.flatnonzero((2 * size <= n) & (lacking < lacking[0]))
+    if not len(allowed):
+        return taken
+    best = allowed[np.lexsort((distance[allowed], lacking[allowed]))[0]]
+    return np.flatnonzero(each[best]).tolist()
+
+
+def lacking_classes(train: Source, test: Source, name: str = "test") -> str:
+    """Return a sentence on classes that one of two parts lacks because groups stay whole; "" if there are none."""
+    if train.groups is None or train.labels is None or test.labels is None:
+        return ""
+    known, other = ({*part.labels[part.labels >= 0].tolist()} for part in (train, test))
+    parts = {name: known - other, "training": other - known}
+    said = [
+        f"no {part} {train.noun.removesuffix('s')} has class {limit_examples(train.classes[i] for i in sorted(gone))}"
+        for part, gone in parts.items()
+        if gone
+    ]
+    return f"Groups stay whole, and {' and '.join(said)}: label more groups." if said else ""
 
 
 def pick(labels: np.ndarray, count: int, seed: int) -> np.ndarray:

@@ -9,9 +9,11 @@ import json
 import math
 import re
 import shutil
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,9 +26,10 @@ from patchloom.audio.compatibility import with_encoder_sound
 from patchloom.data.loader import Batch
 from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import evenly_spaced
+from patchloom.data.sources.parts import Parts
 from patchloom.data.stats import normalize
 from patchloom.display import Displayable, StatusMessage, TextTable, Verbatim, duration, print_line
-from patchloom.embed.formats import FORMATS, Card, arrow, read_card
+from patchloom.embed.formats import FORMATS, Card, Rows, arrow, iterate_rows, read_card
 from patchloom.embed.near import DRAWN, Neighbour, check_picture, draw_nearest, matching_rows, nearest_rows, open_one
 from patchloom.embed.parts import (
     Part,
@@ -80,7 +83,7 @@ from patchloom.system.distributed import (
     rank,
     world,
 )
-from patchloom.system.files import size_in_words
+from patchloom.system.files import size_in_words, write_whole
 from patchloom.system.load import BackgroundLoad
 from patchloom.version import __version__
 from patchloom.withhold.encoder_input import all_patches
@@ -278,6 +281,7 @@ class EmbeddingsFile(Displayable):
         near: query image of the search; "" for none.
         neighbours: nearest rows, the nearest first.
         picture: path of their picture; "" for none.
+        averaged: path of the mean vectors of divided files; "" for none.
     """
 
     file: Path
@@ -289,6 +293,7 @@ class EmbeddingsFile(Displayable):
     near: str = ""
     neighbours: tuple[Neighbour, ...] = ()
     picture: str = ""
+    averaged: str = ""
 
     def parts(self, width: int) -> Sequence[str | TextTable]:
         """See `Displayable`."""
@@ -304,6 +309,7 @@ class EmbeddingsFile(Displayable):
             "bytes": self.size,
             "made": self.made,
             "parts": self.files,
+            "files": self.averaged or None,
             "card": self.card,
             "near": self.near or None,
             "neighbours": [one._asdict() for one in self.neighbours],
@@ -320,6 +326,8 @@ class EmbeddingsFile(Displayable):
             if self.made
             else f"{self.file} exists and was made with the same settings: {holds}. Nothing was computed again."
         ]
+        if self.averaged:
+            said.append(f"{self.averaged} has the mean vector of each file.")
         if not self.neighbours:
             return said
         return [*said, f"Nearest to {self.near}, by the cosine of the vectors minus their mean, {_SCALE}:"]
@@ -506,11 +514,56 @@ def find_nearest(
     """Return the result with the nearest rows to the only image of the source ``image``."""
     if not done.files:
         check_memory(done.file, done.size, done.card["rows"])
-    files, vectors = [part.path for part in parts.all] if done.files else [done.file], list[np.ndarray]()
+    files, vectors = _written(done, parts), list[np.ndarray]()
     with StatusMessage(f"searching {done.file}"):
         encoding.each(image, lambda _, its: vectors.append(cast_vectors(its, done.card["dtype"])))
         found = nearest_rows(files, vectors[0][0].astype(np.float32), top, matching_rows(near, parts.sources))
     return replace(done, near=str(near), neighbours=tuple(found))
+
+
+def _written(done: EmbeddingsFile, parts: PartFolder) -> list[Path]:
+    """Return the files with the rows of a result."""
+    return [part.path for part in parts.all] if done.files else [done.file]
+
+
+# Mean vectors of files whose windows, slices or frames are the images.
+
+
+_AVERAGED = {"averaged": "files"}  # field of the card of mean vectors
+
+
+def check_averages(to: Path, place: Path, parts: PartFolder) -> None:
+    """Refuse a file for mean vectors that has another kind or other content, or data without divided files."""
+    if to.suffix.lower() not in FORMATS or to == place:
+        raise PatchloomError(f"--files {to} must be a file of its own that ends in {listing(FORMATS, 'or')}")
+    for source in parts.sources.values():
+        if not isinstance(source, Parts) or source.division.whole:
+            raise PatchloomError(
+                f"--files averages the windows, slices or frames of files, and {source.name} is not divided into "
+                "any: leave it out, or add tile=256, slices=1 or fps=1 after @"
+            )
+    if to.suffix.lower() == ".parquet":
+        arrow()  # which may not be installed
+    if to.exists():
+        parts.check(read_card(to), to, **_AVERAGED)
+
+
+def write_averages(to: Path, done: EmbeddingsFile, parts: PartFolder) -> None:
+    """Write the mean vector of the rows of each divided file; its label is theirs, if they have the same."""
+    totals: dict[tuple[str, str], Any] = defaultdict(float)
+    counts, labels = Counter[tuple[str, str]](), defaultdict[tuple[str, str], set[str | None]](set)
+    for rows in iterate_rows(_written(done, parts)):
+        for vector, path, split, label in zip(*rows, strict=True):
+            key = split, path.rpartition("#")[0]
+            totals[key] = totals[key] + vector.astype(np.float64)
+            counts[key] += 1
+            labels[key].add(label)
+    means = np.stack([total / counts[key] for key, total in totals.items()])
+    splits, paths = zip(*totals, strict=True)
+    own = [next(iter(each)) if len(each) == 1 else None for each in labels.values()]
+    rows = Rows(cast_vectors(means, parts.dtype), [*paths], [*splits], own)
+    card = done.card | _AVERAGED | {"rows": len(means)}
+    write_whole(to, lambda path: FORMATS[to.suffix.lower()].write(path, rows, card))
 
 
 def parse_target(to: str | Path, format: str) -> tuple[Path, Path, str]:
@@ -598,7 +651,13 @@ def embed(options: Embed) -> EmbeddingsFile:
     if head is not None:
         head.to(settings.torch_device)
     parts = PartFolder(folder, suffix, sources, card, settings.at_once)
+    averaged = None if options.files is None else Path(options.files).expanduser()
+    if averaged is not None:
+        check_averages(averaged, place, parts)
     done = make(place, parts, encoding)
+    if averaged is not None:
+        first_decides(partial(write_averages, averaged, done, parts))
+        done = replace(done, averaged=str(averaged))
     if one is not None and near is not None:
         done = first_decides(lambda: find_nearest(near, one, done, parts, encoding, top))
         if picture is not None:

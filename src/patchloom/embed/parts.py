@@ -157,9 +157,9 @@ class PartFolder:
             self.check(read_card(part.path), part.path)
         return [part for part in self.all if part not in there]
 
-    def check(self, found: Card, path: Path) -> None:
-        """Refuse a file or folder whose card says that it was made with other settings."""
-        if other := differing_fields(self.card, found):
+    def check(self, found: Card, path: Path, **more: str) -> None:
+        """Refuse a file or folder whose card says that it was other settings; ``more``: its further fields."""
+        if other := differing_fields(self.card | more, found):
             raise PatchloomError(
                 f"{path} was made by a command with another {listing(other[:3], 'and')}: repeat that command, choose "
                 "another --to, or remove it"

@@ -19,7 +19,7 @@ from patchloom.data.near_duplicates import near_copies, parted_wholes, subject_n
 from patchloom.data.source import Data, Source
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.data.sources.open import open_data, split_names
-from patchloom.data.splits import choose_indices, pick, some_groups, splittable
+from patchloom.data.splits import choose_indices, lacking_classes, pick, some_groups, splittable
 from patchloom.data.stats import input_notes
 from patchloom.display import StatusMessage, is_first, print_line
 from patchloom.errors import PatchloomError
@@ -292,6 +292,7 @@ def divide(
         )
         if settings.group is not None:
             story += f" Test groups: {some_groups(images_of(own), settings.group)}; intervals are over groups."
+        story = f"{story} {lacking_classes(images_of(train), images_of(own))}".rstrip()
         if copies := n - len(train) - len(own):
             story += f" {copies:,} exact copies of test {noun} were left out of training."
     origin = f"a fifth split off (seed {settings.seed})" if test is None else OWN_TEST

@@ -93,6 +93,7 @@ class Check(Trial):
     out: str | Path | None = option(
         None, "file for the names of all unreadable and odd images, each with the reason after a tab"
     )
+    picture: str | Path | None = option(None, "PNG file for a picture of the windows of slides that are read")
     images: int | None = option(
         None, "largest number of images to read per split, drawn at random; all if absent", least=1, group=DATA
     )
@@ -281,6 +282,9 @@ class Embed(OfEncoder):
     )
     layer: int | str = option(LAST, "number of a block, from 1, or embedding, or norm (the encoder's output)")
     dtype: Literal["float32", "float16"] = option("float32", "number format of the vectors")
+    files: str | Path | None = option(
+        None, "file (.parquet, .npz or .safetensors) for the mean vector of each divided file: a row a slide or volume"
+    )
     near: str | Path | None = option(None, "image to search for: its nearest neighbours in the result are printed")
     top: int = option(10, "number of nearest neighbours", least=1)
     picture: str | Path | None = option(None, "PNG file for a picture of the image and its nearest neighbours")

@@ -14,7 +14,7 @@ from patchloom.data.loader import batch_bytes, steps_per_epoch
 from patchloom.data.near_duplicates import near_copies, subject_note
 from patchloom.data.source import Data, Source
 from patchloom.data.sources.in_memory import is_object_name
-from patchloom.data.splits import some_groups
+from patchloom.data.splits import lacking_classes, some_groups
 from patchloom.data.stats import Stats, scale_notes
 from patchloom.data.workers import SHARED, fitting_readers
 from patchloom.display import is_first, print_line
@@ -353,6 +353,8 @@ def announce(
         named = f"{parts[0]:,}" if asked.group is None else some_groups(held_out, asked.group)
         few = f"; so few groups say little about others: add groups, not {whole.noun}" * (parts[0] < _FEW_GROUPS)
         say(f"  held-out groups: {named} of {parts[1]:,}{few}")
+        if lacking := lacking_classes(training, held_out, "held-out"):
+            say(f"  {lacking}")
     if plan.doubt:
         say(f"  warning: {plan.doubt}")
     if not held.looked:

@@ -194,8 +194,12 @@ def test_volumes_of_nifti(tmp_path, suffix, monkeypatch):
     nibabel.save(header, tmp_path / f"a{suffix}")
     opened = open_data(f"{tmp_path}@slices=1,window=-500:500")
     want = np.clip((values[:, :, 2].T.astype(np.float32) + 500) / 1000, 0, 1)
-    assert len(opened.train) == 7 and "at 500 microns a pixel" in opened.notes[0]
+    assert len(opened.train) == 7 and "at 500 microns a pixel; values of -500 to 500 become 0 to 1;" in opened.notes[0]
     assert np.abs(opened.train.read(2)[0].numpy() - want).max() < 1e-6
+    nibabel.save(nibabel.Nifti1Image(values // 4, np.eye(4)), tmp_path / f"b{suffix}")
+    (note,) = open_data(f"{tmp_path}@slices=1").notes
+    low, high = np.percentile(values, (0.5, 99.5))
+    assert f"values of {low:.4g} to {high:.4g}, or " in note and "window=LOW:HIGH" in note
     own = open_data(f"{tmp_path}@slices=1").train
     monkeypatch.setattr("patchloom.data.containers.arrays.NiftiContainer._percentiles", lambda self: 1 / 0)  # known
     assert own.read(2).min() == 0 and own.read(2).max() == 1

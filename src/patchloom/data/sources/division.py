@@ -38,6 +38,11 @@ class Division:
     window: tuple[float, float] | None = None
     fps: float | None = None
 
+    @property
+    def whole(self) -> bool:
+        """Whether each file is one image."""
+        return self.tile is None and not self.slices and self.fps is None
+
     def plain(self) -> str:
         """Return the settings that differ from the defaults, in the form in which users type them."""
         said = []

@@ -481,6 +481,10 @@ def _notes(made: Parts, blank: int) -> list[str]:
     sides = sorted({round(unit.microns, 4) for unit in units if unit.microns is not None})
     ends = dict.fromkeys(f"{side:g}" for side in (*sides[:1], *sides[-1:]))
     said = f" at {' to '.join(ends)} microns a pixel" if ends else ""
+    windows = sorted({unit.window for unit in units if unit.window is not None})
+    ranges = dict.fromkeys("{:.4g} to {:.4g}".format(*window) for window in (*windows[:1], *windows[-1:]))
+    said += f"; values of {', or '.join(ranges)} become 0 to 1" * bool(ranges)
+    said += ", each volume by its own range (window=LOW:HIGH after @ sets one for all)" * (len(windows) > 1)
     left = ""
     if blank:
         left = (
