@@ -583,9 +583,9 @@ def _read_tiff(file: BinaryIO) -> Tensor:
             array = np.moveaxis(array, 0, -1)
         if array.ndim not in (2, 3):
             raise ValueError(f"axes {series.axes} are not an image; save it as [h w] or [h w c]")
-        image = from_tiff(page, array, bool(alpha) and not channel_pages)
-        record_names(lambda: channel_names(tiff, len(image)))
-        return image
+        decoded = from_tiff(page, array, bool(alpha) and not channel_pages)
+        record_names(lambda: channel_names(tiff, len(decoded)))
+        return decoded
 
 
 def from_tiff(page: tifffile.TiffPage, array: np.ndarray, alpha: bool) -> Tensor:

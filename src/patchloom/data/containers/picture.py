@@ -24,7 +24,8 @@ class PictureContainer(Container):
 
     @cached_property
     def sizes(self) -> tuple[tuple[int, int], ...]:  # type: ignore[override]  # needed when files are listed only
-        return (tuple(self._shape[1:]),)
+        _, height, width = self._shape
+        return ((height, width),)
 
     @cached_property
     def channels(self) -> int:  # type: ignore[override]  # likewise
