@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from patchloom.audio.config import Sound
+from patchloom.data.channels import channel_rows, is_listed
 from patchloom.data.near_duplicates import NearCopies, near_copies, parted_wholes, subject_note
 from patchloom.data.scan import Survey, survey
 from patchloom.data.source import Source
@@ -232,7 +233,15 @@ class CheckResult(Displayable):
     def parts(self, width: int) -> list[str | TextTable]:
         """See `Displayable`."""
         table = TextTable.of(self.table(), texts=range(1, 1 + len(self.splits)))
-        return [table, "", *self.sentences(), "", *self.proposal.parts(width)]
+        return [table, *self._channels(), "", *self.sentences(), "", *self.proposal.parts(width)]
+
+    def _channels(self) -> list[str | TextTable]:
+        """Return a table of the channels of each split, if they deserve a line each."""
+        said = list[str | TextTable]()
+        for name, found in self.splits.items() if self.train.source.sound is None else ():
+            if is_listed(channels := found.stats(self.channels).channels):
+                said += [f"\n{name}:" if self.test is not None else "", TextTable.of(channel_rows(channels))]
+        return said
 
     def plain(self) -> dict[str, Any]:
         """See `Displayable`."""
@@ -278,9 +287,9 @@ class CheckResult(Displayable):
         said = [f"{note}." for note in self.notes]
         for split, found in self.splits.items():
             where = "" if self.test is None else f"{split}: "
-            said += [
-                f"{where}{line}." for line in found.noticed.sentences(found.source.describe, len(found.rows), self.noun)
-            ]
+            describe = found.source.describe
+            lines = found.noticed.sentences(describe, len(found.rows), self.noun) + found.channels.sentences(describe)
+            said += [f"{where}{line}." for line in lines]
             said += _faults(found, where)
         if self.leaks:
             assert self.test is not None  # because there are leaks
@@ -442,13 +451,14 @@ def _column(found: Survey, channels: int) -> dict[str, str]:
         return begin | column_of(found)
     stats = found.stats(channels)
     depths, counts = np.unique(rows["deep"], return_counts=True)
+    listed = is_listed(stats.channels)  # they are in a table of their own
     return begin | {
         "files": _format_counts(found.kinds),
         "height x width": _sizes(rows, stats),
         "channels": _format_counts({str(c): int((rows["channels"] == c).sum()) for c in sorted(found.moments)}),
         "depth": _format_counts({_DEPTHS[int(d)]: int(c) for d, c in zip(depths, counts, strict=True)}),
-        "mean": " ".join(f"{value:.3f}" for value in stats.mean),
-        "std": " ".join(f"{value:.3f}" for value in stats.std),
+        "mean": "" if listed else " ".join(f"{value:.3f}" for value in stats.mean),
+        "std": "" if listed else " ".join(f"{value:.3f}" for value in stats.std),
         "unreadable": f"{len(found.broken):,}",
         "copies": f"{found.repeated:,}",
         "one colour": f"{len(found.flat):,}",
@@ -477,6 +487,7 @@ def _values(found: Survey, channels: int) -> dict[str, Any]:
         "deep": None,
         "mean": None,
         "std": None,
+        "by_channel": None,
         "sounds": None,
         "seconds": None,
     }
@@ -494,6 +505,7 @@ def _values(found: Survey, channels: int) -> dict[str, Any]:
         "deep": int(rows["deep"].sum()),
         "mean": list(stats.mean),
         "std": list(stats.std),
+        "by_channel": [one._asdict() for one in stats.channels],
     }
 
 

@@ -1,5 +1,6 @@
 """Runs that start from the weights of another run, or from public ones."""
 
+import numpy as np
 import pytest
 import torch
 from golden import Oracle
@@ -65,6 +66,18 @@ def test_a_run_begins_where_another_one_is(images, earlier, begun, tmp_path, cap
     finally:
         earlier.with_name("moved").rename(earlier)
     assert not all(torch.equal(value, weights(earlier)[name]) for name, value in begun[1].items())
+
+
+def test_colour_weights_begin_a_run_of_other_channels(earlier, begun, tmp_path, capsys):
+    bands = np.random.default_rng(0).integers(0, 256, (12, 16, 16, 5), dtype=np.uint8)
+    run = pretrain(bands, "lut", init=str(earlier), out=tmp_path / "run", **OPEN).folder
+    said = capsys.readouterr().out
+    assert "from 3 channels to 5, repeated in turn, times 3/5" in said and "5            (as the images)" in said
+    key = "encoder.patch_embed.proj.weight"
+    assert torch.allclose(begun[0][key], weights(earlier)[key][:, [0, 1, 2, 0, 1]] * 3 / 5)
+    assert load_file(run / "start.safetensors")["patch_embed.proj.weight"].shape[1] == 5  # the control
+    with pytest.raises(PatchloomError, match="give --channels 5 and images of as many"):
+        pretrain(bands[..., :4], "lut", init=str(run), out=tmp_path / "four", **OPEN)
 
 
 def test_another_task_takes_the_encoder_and_its_teacher_follows(images, earlier, begun, tmp_path, capsys):

@@ -223,7 +223,7 @@ def resolve_settings(
     stats = None
     for text, name in name_arms(asked).items():
         try:
-            one = Start(asked[text]).shaped()[0]
+            one = Start(asked[text]).shaped(training)[0]
             if stats is None:
                 channels, stats = measure_data(one, training)
             settings = resolve(one, len(training), channels, stats)[0]

@@ -46,7 +46,7 @@ except ImportError:  # not on Windows
 # "whole": original size; a number: largest shorter side in pixels, to which larger images are reduced
 Cache = Literal["whole"] | int
 
-_FORMAT = "images 2"  # increment when the code that decodes, resizes or stores images changes
+_FORMAT = "images 3"  # increment when the code that decodes, resizes or stores images changes
 _MAX_BYTES = 2**26  # size of a part, the most that an interruption costs a process
 _PARTS = 256  # fewest parts of a folder: images that are not in one yet are few, so others need not decode them again
 # images that wait for the disc, of _MAX_BYTES at most; on a slow one, further images are stored in a later epoch

@@ -26,6 +26,8 @@ CONVERSIONS = {
     "turned": "are rotated or mirrored according to EXIF",
     "deep": "have more than 8 bits: 16-bit values are divided by 65,535",
     "bits": "are DICOM, or TIFF of 9 to 15 bits: values are divided by the largest that their bits can hold",
+    "missing": "have missing pixels (no-data or NaN), which take the mean of their channel's other pixels",
+    "no values": "have a channel without any value, read as 0",
     "CT": "are CT: -1,024 to 3,071 Hounsfield units become 0 to 1",
     "inverted": "are stored with white as 0, and inverted",
     "frames": "have several frames: only the first is read",

@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
+from html import unescape
 from importlib.util import find_spec
 from io import BytesIO
 from math import inf, prod
@@ -24,6 +25,7 @@ import torch
 from PIL import Image, ImageFile, ImageOps
 from torch import Tensor
 
+from patchloom.data.channels import record_missing, record_names
 from patchloom.data.codestreams import has_size, part_size
 from patchloom.data.conversions import is_collecting, record_conversion
 from patchloom.errors import PatchloomError, one_line
@@ -93,7 +95,7 @@ def _refuse_exif(size: int) -> None:
 
 
 def from_array(array: np.ndarray) -> Tensor:
-    """Convert an array [h w] or [h w c] of uint8, uint16 or floats in [0, 1] to a tensor [c h w]."""
+    """Convert an array [h w] or [h w c] of uint8, uint16 or floats in [0, 1] to a tensor [c h w]; NaN is filled."""
     if array.size == 0:
         raise ValueError("it holds no pixels")
     refuse_bomb(*array.shape[:2])
@@ -105,11 +107,31 @@ def from_array(array: np.ndarray) -> Tensor:
     if array.dtype.kind == "f":
         low, high = float(array.min()), float(array.max())  # NaN anywhere makes both NaN
         if math.isnan(low):
-            raise ValueError("it has values that are NaN, such as missing pixels; replace them")
+            array = fill_missing(array)
+            low, high = float(array.min()), float(array.max())
         if not (low >= 0 and high <= 1):
             raise ValueError(f"its values run from {low:g} to {high:g}; scale floating-point images to [0, 1]")
         return channels_first(array.astype(np.float32))
     raise ValueError(f"values of type {array.dtype} are not supported; save them as uint8, uint16 or floats in [0, 1]")
+
+
+def fill_missing(array: np.ndarray, nodata: float | None = None) -> np.ndarray:
+    """Fill missing values of an array [h w] or [h w c], NaN or ``nodata``, with the mean of the channel's others.
+
+    A channel that has no others becomes 0.
+    """
+    missing = np.isnan(array) if array.dtype.kind == "f" else np.zeros(array.shape, bool)
+    if nodata is not None:
+        missing |= array == nodata
+    if not missing.any():
+        return array
+    record_conversion("missing")
+    record_missing(missing if missing.ndim == 3 else missing[..., None])
+    counts = np.sum(~missing, (0, 1))
+    if np.any(counts == 0):
+        record_conversion("no values")
+    mean = np.where(missing, 0, array).sum((0, 1), dtype=np.float64) / np.maximum(counts, 1)
+    return np.where(missing, (mean if array.dtype.kind == "f" else np.rint(mean)).astype(array.dtype), array)
 
 
 def over_white(array: np.ndarray, premultiplied: bool) -> np.ndarray:
@@ -169,6 +191,7 @@ LOOK_ALIKES = FILMS.union(f"{_PICTURES} {_RAW} {_SCIENCE} {_OTHER_SOUND}".split(
 logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # it logs broken files, which are reported by name here
 
 _ORIENTATION, _DESCRIPTION = 274, 270  # tags, in EXIF as in TIFF
+_GDAL_METADATA, _GDAL_NODATA = 42112, 42113  # tags
 _MOST_EXPANSION = 16  # decoded bytes for each of a file's, beyond 512 MiB
 _MOST_SCANS = 64  # of a JPEG; Pillow and others write 10
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # of a JPEG's segment; compressed data cannot hold it
@@ -196,6 +219,11 @@ _PILLOW_COMPRESSIONS = {1, 2, 3, 4, 5, 6, 7, 8, 32773, 32946, 34925, 50000}  # n
 _PILLOW_COLOURS = {3, 5, 6, 8}  # palette, CMYK, YCbCr, CIE L*a*b*
 _MOST_PAGES = 2**14
 _HARMLESS = 2**22  # pixels of a part of a TIFF that may be larger than it should be
+# names of channels, and their attributes; bounded, since a file may hold megabytes that begin like one
+_GDAL_ITEM = re.compile(r"<Item\b([^<>]{0,500})>([^<]{0,500})</Item>")
+_GDAL_BAND = re.compile(r"\bsample=[\"'](\d{1,5})[\"']")
+_OME_CHANNEL = re.compile(r"<Channel\b[^<>]{0,2000}>")
+_OME_NAME = re.compile(r"\sName=[\"']([^\"']*)[\"']")
 _OME_SIZES = re.compile(r"(?:Size[CZT]|PlaneCount|NumPlanes|SamplesPerPixel)\s*=\s*[\"'](\d+)")
 
 
@@ -536,7 +564,8 @@ def _read_tiff(file: BinaryIO) -> Tensor:
             record_conversion("inverted")
         if page.sampleformat == tifffile.SAMPLEFORMAT.INT:
             raise ValueError("signed values are not supported; save them as uint8, uint16 or floats in [0, 1]")
-        simple = page.bitspersample <= 8 and plain and not channel_pages
+        stated = page.photometric not in _PILLOW_COLOURS and _nodata(page) is not None
+        simple = page.bitspersample <= 8 and plain and not channel_pages and not stated
         if simple and page.compression in _PILLOW_COMPRESSIONS:
             if page.compression == tifffile.COMPRESSION.JPEG:
                 for offset, count in zip(page.dataoffsets, page.databytecounts, strict=True):
@@ -554,7 +583,9 @@ def _read_tiff(file: BinaryIO) -> Tensor:
             array = np.moveaxis(array, 0, -1)
         if array.ndim not in (2, 3):
             raise ValueError(f"axes {series.axes} are not an image; save it as [h w] or [h w c]")
-        return from_tiff(page, array, bool(alpha) and not channel_pages)
+        decoded = from_tiff(page, array, bool(alpha) and not channel_pages)
+        record_names(lambda: channel_names(tiff, len(decoded)))
+        return decoded
 
 
 def from_tiff(page: tifffile.TiffPage, array: np.ndarray, alpha: bool) -> Tensor:
@@ -566,6 +597,8 @@ def from_tiff(page: tifffile.TiffPage, array: np.ndarray, alpha: bool) -> Tensor
         alpha: whether the last channel is transparency.
     """
     top = 2**page.bitspersample - 1
+    if (nodata := _nodata(page)) is not None:
+        array = fill_missing(array, nodata)
     if _is_inverted(page):
         record_conversion("inverted")
         array = top - array if array.dtype.kind == "u" else array
@@ -580,6 +613,28 @@ def from_tiff(page: tifffile.TiffPage, array: np.ndarray, alpha: bool) -> Tensor
         over = over_white(unit, premultiplied=int(page.extrasamples[-1]) == 1)
         decoded = channels_first(over if deep else np.round(over * 255).astype(np.uint8))
     return _bands(decoded)
+
+
+def _nodata(page: tifffile.TiffPage) -> float | None:
+    """Return the value that stands for missing pixels, by GDAL's tag; None without, for NaN, and for masks."""
+    try:
+        value = float(page.tags.valueof(_GDAL_NODATA, "nan"))
+    except (TypeError, ValueError):
+        return None
+    return None if math.isnan(value) or page.bitspersample < 8 else value
+
+
+def channel_names(tiff: tifffile.TiffFile, channels: int) -> tuple[str, ...]:
+    """Return the names of the ``channels`` of a TIFF, by the metadata of OME or GDAL; empty if not all have one."""
+    first = (tiff.ome_metadata or "").partition("</Pixels>")[0]
+    found = [_OME_NAME.search(one) for one in _OME_CHANNEL.findall(first)]
+    names = [unescape(one[1]).strip() if one else "" for one in found]
+    if not names:
+        items = _GDAL_ITEM.findall(str(tiff.pages.first.tags.valueof(_GDAL_METADATA, "")))
+        described = [(_GDAL_BAND.search(about), name) for about, name in items if "description" in about]
+        by_band = {int(band[1]): unescape(name).strip() for band, name in described if band}
+        names = [by_band.get(number, "") for number in range(channels)]
+    return tuple(names) if len(names) == channels and all(names) else ()
 
 
 def _is_inverted(page: tifffile.TiffPage) -> bool:

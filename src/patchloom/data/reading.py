@@ -14,6 +14,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from patchloom.data.channels import ChannelCounts, collect_channels
 from patchloom.data.conversions import ConversionCounts, collect_conversions
 from patchloom.data.decode import Unreadable
 from patchloom.data.source import Source
@@ -51,6 +52,7 @@ class Pass(Generic[_T]):
     Attributes:
         broken: index and reason of the items that could not be read so far.
         noticed: conversions of the others.
+        channels: names and missing pixels of their channels.
     """
 
     def __init__(
@@ -63,7 +65,7 @@ class Pass(Generic[_T]):
     ) -> None:
         self.source, self.indices, self.value, self.workers, self.what = source, indices, value, workers, what
         self.broken: list[tuple[int, str]] = []
-        self.noticed = ConversionCounts()
+        self.noticed, self.channels = ConversionCounts(), ChannelCounts()
 
     @property
     def unreadable(self) -> list[str]:
@@ -71,15 +73,16 @@ class Pass(Generic[_T]):
         return [self.source.describe(i) for i, _ in self.broken]
 
     def sentences(self) -> tuple[str, ...]:
-        """Return sentences on the conversions."""
+        """Return sentences on the conversions, and on channels that differ."""
         noun, tried = self.source.noun, len(self.indices)
         items = noun if tried == len(self.source) else f"sampled {noun}"
-        return tuple(self.noticed.sentences(self.source.describe, tried - len(self.broken), items))
+        said = self.noticed.sentences(self.source.describe, tried - len(self.broken), items)
+        return *said, *self.channels.sentences(self.source.describe)
 
     def __iter__(self) -> Iterator[tuple[int, _T]]:
         first = ""
         with StatusMessage(f"{self.what} {self.source.name}", len(self.indices)) as waiting:
-            for i, words, problem, value in self._read():
+            for i, words, channels, problem, value in self._read():
                 waiting.advance()
                 if problem:
                     first = first or problem
@@ -87,12 +90,13 @@ class Pass(Generic[_T]):
                     self.broken.append((i, sys.intern(reason)))  # which many files share
                 else:
                     self.noticed.add(i, words)
+                    self.channels.add(i, *channels)
                     yield i, value
         if len(self.broken) == len(self.indices):
             raise PatchloomError(f"nothing could be read in {self.source.name}: {first or 'it is empty'}")
 
-    def _read(self) -> Iterator[tuple[int, set[str], str, Any]]:
-        """Yield index, conversions, the error if it cannot be read, and otherwise the value, of each item."""
+    def _read(self) -> Iterator[tuple[int, set[str], tuple[Any, Any], str, Any]]:
+        """Yield index, conversions, channels, the error if it cannot be read, and otherwise the value, of each item."""
         reader, rest = _Reader(self.source, self.indices, self.value, _EACH), self.indices
         workers = 0 if self.source.in_memory else self.workers
         if workers == "auto":
@@ -121,14 +125,14 @@ class _Reader(Dataset[Any]):
         except PatchloomError as error:  # returned, because a DataLoader would put a traceback into its message
             return error
 
-    def read(self, indices: Sequence[int]) -> Iterator[tuple[int, set[str], str, Any]]:
+    def read(self, indices: Sequence[int]) -> Iterator[tuple[int, set[str], tuple[Any, Any], str, Any]]:
         for place, i in enumerate(indices):
             if place % self.each == 0:
                 self.source.make_ready(indices[place : place + self.each])
             try:
-                with collect_conversions() as words:
+                with collect_conversions() as words, collect_channels() as seen:
                     item = self.source.read(i)
             except Unreadable as error:
-                yield i, words, str(error), None
+                yield i, words, ((), None), str(error), None
             else:
-                yield i, words, "", self.value(i, item)
+                yield i, words, (seen.names, seen.shares()), "", self.value(i, item)

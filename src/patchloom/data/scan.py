@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from patchloom.audio.decode import head_of
+from patchloom.data.channels import ChannelCounts
 from patchloom.data.conversions import ConversionCounts
 from patchloom.data.decode import open_pillow, silence_decoders
 from patchloom.data.reading import Pass, sample_indices
@@ -51,6 +52,7 @@ class Survey:
             of sound files by kind, rate and channels.
         broken: index and reason of the images that could not be read.
         noticed: conversions of images when they were read, such as compositing an alpha channel over white.
+        channels: names and missing pixels of their channels.
     """
 
     source: Source
@@ -59,6 +61,7 @@ class Survey:
     kinds: dict[Any, int]
     broken: tuple[tuple[int, str], ...]
     noticed: ConversionCounts
+    channels: ChannelCounts
 
     @property
     def tried(self) -> int:
@@ -116,7 +119,8 @@ class Survey:
             moments.join(part)
         height, width = (round(float(np.median(self.rows[side]))) for side in ("height", "width"))
         names = [self.source.describe(i) for i, _ in self.broken]
-        return Stats(*moments.mean_and_std(), height, width, len(self.rows), names)
+        channel = moments.channels(self.channels)
+        return Stats(*moments.mean_and_std(), height, width, len(self.rows), names, channels=channel)
 
 
 def survey(source: Source, max_images: int | None = None, workers: int | None = None) -> Survey:
@@ -134,7 +138,9 @@ def survey(source: Source, max_images: int | None = None, workers: int | None = 
             moments.setdefault(len(part.total), Moments(len(part.total))).join(part)
         if kind is not None:
             kinds[kind] += 1
-    return Survey(source, rows[:read], moments, dict(kinds.most_common()), tuple(made.broken), made.noticed)
+    return Survey(
+        source, rows[:read], moments, dict(kinds.most_common()), tuple(made.broken), made.noticed, made.channels
+    )
 
 
 def _properties(

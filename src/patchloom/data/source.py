@@ -78,7 +78,8 @@ class Source(ABC):
             have = f"{len(item)} channel{'s' * (len(item) > 1)}"
             raise PatchloomError(
                 f"{self.describe(i)} has {have} where {channels} are expected, and only 1 and 3 can be converted to "
-                f"each other: take it out if other images have {channels} (patchloom check finds all such), or use an "
+                f"each other: take it out if other images have {channels} (patchloom check finds all such), choose "
+                f"channels with @bands= behind the name of the data (docs/how-to/formats.md), or use an "
                 f"encoder for {have}, such as one adapted to them by pretrain --init"
             ) from error
 

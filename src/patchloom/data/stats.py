@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from math import inf
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ from patchloom.audio.config import GREY, SIXTH, Sound
 from patchloom.audio.recordings import modality_of
 from patchloom.audio.spectrogram import check_sound, features
 from patchloom.data.augment import resize_part
+from patchloom.data.channels import Channel, ChannelCounts
 from patchloom.data.decode import Unreadable, has_colours
 from patchloom.data.modality import Modality
 from patchloom.data.reading import Pass, sample_indices
@@ -38,6 +40,7 @@ class Stats(NamedTuple):
         sampled: number of images read.
         unreadable: names of images that could not be read.
         noticed: sentences on images that were converted when they were read.
+        channels: statistics of each channel; () if they were not measured.
         sound: how recordings become pictures, with the mean and standard deviation of each row; None for images.
     """
 
@@ -48,6 +51,7 @@ class Stats(NamedTuple):
     sampled: int
     unreadable: list[str]
     noticed: tuple[str, ...] = ()
+    channels: tuple[Channel, ...] = ()
     sound: Sound | None = None
 
     @property
@@ -57,21 +61,26 @@ class Stats(NamedTuple):
 
 
 class Moments:
-    """Running sums for mean and standard deviation of each channel."""
+    """Running sums for mean and standard deviation of each channel, its range, and the images where it is constant."""
 
     def __init__(self, channels: int) -> None:
         self.total, self.squares, self.pixels = np.zeros(channels), np.zeros(channels), 0
+        self.least, self.most = np.full(channels, inf), np.full(channels, -inf)
+        self.constant, self.images = np.zeros(channels), 0
 
     @classmethod
     def of_parts(cls, image: Tensor) -> list[Moments]:
         """Return the sums of each part of an image [c h w], uint8 or float in [0, 1]."""
-        found = []
-        for part in image.flatten(1).split(_PIXELS, dim=1):
+        found, flat = [], image.flatten(1)
+        for part in flat.split(_PIXELS, dim=1):
             values = part.float() / 255 if part.dtype == torch.uint8 else part
             found.append(own := cls(len(image)))
             own.total += values.sum(1, dtype=torch.float64).numpy()
             own.squares += values.square().sum(1, dtype=torch.float64).numpy()
             own.pixels += part.shape[1]
+        ends = np.stack([end.numpy() for end in flat.aminmax(dim=1)]) / (255 if image.dtype == torch.uint8 else 1)
+        (first := found[0]).least, first.most = ends
+        first.constant, first.images = (ends[0] == ends[1]).astype(float), 1
         return found
 
     def add(self, image: Tensor) -> None:
@@ -84,12 +93,22 @@ class Moments:
         self.total += other.total
         self.squares += other.squares
         self.pixels += other.pixels
+        self.least, self.most = np.minimum(self.least, other.least), np.maximum(self.most, other.most)
+        self.constant += other.constant
+        self.images += other.images
 
     def mean_and_std(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Return both per channel, over all pixels, in [0, 1] units; the standard deviation is at least 0.001."""
         mean = self.total / self.pixels
         std = np.sqrt(np.maximum(self.squares / self.pixels - mean**2, _LEAST_STD**2))
         return tuple(mean.tolist()), tuple(std.tolist())
+
+    def channels(self, counts: ChannelCounts) -> tuple[Channel, ...]:
+        """Return the statistics of each channel, with names and missing pixels."""
+        n = len(self.total)
+        shares = counts.missing(n) / self.images, self.constant / self.images
+        columns = *self.mean_and_std(), self.least, self.most, *shares
+        return tuple(map(Channel._make, zip(counts.names(n), *(map(float, one) for one in columns), strict=True)))
 
 
 def channels_of(source: Source, sample: int = 32, seed: int = 0) -> int:
@@ -127,8 +146,8 @@ def statistics_of(source: Source, channels: int, sample: int = 1000, seed: int =
             moments.join(part)
         sizes.append(size)
     height, width = np.median(sizes, axis=0)
-    noticed, unreadable = made.sentences(), made.unreadable
-    return Stats(*moments.mean_and_std(), round(height), round(width), len(sizes), unreadable, noticed)
+    noticed, channel = made.sentences(), moments.channels(made.channels)
+    return Stats(*moments.mean_and_std(), round(height), round(width), len(sizes), made.unreadable, noticed, channel)
 
 
 def _parts_of(
@@ -151,7 +170,7 @@ def statistics_of_recordings(source: Source, sound: Sound, sample: int = 1000, s
     mean, std = moments.mean_and_std()
     read = len(made.indices) - len(made.broken)
     measured = replace(sound, mean=mean, std=std)
-    return Stats((GREY,), (SIXTH,), *sound.size, read, made.unreadable, made.sentences(), measured)
+    return Stats((GREY,), (SIXTH,), *sound.size, read, made.unreadable, made.sentences(), sound=measured)
 
 
 def unknown_stats(channels: int, sound: Sound | None = None) -> Stats:

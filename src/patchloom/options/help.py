@@ -115,7 +115,7 @@ _FORMS = [
     ("'a/**/*.jpg'", "pattern of paths, in quotes"),
     ("list.txt", "text file with one path per line"),
     ("table.csv", "table with a column of paths, and optionally labels; or .tsv"),
-    ("wsi/@tile=256", "windows of slides and scenes; @slices=1 of stacks and volumes, @fps=1 of films"),
+    ("wsi/@tile=256", "windows of slides and scenes; @slices=1 of stacks, @fps=1 of films, @bands=4+3+2 channels"),
     ("'shards-*.tar'", "WebDataset shards: files, URLs such as s3://..., or pipe:COMMAND"),
     ("hf:NAME", "data set on the Hugging Face Hub, or hf:FOLDER for a local one"),
 ]

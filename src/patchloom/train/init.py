@@ -9,6 +9,8 @@ from typing import Any
 import timm
 from torch import Tensor
 
+from patchloom.data.source import Source
+from patchloom.data.stats import channels_of
 from patchloom.display import is_first
 from patchloom.errors import PatchloomError
 from patchloom.nets.build import build_encoder, outline
@@ -64,8 +66,12 @@ class Start:
         assert self.folder is not None  # only used for a run
         return self.folder.checkpoints.newest()
 
-    def shaped(self) -> tuple[Settings, dict[str, str]]:
-        """Return the settings with sizes and model of the weights instead of ``auto``, and the reasons."""
+    def shaped(self, images: Source) -> tuple[Settings, dict[str, str]]:
+        """Return the settings with sizes and model of the weights instead of ``auto``, and the reasons.
+
+        Grey and colour images are converted to the channels of the weights. For other ``images`` ``channels`` stays
+        ``auto``, and the weights are adapted.
+        """
         asked = self.asked
         chosen: dict[str, Any] = {}
         reasons: dict[str, str] = {}
@@ -76,6 +82,10 @@ class Start:
             shape = public_shape(self._weights, asked.model["name"])
         if shape is None:
             return asked, reasons
+        if "channels" in shape and asked.channels == "auto" and images.sound is None:
+            there = channels_of(images)
+            if there != shape["channels"] and {there, shape["channels"]} != {1, 3}:
+                del shape["channels"]
         source = asked.from_run or asked.init
         by_name = self.run is None and self._weights.kind == "bare" and asked.model["name"] != "auto"
         for name in ("patch_size", "positions", "img_size", "channels"):

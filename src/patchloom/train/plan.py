@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from torch import Tensor
 
+from patchloom.data.channels import channel_rows, is_listed
 from patchloom.data.loader import batch_bytes, steps_per_epoch
 from patchloom.data.near_duplicates import near_copies, subject_note
 from patchloom.data.source import Data, Source
@@ -17,7 +18,7 @@ from patchloom.data.sources.in_memory import is_object_name
 from patchloom.data.splits import lacking_classes, some_groups
 from patchloom.data.stats import Stats, scale_notes
 from patchloom.data.workers import SHARED, fitting_readers
-from patchloom.display import is_first, print_line
+from patchloom.display import TextTable, is_first, print_line
 from patchloom.errors import PatchloomError
 from patchloom.nets.checkpoints.programs import MeanStd
 from patchloom.nets.finetune import block_count
@@ -245,9 +246,9 @@ class Planner:
 
     def _new(self) -> Plan:
         start = Start(self.asked)
-        asked, as_there = start.shaped()
         held_out, self.record = choose_held_out(self.asked, self.data.train)
         training = held_out.parts(self.data.train)[0]
+        asked, as_there = start.shaped(training)
         channels, stats = measure_data(asked, training)
         asked, own, why_own = _with_statistics(asked, start, channels, stats)
         as_there |= why_own
@@ -348,6 +349,8 @@ def announce(
         say(f"  {line}")
     for line in (*data.notes, *plan.stats.noticed):
         say(f"  {line}")
+    if plan.stats.channels and is_listed(plan.stats.channels):
+        lines += [f"  {line}" for line in TextTable.of(channel_rows(plan.stats.channels)).text(0).split("\n")]
     if whole.groups is not None and held_out.groups is not None and len(held_out):
         parts = [len(np.unique(source.groups)) for source in (held_out, whole) if source.groups is not None]
         named = f"{parts[0]:,}" if asked.group is None else some_groups(held_out, asked.group)

@@ -110,6 +110,9 @@ def test_nd2_by_what_its_library_gives(tmp_path, monkeypatch):
 
     class ND2File:
         sizes = {"P": 2, "Z": 3, "C": 4, "Y": 40, "X": 50}
+        metadata = types.SimpleNamespace(
+            channels=[types.SimpleNamespace(channel=types.SimpleNamespace(name=name)) for name in "abcd"]
+        )
 
         def __init__(self, path):
             assert path.name == "a.nd2"
@@ -131,6 +134,7 @@ def test_nd2_by_what_its_library_gives(tmp_path, monkeypatch):
     at = next(i for i in range(36) if opened.train.describe(i).endswith("#slice=4,y=20,x=30"))
     want = torch.from_numpy(values[1, 1, :, 20:40, 30:50].astype(np.float32) / 65535)
     assert torch.equal(opened.train.read(at), want)
+    assert torch.equal(open_data(f"{tmp_path}@slices=1,tile=20,bands=c+1").train.read(at), want[[2, 0]])
 
 
 def test_blank_windows_are_left_out(tmp_path):

@@ -38,7 +38,8 @@ def test_other_channels_equal_timm(tmp_path, channels):
     source, vit = theirs(), ours(channels=channels)
     path = written(tmp_path / "weights.pth", source.state_dict())
     done = load_published(vit, path)
-    assert done.resampled == (f"patch_embed.proj.weight: from 3 channels to {channels}",)
+    how = "as their sum" if channels == 1 else f"repeated in turn, times 3/{channels}"
+    assert done.resampled == (f"patch_embed.proj.weight: from 3 channels to {channels}, {how}",)
     expected = timm.create_model(NAME, img_size=16, patch_size=4, in_chans=channels, num_classes=0, **TINY).eval()
     cfg = {"file": str(path), "first_conv": "patch_embed.proj", "classifier": None, "num_classes": 0}
     load_pretrained(expected, cfg, num_classes=0, in_chans=channels, filter_fn=checkpoint_filter_fn)

@@ -49,6 +49,9 @@ class ZarrContainer(Container):
             raise ValueError(f"arrays of axes {''.join(axes)} are not supported; they must end in y and x")
         self.sizes = tuple((one.shape[-2], one.shape[-1]) for one in self._arrays)
         self._counts, self._channel = self._arrays[0].shape[:-2], axes.index("c") if "c" in axes else None
+        self.channels = 1 if self._channel is None else self._counts[self._channel]
+        labels = [str(one.get("label") or "") for one in about.get("omero", {}).get("channels", ())]
+        self.names = tuple(labels) if len(labels) == self.channels and all(labels) else ()
         others = [count for i, count in enumerate(self._counts) if i != self._channel]
         self._others, self.planes = others, prod(others)
 
@@ -58,7 +61,7 @@ class ZarrContainer(Container):
             where.insert(self._channel, slice(None))
         rows, columns = slice(box.top, box.top + box.height), slice(box.left, box.left + box.width)
         found = np.asarray(self._arrays[box.level][(*where, rows, columns)])
-        return from_array(found if found.ndim == 2 else np.moveaxis(found, 0, -1))
+        return from_array(found if found.ndim == 2 else np.moveaxis(found[self.bands], 0, -1))
 
 
 class NiftiContainer(Container):
@@ -70,6 +73,7 @@ class NiftiContainer(Container):
     """
 
     window: tuple[float, float]
+    channels = 1
 
     def __init__(self, path: Path, window: tuple[float, float] | None = None) -> None:
         import nibabel  # an extra

@@ -39,6 +39,9 @@ class Container(ABC):
         microns: side of a pixel of the finest level in micrometres; None if the file does not say it.
         window: values that become 0 and 1, of a volume; None for other files.
         place_on_earth: tags of a GeoTIFF by number, which place the finest level; empty for other files.
+        channels: number of channels in the file.
+        names: names of these channels; empty if the file has none.
+        bands: channels to read, in this order; a list of places, or the slice of all.
     """
 
     planes: int = 1
@@ -46,10 +49,13 @@ class Container(ABC):
     microns: float | None = None
     window: tuple[float, float] | None = None
     place_on_earth: Mapping[int, Any] = MappingProxyType({})
+    channels: int = 3
+    names: tuple[str, ...] = ()
+    bands: list[int] | slice = slice(None)
 
     @abstractmethod
     def read(self, box: Box) -> Tensor:
-        """Read a window: [c h w], uint8, or float32 in [0, 1].
+        """Read a window of the chosen ``bands``: [c h w], uint8, or float32 in [0, 1].
 
         Raises:
             Exception: of any type, if the file is damaged, as decoders do.

@@ -59,7 +59,8 @@ class FilmContainer(Container):
         if last is None:
             raise ValueError(f"it ends before {box.plane / self._fps:.1f} s")
         picture = np.asarray(last.to_ndarray(format="rgb24"))
-        return channels_first(np.array(picture[box.top : box.top + box.height, box.left : box.left + box.width]))
+        rows, columns = slice(box.top, box.top + box.height), slice(box.left, box.left + box.width)
+        return channels_first(np.array(picture[rows, columns, self.bands]))
 
     def close(self) -> None:
         self._film.close()

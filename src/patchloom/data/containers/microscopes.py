@@ -30,12 +30,16 @@ class Nd2Container(Container):
         self.planes = prod(count for axis, count in sizes.items() if axis not in "YXCS")
         self.sizes = ((sizes["Y"], sizes["X"]),)
         self.microns = float(self._file.voxel_size().x) or None
+        self.channels = sizes.get("C", 1) * sizes.get("S", 1)
+        named = [str(one.channel.name) for one in getattr(self._file.metadata, "channels", None) or ()]
+        self.names = tuple(named) if len(named) == self.channels and all(named) else ()
 
     def read(self, box: Box) -> Tensor:
         frame = np.asarray(self._file.read_frame(box.plane))  # [y x] or [c y x] or [y x s]
         if frame.ndim == 3 and frame.shape[:2] != self.sizes[0]:
             frame = np.moveaxis(frame, 0, -1)
-        return from_array(frame[box.top : box.top + box.height, box.left : box.left + box.width])
+        part = frame[box.top : box.top + box.height, box.left : box.left + box.width]
+        return from_array(part if part.ndim == 2 else part[..., self.bands])
 
     def close(self) -> None:
         self._file.close()
@@ -60,7 +64,13 @@ class CziContainer(Container):
         axes = {axis: range(*ends) for axis, ends in bounds.items() if axis not in "XYC"}
         self._planes = [dict(zip(axes, each, strict=True)) for each in product(*axes.values())]
         self.planes = len(self._planes)
-        scaling = self._reader.metadata["ImageDocument"]["Metadata"].get("Scaling", {})
+        about = self._reader.metadata["ImageDocument"]["Metadata"]
+        self.channels = sum(3 if str(kind).startswith("Bgr") else 1 for kind in self._reader.pixel_types.values())
+        image = about.get("Information", {}).get("Image", {})
+        listed = _listed(image.get("Dimensions", {}).get("Channels", {}).get("Channel"))
+        named = [str(one.get("@Name") or "") for one in listed]
+        self.names = tuple(named) if len(named) == self.channels and all(named) else ()
+        scaling = about.get("Scaling", {})
         sides = {one.get("@Id"): one.get("Value") for one in _listed(scaling.get("Items", {}).get("Distance"))}
         side = sides.get("X")
         self.microns = float(side) * 1e6 if side else None
@@ -73,7 +83,8 @@ class CziContainer(Container):
         ]
         whole = np.concatenate(each, axis=-1)
         # colours are stored as blue, green, red
-        return from_array(whole[..., ::-1] if len(each) == 1 and whole.shape[-1] == 3 else whole)
+        whole = whole[..., ::-1] if len(each) == 1 and whole.shape[-1] == 3 else whole
+        return from_array(whole[..., self.bands])
 
     def close(self) -> None:
         self._reader.close()

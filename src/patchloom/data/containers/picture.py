@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from patchloom.data.containers.base import Box, Container
@@ -23,9 +24,17 @@ class PictureContainer(Container):
 
     @cached_property
     def sizes(self) -> tuple[tuple[int, int], ...]:  # type: ignore[override]  # needed when files are listed only
-        whole = read_image(self._path)
-        return ((whole.shape[1], whole.shape[2]),)
+        _, height, width = self._shape
+        return ((height, width),)
+
+    @cached_property
+    def channels(self) -> int:  # type: ignore[override]  # likewise
+        return self._shape[0]
+
+    @cached_property
+    def _shape(self) -> torch.Size:
+        return read_image(self._path).shape
 
     def read(self, box: Box) -> Tensor:
         whole = read_image(self._path)
-        return whole[:, box.top : box.top + box.height, box.left : box.left + box.width]
+        return whole[self.bands, box.top : box.top + box.height, box.left : box.left + box.width]

@@ -35,7 +35,7 @@ class SlideContainer(Container):
         pixels = np.asarray(self._slide.read_region(corner, box.level, (box.width, box.height)))
         alpha = pixels[..., 3:].astype(np.float32) / 255  # nothing was scanned where it is 0
         over = pixels[..., :3] * alpha + 255 * (1 - alpha)
-        return channels_first(np.round(over).astype(np.uint8))
+        return channels_first(np.round(over[..., self.bands]).astype(np.uint8))
 
     def close(self) -> None:
         self._slide.close()

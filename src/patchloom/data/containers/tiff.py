@@ -17,7 +17,7 @@ from torch import Tensor
 
 from patchloom.data.codestreams import has_size, part_size
 from patchloom.data.containers.base import Box, Container
-from patchloom.data.decode import from_tiff, read_series
+from patchloom.data.decode import channel_names, from_tiff, read_series
 
 SCALE, TIEPOINT, TRANSFORM = 33550, 33922, 34264  # tags of GeoTIFF: places of pixels
 PLACE_ON_EARTH = SCALE, TIEPOINT, TRANSFORM, 34735, 34736, 34737  # and the system of coordinates
@@ -65,6 +65,8 @@ class TiffContainer(Container):
             self.planes = len(numbers)
             self.sizes = tuple((level.keyframe.imagelength, level.keyframe.imagewidth) for level in self._levels)
             self._alpha = numbers.shape[1] == 1 and [int(kind) for kind in page.extrasamples][-1:] in ([1], [2])
+            self.channels = numbers.shape[1] * page.samplesperpixel
+            self.names = channel_names(self._file, self.channels)
             self.microns = _microns(self._file, page)
             self.place_on_earth = {code: page.tags[code].value for code in PLACE_ON_EARTH if code in page.tags}
         except BaseException:
@@ -91,10 +93,14 @@ class TiffContainer(Container):
     def read(self, box: Box) -> Tensor:
         series = self._levels[box.level]
         page = series.keyframe
-        pages = [series.pages[int(number)] for number in self._pages[box.plane]]
+        numbers = self._pages[box.plane]
+        apart = page.samplesperpixel == 1  # only the pages of the chosen channels are read
+        pages = [series.pages[int(number)] for number in (numbers[self.bands] if apart else numbers)]
         each = [self._window(one, page, box) for one in pages if one is not None]  # `read_series` refuses missing ones
         whole = each[0] if len(each) == 1 else np.concatenate(each, axis=-1)
-        return from_tiff(page, whole, self._alpha)
+        # who chooses a channel that is marked as transparency takes it for data
+        alpha = self._alpha and isinstance(self.bands, slice)
+        return from_tiff(page, whole if apart else whole[..., self.bands], alpha)
 
     def _window(self, page: tifffile.TiffPage | tifffile.TiffFrame, key: tifffile.TiffPage, box: Box) -> np.ndarray:
         """Return the values [h w c] of one page; parts that the file leaves out are zero."""
@@ -129,7 +135,8 @@ class TiffContainer(Container):
         apart = key.axes == "SYX"
         rows = range(box.top // height, -(-(box.top + box.height) // height))
         columns = range(box.left // width, -(-(box.left + box.width) // width))
-        for sample, row, column in product(range(key.samplesperpixel if apart else 1), rows, columns):
+        chosen = np.arange(key.samplesperpixel)[self.bands].tolist() if apart else [0]
+        for sample, row, column in product(chosen, rows, columns):
             samples = slice(sample, sample + 1) if apart else slice(None)
             yield (sample * down + row) * across + column, samples
 

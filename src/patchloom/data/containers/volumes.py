@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -85,6 +86,10 @@ class SeriesContainer(Container):
     def __init__(self, paths: Sequence[Path], size: tuple[int, int], microns: float | None) -> None:
         self._paths, self.planes, self.sizes, self.microns = paths, len(paths), (size,), microns
 
+    @cached_property
+    def channels(self) -> int:  # type: ignore[override]  # needed when channels are chosen only
+        return len(read_image(self._paths[0]))
+
     def read(self, box: Box) -> Tensor:
         whole = read_image(self._paths[box.plane])
-        return whole[:, box.top : box.top + box.height, box.left : box.left + box.width]
+        return whole[self.bands, box.top : box.top + box.height, box.left : box.left + box.width]

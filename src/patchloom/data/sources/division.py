@@ -26,6 +26,7 @@ class Division:
         every: distance of the slices that are taken.
         window: values of a volume that become 0 and 1, such as Hounsfield units; None for the volume's own range.
         fps: frames to take from each second of a film.
+        bands: channels to read, in this order: numbers, from 1, or names that the files give them; () for all.
     """
 
     tile: tuple[int, int] | None = None
@@ -37,6 +38,7 @@ class Division:
     every: int = 1
     window: tuple[float, float] | None = None
     fps: float | None = None
+    bands: tuple[str, ...] = ()
 
     @property
     def whole(self) -> bool:
@@ -49,8 +51,9 @@ class Division:
         for one in fields(self):
             value = getattr(self, one.name)
             if value != one.default:
-                joint = ":" if one.name == "window" else "x"
-                words = joint.join(f"{part:g}" for part in value) if isinstance(value, tuple) else f"{value:g}"
+                parts = value if isinstance(value, tuple) else (value,)
+                joint = {"window": ":", "bands": "+"}.get(one.name, "x")
+                words = joint.join(part if isinstance(part, str) else f"{part:g}" for part in parts)
                 said.append(f"{one.name}={words}")
         return ",".join(said)
 
@@ -86,6 +89,13 @@ def _odd(word: str) -> int:
     return value
 
 
+def _bands(word: str) -> tuple[str, ...]:
+    found = tuple(one.strip() for one in word.split("+"))
+    if not all(found):
+        raise ValueError
+    return found
+
+
 # by name: the reader of its value, and what such a value is
 _READERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "tile": (_tile, f"a side of 8 to {MAX_SIDE:,} pixels, as 256, or height x width, as 256x512"),
@@ -96,6 +106,7 @@ _READERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "slices": (_odd, "an odd number: 1 for each slice as an image, 3 for each with its neighbours as channels"),
     "every": (_number(1), "a distance of slices, from 1"),
     "window": (_window, "two values, as -1000:400"),
+    "bands": (_bands, "numbers or names of channels with + between, as 4+3+2 or B04+B03+B02"),
     "fps": (_number(1e-4, 1000, whole=False), "frames a second, as 1 or 0.2"),
 }
 _OF_TILE = "overlap", "microns", "blank"

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from patchloom.data.channels import choose_channels, collect_channels, record_names
 from patchloom.data.containers.base import Box, Container
 from patchloom.data.containers.open import check_readers, open_container, suffix_of
 from patchloom.data.containers.volumes import SUFFIXES as DICOM
@@ -32,7 +33,7 @@ from patchloom.errors import PatchloomError
 from patchloom.system.files import cache_root, read_cached, write_sealed
 
 _PART_KIND = b"w"  # contents of parts of files
-_FORMAT = "windows 1"
+_FORMAT = "windows 2"
 _HELD_OPEN = 32  # files a process keeps open
 _END = 2**20  # bytes at either end of a file by which copies of it are found
 _CELLS = 8  # a window's contrast is measured on the means of this many cells in each direction
@@ -56,6 +57,8 @@ class Unit:
         planes: number of planes.
         microns: side of a pixel of the images that are made; None if it is unknown.
         window: values that become 0 and 1, of a volume; None for other files.
+        bands: places of the channels that are read; () for all.
+        names: names of the channels that are read; () without.
         about: a remark for the notes, such as a missing slice; "" without.
     """
 
@@ -67,6 +70,8 @@ class Unit:
     planes: int
     microns: float | None
     window: tuple[float, float] | None = None
+    bands: tuple[int, ...] = ()
+    names: tuple[str, ...] = ()
     about: str = ""
 
 
@@ -98,10 +103,12 @@ class Parts(Source):
         self.groups = self._groups()
         self._open = _OpenFiles()
 
-    def _groups(self) -> np.ndarray:
-        """Return the groups of the files, or each file as a group, or blocks of a single file."""
+    def _groups(self) -> np.ndarray | None:
+        """Return the groups of the files, or each file, or blocks of a single one; None where a file is one image."""
         if self.source.groups is not None:
             return self.source.groups[self._file]
+        if len(self.parts) == len(self.units):
+            return None
         if len(self.units) > 1:
             return self.parts["unit"].astype(np.int64)
         unit, (height, width) = self.units[0], self.units[0].whole
@@ -120,6 +127,7 @@ class Parts(Source):
         planes = [min(max(plane + step, 0), unit.planes - 1) for step in range(-half, half + 1)]
         with _readable(self.describe(i)), self._open.borrow(unit, self.division) as container:
             each = [container.read(Box(one, unit.level, top, left, *unit.size)) for one in planes]
+        record_names(lambda: unit.names * len(planes))
         return _resized(torch.cat(each) if len(each) > 1 else each[0], self.division.tile or unit.size)
 
     def _place(self, i: int) -> str:
@@ -187,7 +195,7 @@ class _OpenFiles:
         if self._process != os.getpid():  # a forked process would move its parent's places in the files
             self._clear()
         with self._lock:
-            found = self._found.pop(unit.paths, None) or _opened(unit.paths, division, unit.window)
+            found = self._found.pop(unit.paths, None) or _opened(unit.paths, division, unit)
             self._found[unit.paths] = found
             while len(self._found) > _HELD_OPEN:
                 self._found.popitem(last=False)[1].close()
@@ -307,18 +315,23 @@ def _units(paths: Sequence[Path], division: Division) -> Iterator[tuple[Unit, Co
             yield replace(_unit(files, first, volume, division, str(files[0])), about=about), volume
 
 
-def _opened(paths: tuple[Path, ...], division: Division, window: tuple[float, float] | None = None) -> Container:
-    """Open a file; ``window`` is that of its unit, since finding the range of a volume takes a pass over it."""
-    if suffix_of(paths[0]) in DICOM:
-        return SeriesContainer(paths, (0, 0), None)
-    window = division.window or window
-    return open_container(paths[0], stack=bool(division.slices), window=window, fps=division.fps)
+def _opened(paths: tuple[Path, ...], division: Division, unit: Unit | None = None) -> Container:
+    """Open a file; its ``unit`` has its channels, and the range of a volume, which is found in a pass over it."""
+    window = division.window or (unit.window if unit is not None else None)
+    found: Container = (
+        SeriesContainer(paths, (0, 0), None)
+        if suffix_of(paths[0]) in DICOM
+        else open_container(paths[0], stack=bool(division.slices), window=window, fps=division.fps)
+    )
+    if unit is not None and unit.bands:
+        found.bands = list(unit.bands)
+    return found
 
 
 @contextmanager
 def opened(unit: Unit, division: Division) -> Iterator[Container]:
     """Open a file of a source for a while."""
-    with silence_decoders(), closing(_opened(unit.paths, division, unit.window)) as container:
+    with silence_decoders(), closing(_opened(unit.paths, division, unit)) as container:
         yield container
 
 
@@ -347,7 +360,10 @@ def _unit(paths: tuple[Path, ...], file: int, container: Container, division: Di
         microns *= container.reduction(level)
     whole = container.sizes[level]
     height, width = (max(1, round(side * scale)) for side in division.tile) if division.tile else whole
-    return Unit(paths, file, (height, width), level, whole, container.planes, microns, container.window)
+    bands = choose_channels(division.bands, container.names, container.channels, name) if division.bands else ()
+    names = tuple(container.names[band] for band in bands) if bands and container.names else container.names
+    size = height, width
+    return Unit(paths, file, size, level, whole, container.planes, microns, container.window, bands, names)
 
 
 def steps_of(unit: Unit, division: Division) -> tuple[float, float]:
@@ -430,10 +446,15 @@ def overview(container: Container, unit: Unit, plane: int) -> np.ndarray:
     found = list[Tensor]()
     for first, last in pairwise(np.linspace(0, rows, min(strips, rows) + 1).round().astype(int).tolist()):
         top, bottom = first * height // rows, max(last * height // rows, first * height // rows + 1)
-        read = container.read(Box(plane, level, top, 0, bottom - top, width))
+        with collect_channels() as seen:
+            read = container.read(Box(plane, level, top, 0, bottom - top, width))
         scaled = read.float() / (1 if read.is_floating_point() else 255)
+        if seen.missing is not None:
+            scaled = scaled.masked_fill(torch.from_numpy(seen.missing).permute(2, 0, 1), torch.nan)
         found.append(F.interpolate(scaled[None], size=(last - first, columns), mode="area")[0])
-    return torch.cat(found, dim=1).numpy()
+    cells = torch.cat(found, dim=1)
+    # cells without values are of one colour, so that windows of nothing else are blank
+    return torch.where(cells.isnan(), cells.nanmean((1, 2), keepdim=True).nan_to_num(), cells).numpy()
 
 
 # Words and pixels.
@@ -491,6 +512,6 @@ def _notes(made: Parts, blank: int) -> list[str]:
             f"; {count_of(blank, 'blank one', 'are')} left out, with a contrast below {division.blank:.0%} of that of "
             "their file (blank=0 after @ keeps them)"
         )
-    stay = "each file stays in one split" if len(units) > 1 else "blocks of it stay in one split"
-    found = [f"{made.name}: {files}, {what}{said}{left}; {stay}"]
+    stay = "; each file stays in one split" if len(units) > 1 else "; blocks of it stay in one split"
+    found = [f"{made.name}: {files}, {what}{said}{left}{'' if made.groups is None else stay}"]
     return [*found, *(unit.about for unit in units if unit.about)]

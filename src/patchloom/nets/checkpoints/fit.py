@@ -336,7 +336,7 @@ def _misfit(found: _Selected, name: str, value: Tensor, own: Tensor, width: int)
             advice += f"--model vit_{size}_patch16_224, or " if size else ""
             advice += f"--model.embed_dim {theirs} with the num_heads of these weights"
     elif name == PROJECTION_KEY and value.ndim == 4:
-        advice = f"give --channels {value.shape[1]}"
+        advice = f"give --channels {value.shape[1]} and images of as many (@bands= behind their name chooses)"
     elif name == "reg_token" and value.ndim == 3:
         advice = f"give --model.reg_tokens {value.shape[1]}"
     elif ".mlp.fc1." in name and value.ndim:

@@ -47,7 +47,8 @@ def fit_projection(fitting: State, target: State) -> list[str]:
         )
         value = resample_patch_embed(value, list(own.shape[2:]))
     if value.shape[1] == 3 != own.shape[1]:  # timm's rule is for colour images
-        changes.append(f"{PROJECTION_KEY}: from 3 channels to {own.shape[1]}")
+        how = "as their sum" if own.shape[1] == 1 else f"repeated in turn, times 3/{own.shape[1]}"
+        changes.append(f"{PROJECTION_KEY}: from 3 channels to {own.shape[1]}, {how}")
         value = adapt_input_conv(own.shape[1], value)
     fitting[PROJECTION_KEY] = value
     return changes
