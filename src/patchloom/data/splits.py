@@ -203,7 +203,7 @@ def lacking_classes(train: Source, test: Source, name: str = "test") -> str:
     """Return a sentence on classes that one of two parts lacks because groups stay whole; "" if there are none."""
     if train.groups is None or train.labels is None or test.labels is None or not train.classes:
         return ""
-    known, other = ({*part.labels[part.labels >= 0].tolist()} for part in (train, test))
+    known, other = ({*labels[labels >= 0].tolist()} for labels in (train.labels, test.labels))
     parts = {name: known - other, "training": other - known}
     said = [
         f"no {part} {train.noun.removesuffix('s')} has class {limit_examples(train.classes[i] for i in sorted(gone))}"
