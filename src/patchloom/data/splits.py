@@ -201,7 +201,7 @@ def _with_all_classes(
 
 def lacking_classes(train: Source, test: Source, name: str = "test") -> str:
     """Return a sentence on classes that one of two parts lacks because groups stay whole; "" if there are none."""
-    if train.groups is None or train.labels is None or test.labels is None:
+    if train.groups is None or train.labels is None or test.labels is None or not train.classes:
         return ""
     known, other = ({*labels[labels >= 0].tolist()} for labels in (train.labels, test.labels))
     parts = {name: known - other, "training": other - known}
