@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from patchloom.system.distributed import Shared, _of_cpus, smallest, wait_for_all
 
-WORLD, BATCH, STEPS = 2, 8, 3
+WORLD, BATCH, STEPS = 2, 8, 2  # the second step has momentum, and a teacher that has moved
 
 
 class Result(NamedTuple):
@@ -32,7 +32,7 @@ class Result(NamedTuple):
 
 
 def train(name, asked, rank=0, world=1):
-    """Train three steps of a task with the options ``asked`` on this process's rows of the batch."""
+    """Train a few steps of a task with the options ``asked`` on this process's rows of the batch."""
     task = build(name, asked=asked)
     perturbed(task)  # zero biases, and a teacher that is the student, would hide mistakes
     # with the defaults of Fabric: parameters that the loss does not use are an error

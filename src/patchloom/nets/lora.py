@@ -107,11 +107,8 @@ def effective_parameters(net: nn.Module) -> Iterator[tuple[str, Tensor]]:
     if not has_adapters(net):
         yield from ((name, one.detach()) for name, one in net.named_parameters())
         return
-    yield from merged({name: one.detach() for name, one in [*net.named_parameters(), *_scales(net)]}).items()
-
-
-def _scales(net: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    return ((name, one) for name, one in net.named_buffers() if name.endswith(f"{_INSIDE}weight.0.scale"))
+    scales = ((name, one) for name, one in net.named_buffers() if name.endswith(f"{_INSIDE}weight.0.scale"))
+    yield from merged({name: one.detach() for name, one in [*net.named_parameters(), *scales]}).items()
 
 
 def plain_buffers(net: nn.Module) -> Iterator[tuple[str, Tensor]]:
