@@ -90,12 +90,20 @@ def _through(vit, tokens):
     return tokens
 
 
-def test_it_is_the_same_again_and_for_each_image_alone():
+@pytest.fixture
+def in_double_precision():
+    """Compute by float64: in float32, Adam's first steps turn the rounding of small gradients into whole steps."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def test_it_is_the_same_again_and_for_each_image_alone(in_double_precision):
     vit, images = random_vit(), photos()
     one, again = (invert(named(vit), images, steps=5, seed=4) for _ in range(2))
     assert torch.equal(one.images, again.images) and torch.equal(one.curve, again.curve)
     alone = invert(named(vit), images[1:], steps=5, seed=4)
-    torch.testing.assert_close(alone.curve[:, 0], one.curve[:, 1], rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(alone.curve[:, 0], one.curve[:, 1], rtol=1e-5, atol=1e-6)
     assert not torch.equal(invert(named(vit), images, steps=5).images, one.images)
 
 
