@@ -128,7 +128,7 @@ def test_whole_groups_within_the_count_and_never_all(rows, count, seed):
     rest = np.setdiff1d(np.arange(len(groups)), chosen)
     assert not np.isin(groups[chosen], groups[rest]).any()
     smallest = np.unique(groups, return_counts=True)[1].min()
-    assert len(chosen) <= max(count, smallest) or len({*labels} - {-1}) > 1 and 2 * len(chosen) <= len(labels)
+    assert len(chosen) <= max(count, smallest) or (labels >= 0).any() and 2 * len(chosen) <= len(labels)
 
 
 def test_groups_are_drawn_in_proportion_to_their_labels():
