@@ -6,13 +6,16 @@ on other images.
 
     python benchmarks/curation.py measure POOL.npz TEST.npz OUT.json --name CIFAR-10   # features by patchloom embed
     python benchmarks/curation.py measure POOL.npz TEST.npz RARE.json --rare airplane --name "CIFAR-10, 5 % airplane"
-    python benchmarks/curation.py table OUT.json RARE.json
+    python benchmarks/curation.py frames CAMVID RUN FRAMES.json        # frames to label, by the mIoU of patches
+    python benchmarks/curation.py table OUT.json RARE.json FRAMES.json
+    python benchmarks/curation.py plant IMAGES RUN PLANTED             # near copies and faults that curate finds
 
 Methods, all on features of length 1: random; the images nearest to the centroids of k-means (medoids); TypiClust
 (2202.02794), the image in the densest place of each cluster; MaxHerding (2407.12212), which maximises the mean
 similarity of all images to their most similar chosen one; k-centre (1708.00489). Classifiers: logistic regression
-(scikit-learn, C = 1, on standardised features) and the nearest chosen image. Each draw has its own seed of the method,
-and its own half of the pool; all methods of a draw choose from the same half.
+(scikit-learn, C = 1, on standardised features), the nearest chosen image, and for files of all patch tokens an
+attentive probe. Each draw has its own seed of the method, and its own half of the pool; all methods of a draw choose
+from the same half.
 
 THE RULE, fixed on 2026-11-28 before any figure was seen: a method is advised at a budget if, by the linear classifier,
 its difference from random over the draws has a 95 % interval (Student, paired by draw) above zero in at least two
@@ -354,7 +357,7 @@ def noise(image: Image.Image) -> Image.Image:
 COPIED: dict[str, Callable[[Image.Image], Image.Image]] = {
     "JPEG of quality 20": saved_again,
     "brighter by a third": lambda image: ImageEnhance.Brightness(image).enhance(4 / 3),
-    "without 10 % of each side": cut,
+    "without 10 % of two sides": cut,
     "half as large": lambda image: image.resize((image.width // 2, image.height // 2)),
 }
 FAULTY: dict[str, Callable[[Image.Image], Image.Image]] = {
