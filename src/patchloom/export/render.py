@@ -10,25 +10,20 @@ from typing import Any
 import jinja2
 
 from patchloom.report.results import escape_markdown
+from patchloom.system.templates import environment
 
 
 @cache
-def _environment() -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("patchloom.export"),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
+def _templates() -> jinja2.Environment:
+    templates = environment("patchloom.export", html=False)
     # what users or files named becomes a literal, which cannot become code, or is escaped
-    environment.filters |= {"literal": repr, "numbers": _numbers, "markdown": escape_markdown}
-    return environment
+    templates.filters |= {"literal": repr, "numbers": _numbers, "markdown": escape_markdown}
+    return templates
 
 
 def render(template: str, **values: Any) -> str:
     """Return a template of the folder ``templates`` with values filled in."""
-    return _environment().get_template(template).render(values)
+    return _templates().get_template(template).render(values)
 
 
 def _numbers(values: Sequence[float]) -> str:

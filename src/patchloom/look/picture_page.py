@@ -12,6 +12,7 @@ from PIL import Image
 
 from patchloom.data.source import Source
 from patchloom.look.sheet import SIDES, brightness, resize, tile_size, to_pixels
+from patchloom.system.templates import environment, render_page
 
 
 class PageItem(NamedTuple):
@@ -40,18 +41,7 @@ class PageSection(NamedTuple):
 
 def picture_page(sections: Sequence[PageSection], data: str) -> str:
     """Return a page as HTML; the title of the first section and the name of the data are its title."""
-    import jinja2  # takes 0.1 s to import
-
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("patchloom.look"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    text = environment.get_template("picture-page.html").render(sections=sections, data=data)
-    # names of files that are not UTF-8 have lone surrogates, which cannot be encoded
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return render_page(environment("patchloom.look", html=True), "picture-page.html", sections=sections, data=data)
 
 
 def data_uri(images: Source, i: int) -> str:

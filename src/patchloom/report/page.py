@@ -20,6 +20,7 @@ from markupsafe import Markup
 
 from patchloom.look.charts import Panel
 from patchloom.results.result import Result
+from patchloom.system.templates import environment, render_page
 
 # Contents of a page: text is plain and escaped when rendered; pictures and sounds are data URIs.
 
@@ -204,22 +205,14 @@ _NUMERIC = re.compile(r"[-+−±<>≈~]?\s?\d.{0,20}|[-–—]?")  # a number, o
 
 def render(page: Page) -> str:
     """Render a page as HTML, to be written as UTF-8."""
-    text = _environment().get_template("page.html").render(page=page)
-    # names of files that are not UTF-8 have lone surrogates, which cannot be encoded
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return render_page(_templates(), "page.html", page=page)
 
 
 @cache
-def _environment() -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("patchloom.report"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.globals["source"] = _source
-    environment.filters |= {
+def _templates() -> jinja2.Environment:
+    templates = environment("patchloom.report", html=True)
+    templates.globals["source"] = _source
+    templates.filters |= {
         "json": script_json,
         "curves": chart_data,
         "line_numbers": line_numbers,
@@ -229,7 +222,7 @@ def _environment() -> jinja2.Environment:
         "numeric": numeric_columns,
         "figures": is_figures,
     }
-    return environment
+    return templates
 
 
 def _source(name: str) -> Markup:
