@@ -300,13 +300,12 @@ def test_two_directions_are_enough_where_content_and_place_share_directions():
 
 def test_a_place_that_is_not_row_or_column_stays():
     """A checkerboard does not covary with row or column: it is left, and only the classifier reads it."""
-    content = torch.randn(200, 24, D, generator=torch.Generator().manual_seed(0))
-    content = torch.cat([content, content.flip(1)])
+    content = torch.randn(400, 24, D, generator=torch.Generator().manual_seed(0))
     index = torch.arange(24)
     board = ((index // 6 + index % 6) % 2 * 2 - 1).float()
     tokens = content + 5 * board[:, None] * torch.eye(D)[0]
     found = remove_positions(iter([tokens]), tokens, GRID)
-    assert abs(found.before.r2) < 0.05 and found.after.accuracy > 1.5 / 24
+    assert abs(found.before.r2) < 0.05 and found.after.accuracy > 2 / 24
 
 
 def test_grids_of_one_row_or_one_patch():
