@@ -979,6 +979,7 @@ PRINTING = (  # with @ for the hostile name
     *("evaluate segment @ data", "compare data --tasks mae,lut --minutes 1 --dry-run", "predict @ data"),
     *("embed @ data --to @.npz --near data/test/@x/@2.png", "look @ data --what features", "look curves @ @"),
     *("report @", "results @", "export @ --out @.safetensors", "export foreign.safetensors", "bench data --tasks @"),
+    *("curate encoder/e.safetensors data --out @", "curate @ data"),
     *("distill encoder/e.safetensors data --student @", "tasks @", "recipes @", "@", "pretrain --task @ --help"),
 )
 

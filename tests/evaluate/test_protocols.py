@@ -622,7 +622,7 @@ BAD_OPTIONS = {
         ({"positions": "rotary"}, "--positions cannot be rotary"),
         ({"control": "no"}, "--control cannot be no"),
         ({"from_scratch": True, "out": "here"}, "--from_scratch saves no classifier"),
-        ({"blr": []}, "--blr has no rate"),
+        ({"blr": []}, "--blr is empty"),
         ({"blr": [1e-3, -1.0]}, "--blr must be"),
         ({"recipe": "dino"}, "no recipe dino"),
         ({"out": "here", "seeds": 2}, "--out names one file"),

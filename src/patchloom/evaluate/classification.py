@@ -412,8 +412,6 @@ def plan_for(
         changes = {**changes, "batch": settings.batch_size}
     given = changes.get("blr")
     rates = tuple(given) if isinstance(given, list | tuple) else (given,)
-    if not rates:
-        raise PatchloomError("--blr has no rate to choose from: give numbers, such as '[1e-4, 1e-3]'")
     requested = [recipe_for(name, vit, {**changes, "blr": rate}, known) for rate in rates]
     if train.noun == "recordings":
         requested = [one.for_recordings(bool(train.noise)) for one in requested]
