@@ -227,6 +227,8 @@ def _groups(sources: Sequence[Source]) -> np.ndarray:
 def _refuse_twice(names: Sequence[str | Path]) -> None:
     there: dict[str, str] = {}
     for name in map(str, names):
+        if "\0" in name:  # which is no path, as opening it will say
+            continue
         real = os.path.realpath(os.path.expanduser(name))
         if real in there:
             raise PatchloomError(f"{name} and {there[real]} are the same: give it once")
