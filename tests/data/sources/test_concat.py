@@ -54,6 +54,7 @@ def test_splits_for_validation_are_one_source_too(folders, draw):
         (["a", "./a"], "./a and a are the same"),
         (["a", "a/train"], "a/train lies within a"),
         ("a,gone", "gone does not exist"),
+        (["a", "\0"], "does not exist"),
         *((nothing, "the data has no name") for nothing in ("", " ", [""], ["a", " "])),
     ],
 )
