@@ -197,7 +197,7 @@ _MOST_SCANS = 64  # of a JPEG; Pillow and others write 10
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # of a JPEG's segment; compressed data cannot hold it
 _BLOCK = 2**20  # bytes
 _MOST_EXIF = 2**20  # bytes; a JPEG's segment holds 2**16
-_HOUNSFIELD = -1024, 3071  # units of CT: the 12 bits from air to beyond bone
+HOUNSFIELD = -1024, 3071  # units of CT: the 12 bits from air to beyond bone
 _LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601
 # the first bytes of formats that are read without PIL, or with more than PIL alone
 _BEGINNINGS = {
@@ -516,7 +516,7 @@ def read_dicom(file: BinaryIO) -> np.ndarray:
         return array if top == 255 else (array / np.float32(top)).astype(np.float32)
     if data.get("Modality") == "CT" and array.ndim == 2:
         record_conversion("CT")
-        air, dense = _HOUNSFIELD
+        air, dense = HOUNSFIELD
         units = apply_rescale(array, data).astype(np.float32)
         image = np.clip((units - air) / np.float32(dense - air), 0, 1)
     elif array.dtype == np.uint8 and int(data.BitsStored) == 8:

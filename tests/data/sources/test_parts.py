@@ -4,6 +4,7 @@ import pickle
 import shutil
 import sys
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -209,18 +210,36 @@ def test_volumes_of_nifti(tmp_path, suffix, monkeypatch):
     assert own.read(2).min() == 0 and own.read(2).max() == 1
 
 
-def test_series_of_dicom_are_volumes_in_the_order_of_their_places(tmp_path):
+def write_slice(path: Path, values: np.ndarray, modality: str, series: str, place: float) -> None:
+    """Write a DICOM file of 12 bits, by pydicom."""
     pydicom = pytest.importorskip("pydicom")
+    data = pydicom.Dataset()
+    data.file_meta = pydicom.dataset.FileMetaDataset()
+    data.file_meta.TransferSyntaxUID = pydicom.uid.ExplicitVRLittleEndian
+    data.SOPClassUID = pydicom.uid.SecondaryCaptureImageStorage
+    data.set_pixel_data(values, "MONOCHROME2", 12)
+    data.Modality, data.SeriesInstanceUID, data.RescaleSlope, data.RescaleIntercept = modality, series, 1, -1024
+    data.ImageOrientationPatient, data.ImagePositionPatient = [1, 0, 0, 0, 1, 0], [0, 0, place]
+    data.save_as(path, enforce_file_format=True)
+
+
+def test_a_window_of_ct_is_in_hounsfield_units(tmp_path):
+    values = RNG.integers(0, 4096, (2, 9, 14)).astype(np.uint16)
+    for number, one in enumerate(values):
+        write_slice(tmp_path / f"{number}.dcm", one, "CT", "1.2.3", 2.5 * number)
+    opened = open_data(f"{tmp_path}@slices=1,window=-1000:400")
+    units = values.astype(np.float64) - 1024
+    for i, one in enumerate(units):
+        assert np.allclose(opened.train.read(i)[0], ((one + 1000) / 1400).clip(0, 1), atol=1e-5)
+    assert "-1000 to 400" in opened.notes[0]
+    write_slice(tmp_path / "2.dcm", values[0], "MR", "1.2.4", 0)
+    refused(f"{tmp_path}@slices=1,window=-1000:400", "is no CT, so its values have no unit: leave out window")
+
+
+def test_series_of_dicom_are_volumes_in_the_order_of_their_places(tmp_path):
     values = RNG.integers(0, 4096, (6, 9, 14)).astype(np.uint16)
-    for number, slice_ in enumerate(values):
-        data = pydicom.Dataset()
-        data.file_meta = pydicom.dataset.FileMetaDataset()
-        data.file_meta.TransferSyntaxUID = pydicom.uid.ExplicitVRLittleEndian
-        data.SOPClassUID = pydicom.uid.SecondaryCaptureImageStorage
-        data.set_pixel_data(slice_, "MONOCHROME2", 12)
-        data.Modality, data.SeriesInstanceUID = "MR", f"1.2.{number // 4}"
-        data.ImageOrientationPatient, data.ImagePositionPatient = [1, 0, 0, 0, 1, 0], [0, 0, -3.0 * number]
-        data.save_as(tmp_path / f"{(number * 5) % 7}.dcm", enforce_file_format=True)
+    for number, one in enumerate(values):
+        write_slice(tmp_path / f"{(number * 5) % 7}.dcm", one, "MR", f"1.2.{number // 4}", -3.0 * number)
     opened = open_data(f"{tmp_path}@slices=1")
     assert len(opened.train) == 6 and "2 volumes" in opened.notes[0]
     first = [i for i in range(6) if opened.train.groups[i] == opened.train.groups[0]]

@@ -11,11 +11,12 @@ import numpy as np
 from torch import Tensor
 
 from patchloom.data.containers.base import Box, Container
-from patchloom.data.decode import DICOM, read_image
+from patchloom.data.decode import DICOM, HOUNSFIELD, read_image
 
 SUFFIXES = DICOM
 
 _TAGS = ["SeriesInstanceUID", "ImagePositionPatient", "ImageOrientationPatient", "InstanceNumber", "Rows", "Columns"]
+_TAGS += ["PixelSpacing", "Modality"]
 _GAP = 1.5  # distances of neighbouring slices, relative to the usual one, from which one is missing
 
 
@@ -28,12 +29,14 @@ class Series:
         missing: whether a distance between two slices is larger than the others.
         size: rows and columns of a slice.
         microns: distance of two pixels in a row; None if it is unknown.
+        computed: whether it is of computed tomography, whose values are Hounsfield units.
     """
 
     numbers: tuple[int, ...]
     missing: bool
     size: tuple[int, int]
     microns: float | None
+    computed: bool
 
 
 def find_series(paths: Sequence[Path]) -> list[Series]:
@@ -46,7 +49,7 @@ def find_series(paths: Sequence[Path]) -> list[Series]:
 
     found: dict[tuple[Path, str], list[tuple[float, int, pydicom.Dataset]]] = {}
     for number, path in enumerate(paths):
-        head = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=[*_TAGS, "PixelSpacing"])
+        head = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=_TAGS)
         key = path.parent, str(head.get("SeriesInstanceUID", path))
         found.setdefault(key, []).append((_height(head), number, head))
     return [_series(slices) for slices in found.values()]
@@ -69,9 +72,9 @@ def _series(slices: Iterable[tuple[float, int, object]]) -> Series:
     steps = np.diff([height for height, *_ in ordered])
     missing = bool(len(steps) > 1 and steps.max() > _GAP * np.percentile(steps, 50, method="lower") > 0)
     spacing = getattr(ordered[0][2], "PixelSpacing", None)
-    return Series(
-        tuple(number for _, number, _ in ordered), missing, sizes.pop(), float(spacing[1]) * 1000 if spacing else None
-    )
+    microns = float(spacing[1]) * 1000 if spacing else None
+    computed = all(getattr(head, "Modality", "") == "CT" for *_, head in ordered)
+    return Series(tuple(number for _, number, _ in ordered), missing, sizes.pop(), microns, computed)
 
 
 class SeriesContainer(Container):
@@ -81,10 +84,18 @@ class SeriesContainer(Container):
         paths: files in the order of their slices.
         size: height and width of each.
         microns: distance of two pixels.
+        window: Hounsfield units that become 0 and 1; None for all.
     """
 
-    def __init__(self, paths: Sequence[Path], size: tuple[int, int], microns: float | None) -> None:
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        size: tuple[int, int] = (0, 0),
+        microns: float | None = None,
+        window: tuple[float, float] | None = None,
+    ) -> None:
         self._paths, self.planes, self.sizes, self.microns = paths, len(paths), (size,), microns
+        self.window = window
 
     @cached_property
     def channels(self) -> int:  # type: ignore[override]  # needed when channels are chosen only
@@ -92,4 +103,8 @@ class SeriesContainer(Container):
 
     def read(self, box: Box) -> Tensor:
         whole = read_image(self._paths[box.plane])
-        return whole[self.bands, box.top : box.top + box.height, box.left : box.left + box.width]
+        part = whole[self.bands, box.top : box.top + box.height, box.left : box.left + box.width]
+        if self.window is None:
+            return part
+        (air, dense), (low, high) = HOUNSFIELD, self.window
+        return ((part * (dense - air) + air - low) / (high - low)).clamp(0, 1)

@@ -309,7 +309,9 @@ def _units(paths: Sequence[Path], division: Division) -> Iterator[tuple[Unit, Co
             series = find_series([paths[i] for i in numbers])
         for one in series:
             files = tuple(paths[numbers[k]] for k in one.numbers)
-            volume = SeriesContainer(files, one.size, one.microns)
+            if division.window and not one.computed:
+                raise PatchloomError(f"{files[0].parent} is no CT, so its values have no unit: leave out window")
+            volume = SeriesContainer(files, one.size, one.microns, division.window)
             first = numbers[one.numbers[0]]
             about = f"{files[0].parent}: a slice is missing, by the distances of the others" * one.missing
             yield replace(_unit(files, first, volume, division, str(files[0])), about=about), volume
@@ -319,7 +321,7 @@ def _opened(paths: tuple[Path, ...], division: Division, unit: Unit | None = Non
     """Open a file; its ``unit`` has its channels, and the range of a volume, which is found in a pass over it."""
     window = division.window or (unit.window if unit is not None else None)
     found: Container = (
-        SeriesContainer(paths, (0, 0), None)
+        SeriesContainer(paths, window=division.window)
         if suffix_of(paths[0]) in DICOM
         else open_container(paths[0], stack=bool(division.slices), window=window, fps=division.fps)
     )
