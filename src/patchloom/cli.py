@@ -16,6 +16,7 @@ import traceback
 import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -128,38 +129,13 @@ def run_verb(verb: str, words: list[str]) -> Any:
 
 
 def function_of(verb: str) -> Callable[..., Any]:
-    """Import the function of a verb, which `parse_call` knows."""
-    function: Callable[..., Any]
-    match verb:
-        case "check":
-            from patchloom.check import check as function
-        case "pretrain":
-            from patchloom.train.loop import pretrain as function
-        case "evaluate":
-            from patchloom.evaluate.protocols import evaluate as function
-        case "compare":
-            from patchloom.compare.compare import compare as function
-        case "embed":
-            from patchloom.embed.embed import embed as function
-        case "curate":
-            from patchloom.curate import curate as function
-        case "predict":
-            from patchloom.predict import predict as function
-        case "look":
-            from patchloom.look.look import look as function
-        case "look curves":
-            from patchloom.look.run_curves import draw_run_curves as function
-        case "report":
-            from patchloom.report.report import report as function
-        case "results":
-            from patchloom.report.results import results as function
-        case "export":
-            from patchloom.export.export import export as function
-        case "distill":
-            from patchloom.distill import distill as function
-        case "bench":
-            from patchloom.bench import bench as function
-    return function
+    """Import the function of a verb, which `parse_call` knows: that of this package, or of ``look curves``."""
+    if verb == "look curves":
+        from patchloom.look.run_curves import draw_run_curves
+
+        return draw_run_curves
+    found: Callable[..., Any] = getattr(import_module("patchloom"), verb)  # which knows the homes of all verbs
+    return found
 
 
 @contextlib.contextmanager
