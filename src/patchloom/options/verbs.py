@@ -260,13 +260,26 @@ class Curves:
 
 
 @dataclass(frozen=True)
-class Embed(OfEncoder):
-    """Write the embeddings of images to Parquet, npz or safetensors files, with a description of how they were made."""
+class OfAllImages(OfEncoder):
+    """Options of an encoder's pass over all images of a source."""
 
     run: PathLike | Module = place(
         "folder of a run, ``.safetensors`` file of an encoder, or ``timm:NAME``; in Python also a module of timm"
     )
     data: DataLike = place("images from any source, with all its splits, with or without labels")
+    batch_size: int | Auto = option("auto", "number of images per batch; auto: 256", least=1, group=TRAINING)
+    workers: int | Auto = option(
+        "auto",
+        "number of processes that read images; auto: by the device, and 0 if starting them takes longer",
+        least=0,
+        group=MACHINE,
+    )
+
+
+@dataclass(frozen=True)
+class Embed(OfAllImages):
+    """Write the embeddings of images to Parquet, npz or safetensors files, with a description of how they were made."""
+
     to: str | Path | None = option(
         None,
         "folder, which keeps the parts, or file (.parquet, .npz or .safetensors), which joins them in memory. Parquet "
@@ -288,29 +301,18 @@ class Embed(OfEncoder):
     near: str | Path | None = option(None, "image to search for: its nearest neighbours in the result are printed")
     top: int = option(10, "number of nearest neighbours", least=1)
     picture: str | Path | None = option(None, "PNG file for a picture of the image and its nearest neighbours")
-    batch_size: int | Auto = option("auto", "number of images per batch; auto: 256", least=1, group=TRAINING)
     devices: int | Auto = option(
         "auto",
         "number of processes per machine, with a device each; auto: those of torchrun or SLURM, else 1",
         least=1,
         group=MACHINE,
     )
-    workers: int | Auto = option(
-        "auto",
-        "number of processes that read images; auto: by the device, and 0 if starting them takes longer",
-        least=0,
-        group=MACHINE,
-    )
 
 
 @dataclass(frozen=True)
-class Curate(OfEncoder):
+class Curate(OfAllImages):
     """Find near copies and outliers among images, and choose images to label."""
 
-    run: PathLike | Module = place(
-        "folder of a run, ``.safetensors`` file of an encoder, or ``timm:NAME``; in Python also a module of timm"
-    )
-    data: DataLike = place("images from any source, with all its splits, with or without labels")
     out: str | Path | None = option(
         None, "folder for the lists and their page; default curated/DATA. It must be new, or empty"
     )
@@ -330,13 +332,6 @@ class Curate(OfEncoder):
     )
     pictures: int = option(40, "number of images of each list on the page", least=0)
     seed: int = option(0, "random seed of the choice", least=0)
-    batch_size: int | Auto = option("auto", "number of images per batch; auto: 256", least=1, group=TRAINING)
-    workers: int | Auto = option(
-        "auto",
-        "number of processes that read images; auto: by the device, and 0 if starting them takes longer",
-        least=0,
-        group=MACHINE,
-    )
     cache: bool = option(True, "cache of features on disc, reused for the same images", group=DATA, rare=True)
 
 
