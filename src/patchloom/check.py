@@ -24,6 +24,7 @@ from patchloom.data.splits import hold_out
 from patchloom.data.stats import Stats, channels_for_all
 from patchloom.display import Displayable, TextTable, Verbatim, duration
 from patchloom.errors import PatchloomError
+from patchloom.look.sheet import png_path
 from patchloom.look.windows import draw_windows
 from patchloom.options.declare import verb
 from patchloom.options.verbs import Check
@@ -361,9 +362,7 @@ def check(options: Check) -> CheckResult:
             of which none occurs in all splits (otherwise they are a ``refusal``), or a file that cannot be written.
     """
     data, workers = options.data, None if options.workers == "auto" else options.workers
-    picture = None if options.picture is None else Path(options.picture).expanduser()
-    if picture is not None and picture.suffix.lower() != ".png":
-        raise PatchloomError(f"--picture {picture} is not a PNG file: choose a name that ends in .png")
+    picture = None if options.picture is None else png_path(options.picture)
     given = options.settings()
     if options.recipe is not None:
         given = {name: value for name, value in given.items() if value != "auto"}

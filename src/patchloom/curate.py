@@ -155,7 +155,7 @@ def curate(options: Curate) -> Curated:
     with print_notes_once():
         opened = with_encoder_sound(open_with_notes(options.data), card.sound, card.name)
         print_input_notes(opened.train, card)
-    splits = {"train": opened.train, **({} if opened.test is None else {"test": opened.test}), **opened.others}
+    splits = opened.splits
     images = ConcatSource(opened.train.name, [*splits.values()], opened.train.classes)
     found = features_of(vit, card, images, settings)
     if len(found.indices) < 2:

@@ -258,6 +258,12 @@ class Data:
     notes: tuple[str, ...] = ()
     others: Mapping[str, Source] = field(default_factory=dict)
 
+    @property
+    def splits(self) -> dict[str, Source]:
+        """All splits by name: train, test if there is one, and the others."""
+        found = {"train": self.train} if self.test is None else {"train": self.train, "test": self.test}
+        return found | {name: source for name, source in self.others.items() if name not in found}
+
     def heard_as(self, sound: Sound | None) -> Data:
         """Return the same recordings with another `Sound`, see `Source.heard_as`."""
         test = None if self.test is None else self.test.heard_as(sound)

@@ -46,6 +46,7 @@ from patchloom.estimate import scaled_seconds, time_steps
 from patchloom.evaluate.features import digest_tensors, each_batch, runs_in_bfloat16
 from patchloom.evaluate.settings import EvalSettings, open_with_notes, print_input_notes, print_notes_once
 from patchloom.look.context import NamedEncoder
+from patchloom.look.sheet import png_path
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.checkpoints.origin import check_model
 from patchloom.nets.encode import (
@@ -622,8 +623,7 @@ def embed(options: Embed) -> EmbeddingsFile:
     if picture is not None:
         if near is None:
             raise PatchloomError("--picture draws the neighbours of one image: add --near IMAGE")
-        if Path(picture).suffix.lower() != ".png":
-            raise PatchloomError(f"--picture {picture} is not a PNG file: choose a name that ends in .png")
+        png_path(picture)
         if top > DRAWN:
             raise PatchloomError(f"--picture has room for {DRAWN} neighbours: lower --top {top}")
     settings = EvalSettings(**{name: getattr(options, name) for name in _OF_EVALUATIONS})
@@ -641,8 +641,7 @@ def embed(options: Embed) -> EmbeddingsFile:
     with print_notes_once():
         opened = with_encoder_sound(open_with_notes(options.data), about.sound, about.name)
         print_input_notes(opened.train, about)
-    splits = {"train": opened.train} if opened.test is None else {"train": opened.train, "test": opened.test}
-    splits |= {name: source for name, source in opened.others.items() if name not in splits}
+    splits = opened.splits
     sources = splits if len(splits) > 1 else {"all": opened.train}
     if picture is not None and near is not None:
         check_picture(Path(picture).expanduser(), near, sources)

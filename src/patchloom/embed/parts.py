@@ -158,7 +158,7 @@ class PartFolder:
         return [part for part in self.all if part not in there]
 
     def check(self, found: Card, path: Path, **more: str) -> None:
-        """Refuse a file or folder whose card says that it was other settings; ``more``: its further fields."""
+        """Refuse a file or folder whose card says that it was made otherwise; ``more``: further fields."""
         if other := differing_fields(self.card | more, found):
             raise PatchloomError(
                 f"{path} was made by a command with another {listing(other[:3], 'and')}: repeat that command, choose "

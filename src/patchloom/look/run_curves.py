@@ -26,18 +26,6 @@ from patchloom.runs.settings import LAUNCH, settings_by_name
 
 POSITION_ACCURACY = "position-accuracy"
 PROTOCOL_TITLES = {name: one.title for name, one in PROTOCOLS.items() if one.title}
-_TITLES = {
-    "knn": "kNN accuracy",
-    "linear": "linear probe",
-    "attentive": "attentive probe",
-    "finetune": "fine-tuned accuracy",
-    "few-shot": "accuracy with few labels",
-    "blocks": "fine-tuned last blocks",
-    "regress": "regression",
-    "keywords": "keyword accuracy",
-    "segment": "segmentation",
-    "detect": "detection",
-}
 _TITLES = PROTOCOL_TITLES | dict.fromkeys((POSITION_ACCURACY, "positions"), "position accuracy")
 _DRAWN = (POSITION_ACCURACY, "finetune", "linear", "knn", "few-shot", "blocks")  # unless --of chooses another
 _OVER_EPOCHS = {"knn": "mean patch tokens", "instance-knn": "the task's representation of an image"}

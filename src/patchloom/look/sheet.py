@@ -296,6 +296,14 @@ def write_sheet(
     return write_picture(out, png, caption)
 
 
+def png_path(picture: str | Path) -> Path:
+    """Return the path of ``--picture``, whose name has to be that of a PNG file."""
+    path = Path(picture).expanduser()
+    if path.suffix.lower() != ".png":
+        raise PatchloomError(f"--picture {picture} is not a PNG file: choose a name that ends in .png")
+    return path
+
+
 def draw_tiles(
     page: Page, size: tuple[int, int], out: Path, caption: Caption | None = None, side: int = TILE_SIDE
 ) -> Path:
