@@ -10,9 +10,15 @@ import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from patchloom.errors import PatchloomError, check_type, hint_of, listing, suggestion
+from patchloom.errors import (
+    PatchloomError,
+    check_type,
+    hint_of,
+    listing,
+    suggestion,
+    unknown_option_error,
+)
 from patchloom.options.declare import AUTO, filled_task
-from patchloom.options.messages import unknown_option_error
 from patchloom.options.tasks import TASKS, Entry
 from patchloom.tasks.custom import full_name, is_code, label, load
 
