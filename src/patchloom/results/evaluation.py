@@ -34,11 +34,6 @@ from patchloom.results.table import (
     table_by_row,
 )
 
-
-def _alike(one: Result, quoted: Result) -> bool:
-    return (one.encoder, one.settings) == (quoted.encoder, quoted.settings)
-
-
 _WIDE = 0.07  # half-width of an interval from which a sentence says that the images are few
 
 
@@ -184,18 +179,22 @@ class Evaluation(Displayable):
         return self.quoted[0].against if self.quoted else ()
 
     def parts(self, width: int) -> list[str | TextTable]:
-        """See `Displayable`."""
         said: list[str | TextTable] = [self.headline]
-        said += [self.spread()] * bool(self.others)
+        if self.others:
+            said.append(self.spread())
         said += [one for one in (few_remark(self.quoted[0]) if self.quoted else "", self.conclusion()) if one]
-        said += ["", self.table(width), ""] if self.results else []
-        if self.results and self.classes:
-            said += self._class_tables(width)
+        if self.results:
+            said += ["", self.table(width), ""]
+        if self.results and self.classes:  # the measures of the quoted settings
+            settings = [(one.encoder, one.settings) for one in self.quoted]
+            rows = [one for one in self.results if (one.encoder, one.settings) in settings]
+            said += [*class_table(rows, self.noun, width), ""]
+            if matrix := next((one for one in rows if one.measure == MACRO_F1), None):
+                said += [*confusion_table(matrix, self.classes), ""]
         said.append(self.method)
         return [*said, *(Verbatim(f"Picture: {drawing.out}") for drawing in self.drawings)]
 
     def plain(self) -> dict[str, Any]:
-        """See `Displayable`."""
         return {
             "results": [one.plain() for one in self.results],
             "headline": self.headline,
@@ -229,23 +228,18 @@ class Evaluation(Displayable):
                     f"constant answer {found.interval()}, so something was learnt, though by {own.measure} that is "
                     f"not clear on {found.n:,} test {found.noun}."
                 )
-        if self.classes and self.quoted and self.quoted[0].measure != ACCURACY and 0 not in level:
-            said += self._accuracy_remark()
+        one = self._beside(self.quoted[0], ACCURACY) if self.classes and self.quoted else None
+        best = self._by_seed(CONSTANT, ACCURACY)[-1:]
+        if one is not None and self.quoted[0].measure != ACCURACY and 0 not in level and best:
+            if not compare_results([one], best, False).exceeds:
+                said.append(
+                    f"By accuracy alone, {one.encoder} ({one.number()}) would be no better than always answering "
+                    f"{best[0].settings['answer']} ({best[0].number()})."
+                )
         for i, one in enumerate(self.quoted):
             if one.encoder in RAW:
                 said.append(raw_remark(compare_results(self._quoted_by_seed(0), self._quoted_by_seed(i), False)))
         return [*filter(None, said)]
-
-    def _accuracy_remark(self) -> list[str]:
-        """Return a sentence if the encoder's accuracy is that of a constant answer, though the quoted measure is
-        not."""
-        own, constant = self._beside(self.quoted[0], ACCURACY), self._by_seed(CONSTANT, ACCURACY)
-        if own is None or not constant or compare_results([own], [constant[-1]], False).exceeds:
-            return []
-        return [
-            f"By accuracy alone, {own.encoder} ({own.number()}) would be no better than always answering "
-            f"{constant[-1].settings['answer']} ({constant[-1].number()})."
-        ]
 
     def _beside(self, quoted: Result, measure: str) -> Result | None:
         """Return the result of a quoted one's encoder and settings by another measure."""
@@ -322,15 +316,6 @@ class Evaluation(Displayable):
         if self.across == "measure" or any(self.across in row.settings for row in rows):
             forms = [table_across(rows, self.across, gap, *how) for gap in (" ", "\n")]
         return choose_fitting_table([*forms, table_by_row(rows)], width)
-
-    def _class_tables(self, width: int) -> list[str | TextTable]:
-        """Return the measures of the quoted settings with a column per encoder, and a confusion matrix if there is
-        one."""
-        rows = [one for one in self.results if any(_alike(one, quoted) for quoted in self.quoted)]
-        said: list[str | TextTable] = [*class_table(rows, self.noun, width), ""]
-        if matrix := next((one for one in rows if one.measure == MACRO_F1), None):
-            said += [*confusion_table(matrix, self.classes), ""]
-        return said
 
     def spread(self) -> str:
         """Return a sentence with mean and range of the quoted numbers over seeds."""
