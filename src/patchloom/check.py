@@ -385,7 +385,10 @@ def check(options: Check) -> CheckResult:
     refusal, odd = "", list[tuple[str, str]]()
     if training.sound is None:
         examples = {channels: name for one in reversed(found) for channels, name in one.examples().items()}
-        usual = _usual_channels(found)
+        # grey and colour are one kind
+        counts = Counter(1 if c in (1, 3) else c for one in found for c in one.rows["channels"].tolist())
+        most = counts.most_common(1)[0][0]
+        usual = {1, 3} if most == 1 else {most}
         try:
             channels = channels_for_all(examples, opened.train.name)
         except PatchloomError as problem:
@@ -418,15 +421,6 @@ def check(options: Check) -> CheckResult:
     test = found[1] if len(found) > 1 else None
     about = opened.notes, close, refusal, tuple(odd), picture
     return CheckResult(found[0], test, channels, proposal, options.out, *about)
-
-
-def _usual_channels(found: Sequence[Survey]) -> set[int]:
-    """Return the numbers of channels of the commonest kind: grey and colour are one."""
-    counts = Counter[int]()
-    for one in found:
-        counts.update(1 if c in (1, 3) else c for c in one.rows["channels"].tolist())
-    most = counts.most_common(1)[0][0]
-    return {1, 3} if most == 1 else {most}
 
 
 def _odd_images(found: Survey, usual: set[int] | None = None) -> list[tuple[int, str]]:

@@ -359,12 +359,6 @@ class Ensemble:
     )
 
 
-_DENSE_POSITIONS = (
-    "position embeddings: keep (the encoder's), fixed (sincos), learned, relative, or none; auto: keep, or learned for "
-    "an encoder without positions"
-)
-
-
 @protocol(
     "segment",
     "patchloom.dense.segment.segment",
@@ -387,7 +381,11 @@ class Segment(Overrides):
         "upernet", "segmentation head: upernet, or linear on the frozen encoder", group=MODEL
     )
     positions: PositionChoice = option(
-        "auto", f"{_DENSE_POSITIONS}. A frozen encoder keeps its own", group=MODEL, rare=True
+        "auto",
+        "position embeddings: keep, fixed (sine-cosine), learned, relative (attention bias) or none; auto is keep, or "
+        "learned for an encoder without positions. A frozen encoder keeps its own",
+        group=MODEL,
+        rare=True,
     )
     ignore: int = option(255, "number in the label maps of pixels that do not count", group=DATA)
     threshold: int | None = option(
@@ -427,7 +425,7 @@ class Detect(Overrides):
     masks: bool | Auto = option(
         "auto", "prediction of a mask for each object; auto: if all training images have masks", group=DATA
     )
-    positions: PositionChoice = option("auto", _DENSE_POSITIONS, group=MODEL, rare=True)
+    positions: PositionChoice = as_in(Finetune, "positions")
     control: bool = option(
         True, "whether to train the start of a run with --init or --from as well, or else from scratch"
     )

@@ -451,12 +451,12 @@ class Distill:
         group=DATA,
     )
     group: str | None = option(None, "images of LABELS that a split keeps together, as in pretrain", group=DATA)
-    model: str | None = option(None, "timm's model name, if RUN is a file with weights only", group=MODEL)
+    model: str | None = as_in(Export, "model")
     epochs: float = option(100.0, "passes over the images", above=0, group=TRAINING)
     batch_size: int = option(64, "images per step", least=2, group=TRAINING)
     lr: float = option(0.0005, "peak learning rate of AdamW", above=0, group=TRAINING, rare=True)
     decay: float = option(0.04, "weight decay", least=0, group=TRAINING, rare=True)
-    seed: int = option(0, "random seed", least=0, group=TRAINING)
+    seed: int = as_in(PretrainOptions, "seed")
     seeds: int = option(
         1,
         "number of trainings for the comparison, with seeds counted up; the first student is written",

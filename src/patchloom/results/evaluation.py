@@ -205,15 +205,13 @@ class Evaluation(Displayable):
         }
 
     def conclusion(self) -> str:
-        """Return sentences on whether the encoder is better than its controls; "" without any."""
-        said = [one.sentence() for one in self.against]
+        """Return sentences on whether the encoder is better than its controls; "" without any.
+
+        Then on encoders no better than a constant answer, and on raw pixels that are far better.
+        """
+        said, level = [one.sentence() for one in self.against], self._level_with_constant()
         for row in filter(None, (self._beside(self.quoted[0], measure) for measure in self.beside)):
             said += [one.sentence(error=row.measure) for one in row.against]
-        return " ".join([*said, *self._remarks()])
-
-    def _remarks(self) -> list[str]:
-        """Return sentences on encoders no better than a constant answer, and on raw pixels that are far better."""
-        said, level = list[str](), self._level_with_constant()
         if 0 in level:
             constant = self._by_seed(CONSTANT, self.quoted[0].measure)[-1]
             means = {i: self.quoted[i].number(_mean(self._quoted_by_seed(i))) for i in level}
@@ -239,7 +237,7 @@ class Evaluation(Displayable):
         for i, one in enumerate(self.quoted):
             if one.encoder in RAW:
                 said.append(raw_remark(compare_results(self._quoted_by_seed(0), self._quoted_by_seed(i), False)))
-        return [*filter(None, said)]
+        return " ".join(filter(None, said))
 
     def _beside(self, quoted: Result, measure: str) -> Result | None:
         """Return the result of a quoted one's encoder and settings by another measure."""
@@ -297,15 +295,15 @@ class Evaluation(Displayable):
 
     def over_seeds(self, others: Sequence[Evaluation]) -> Evaluation:
         """Return the evaluation of the last of several seeds, with differences over all of them."""
-        whole = replace(self, others=tuple(one._quoting(self.quoted[0].measure) for one in others))
+        alike = list[Evaluation]()
+        for one in others:  # their test images differ a little, and so may the measure that is quoted
+            measure = self.quoted[0].measure
+            if one.classes and one.quoted and one.quoted[0].measure != measure:
+                quoted = tuple(one._beside(row, measure) or row for row in one.quoted)
+                one = replace(one, quoted=quoted).with_differences(one.against[0].trained, *one.controls)
+            alike.append(one)
+        whole = replace(self, others=tuple(alike))
         return whole.with_differences(self.against[0].trained, *self.controls) if self.controls else whole
-
-    def _quoting(self, measure: str) -> Evaluation:
-        """Return the evaluation with another quoted measure, if it has it: test images of seeds differ a little."""
-        if not self.classes or not self.quoted or self.quoted[0].measure == measure:
-            return self
-        quoted = tuple(self._beside(one, measure) or one for one in self.quoted)
-        return replace(self, quoted=quoted).with_differences(self.against[0].trained, *self.controls)
 
     def table(self, width: int) -> TextTable:
         """Return all results as a table that fits into ``width`` characters; of classifiers, see ``classes``."""
