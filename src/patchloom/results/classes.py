@@ -293,16 +293,15 @@ def class_results(
     balanced = replace(accuracy, measure=BALANCED, value=value, low=ends[0], high=ends[1], outcomes=outcomes)
     rows = [accuracy, balanced]
     for label in found.present.tolist() if quoted else ():
-        named = {"answers": float((found.answers == label).sum())}
-        rows.append(_part(accuracy, found, found.labels == label, f"{RECALL}{found.name(label)}", named))
+        its, named = found.labels == label, float((found.answers == label).sum())
+        groups = None if found.groups is None else found.groups[its]
+        rows.append(_part(accuracy, found.right[its], f"{RECALL}{found.name(label)}", groups, answers=named))
     if quoted and every:
         rows += _scored(accuracy, found)
         if found.groups is not None:
-            groups = [
-                _part(accuracy, replace(found, groups=None), found.groups == group, f"{IN_GROUP}{found.group(group)}")
-                for group in np.unique(found.groups).tolist()
-            ]
-            worst = sorted(groups, key=lambda one: (one.value, one.high))[:_MOST_GROUPS]
+            each = {group: found.right[found.groups == group] for group in np.unique(found.groups).tolist()}
+            parts = [_part(accuracy, right, f"{IN_GROUP}{found.group(group)}") for group, right in each.items()]
+            worst = sorted(parts, key=lambda one: (one.value, one.high))[:_MOST_GROUPS]
             rows += [replace(one, groups=0) for one in worst]
     measure = quoted_measure(found.labels)
     return [replace(row, quoted=quoted and row.measure == measure) for row in rows]
@@ -330,13 +329,10 @@ def quoted_first(rows: Sequence[Result], labels: Any) -> list[Result]:
     return sorted(rows, key=lambda row: row.measure != measure)
 
 
-def _part(
-    accuracy: Result, found: Answers, its: np.ndarray, measure: str, also: Mapping[str, float] | None = None
-) -> Result:
-    """Return the accuracy of some of the images, with their number; ``its`` [n] tells which."""
-    right, groups = found.right[its], None if found.groups is None else found.groups[its]
+def _part(accuracy: Result, right: np.ndarray, measure: str, groups: np.ndarray | None = None, **also: float) -> Result:
+    """Return the accuracy of some of the images from their correctness [m], with their number and others ``also``."""
     low, high = accuracy_interval(right, groups)
-    about: dict[str, Any] = {"also": {"images": float(its.sum()), **(also or {})}, "outcomes": None}
+    about: dict[str, Any] = {"also": {"images": float(len(right)), **also}, "outcomes": None}
     return replace(accuracy, measure=measure, value=float(right.mean()), low=low, high=high, **about)
 
 
