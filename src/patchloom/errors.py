@@ -8,7 +8,6 @@ import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
-from inspect import Parameter
 from math import inf
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -164,12 +163,6 @@ def check_range(name: str, value: Any, low: float, high: float) -> None:
     for one in value if isinstance(value, list | tuple) else [value]:
         if isinstance(one, int | float) and not isinstance(one, bool) and not low <= one <= high:
             raise ValueError(f"{name} must be {low} to {high}, not {str(one)[:40]}")
-
-
-def hint_of(parameter: Parameter, hints: Mapping[str, Any]) -> Any:
-    """Return the type hint of a parameter, or the type of its default."""
-    unknown = parameter.default in (None, Parameter.empty)
-    return hints.get(parameter.name, Any if unknown else type(parameter.default))
 
 
 def listing(words: Iterable[Any], last: str = "or") -> str:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 from patchloom.errors import (
     PatchloomError,
     check_type,
-    hint_of,
     listing,
     suggestion,
     unknown_option_error,
@@ -117,7 +116,9 @@ def with_defaults(task: Mapping[str, Any]) -> dict[str, Any]:
             names = ", ".join(parameters)
             known = [f"task.{one}" for one in parameters]
             raise unknown_option_error(f"task.{option}", known, f"its options: {names}" if names else "it has none")
-        check_type(f"task.{option}", value, hint_of(parameters[option], hints))
+        default = parameters[option].default
+        otherwise = Any if default in (None, inspect.Parameter.empty) else type(default)
+        check_type(f"task.{option}", value, hints.get(option, otherwise))
     return {"name": name} | {option: given.get(option, one.default) for option, one in parameters.items()}
 
 
