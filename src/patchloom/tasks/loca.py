@@ -24,7 +24,7 @@ from patchloom.options.declare import takes
 from patchloom.options.refusals import PAPERS
 from patchloom.options.tasks import LOCAOptions
 from patchloom.patches.partition import complement, random_partition
-from patchloom.patches.pictures import WITHHELD, paint_patches, put_together
+from patchloom.patches.pictures import paint_patches, put_together
 from patchloom.patches.tokens import gather_tokens, patchify
 from patchloom.questions.agreement import momentum_at
 from patchloom.questions.question import ROWS, Encoded, Measure, Outcome, Question, Sheet
@@ -129,7 +129,7 @@ class Location(Question):
         found = self.answer(encoded).argmax(-1)
         columns = {
             "reference": reference,
-            "seen by the head": paint_patches(reference, p, complement(given.targets["seen"], n), WITHHELD),
+            "seen by the head": paint_patches(reference, p, complement(given.targets["seen"], n)),
             "query": self.given_picture(given),
             "true places": put_together(given.images, p, given.visible, torch.where(inside, places, outside)),
             "predicted places": put_together(given.images, p, given.visible, torch.where(inside, found, outside)),

@@ -139,7 +139,10 @@ class LUT(Task):
         encoded = self.encode(images, given)
         outcomes = {"agreement": self._context(self.guesses(encoded), images, generator)}
         if "pixels" in self.questions:
-            outcomes = {"pixels": self.questions["pixels"](first_images(encoded, len(one)), progress)} | outcomes
+            b, given = len(one), encoded.given
+            rows_of: dict[str, Any] = {name: rows[:b] for name, rows in vars(given).items() if isinstance(rows, Tensor)}
+            first = replace(encoded, images=one, given=replace(given, **rows_of), tokens=encoded.tokens[:b])
+            outcomes = {"pixels": self.questions["pixels"](first, progress)} | outcomes
         return self.weighted_sum(outcomes)
 
     def _context(self, guesses: tuple[Tensor, ...], images: Tensor, generator: torch.Generator | None) -> Outcome:
@@ -182,11 +185,3 @@ class LUT(Task):
         neighbours = self.agreement.neighbours(self.encoder, images, student, seen, self.modality)
         sheets = [views_sheet(self.geometry, views, caption), neighbours]
         return sheets + (self.questions["pixels"].sheets(encoded) if "pixels" in self.questions else [])
-
-
-def first_images(encoded: Encoded, b: int) -> Encoded:
-    """Return the first ``b`` images of a batch."""
-    given = encoded.given
-    parts: dict[str, Any] = {name: one[:b] for name, one in vars(given).items() if isinstance(one, Tensor)}
-    parts["targets"] = {name: one[:b] for name, one in given.targets.items()}
-    return replace(encoded, images=encoded.images[:b], given=replace(given, **parts), tokens=encoded.tokens[:b])

@@ -19,7 +19,7 @@ from patchloom.nets.swin import Encoder, is_hierarchical
 from patchloom.options.refusals import PAPERS, refuse
 from patchloom.options.tasks import TaskOptions
 from patchloom.patches.partition import complement
-from patchloom.patches.pictures import WITHHELD, paint_patches
+from patchloom.patches.pictures import paint_patches
 from patchloom.questions.anchor import Anchor
 from patchloom.questions.question import ROWS, Encoded, Measure, Outcome, Question, Sheet
 from patchloom.withhold.encoder_input import EncoderInput, check_images
@@ -319,7 +319,7 @@ def views_sheet(geometry: Geometry, views: dict[str, tuple[Tensor, Tensor | None
     for heading, (images, visible) in views.items():
         columns[heading] = images
         if visible is not None:
-            columns[heading] = paint_patches(images, geometry.p, complement(visible, geometry.n), WITHHELD)
+            columns[heading] = paint_patches(images, geometry.p, complement(visible, geometry.n))
     return Sheet(
         "views",
         caption,
