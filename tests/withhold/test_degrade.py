@@ -149,7 +149,6 @@ IMAGES, ONE, NONE = torch.rand(2, 3, 8, 10), torch.ones(2), torch.zeros(2, dtype
         (lambda: blur(IMAGES, torch.ones(1, 1, 3, 3)), r"kernels must be \[2, 1, 3, 3\]"),
         (lambda: decolorize(IMAGES[:, :1], ONE), "needs 3 channels"),
         (lambda: decolorize(IMAGES, ONE[:1]), r"saturation must be \[2\]"),
-        (lambda: zoom_out(IMAGES, [(8, 11)], NONE, NONE, NONE), "8x11 pixels .* canvas of 8x10"),
         (lambda: zoom_out(IMAGES, [(9, 10)], NONE, NONE, NONE), "9x10 pixels"),
         (lambda: zoom_out(IMAGES, [(0, 5)], NONE, NONE, NONE), "0x5 pixels"),
         (lambda: zoom_out(IMAGES, [(5, 0)], NONE, NONE, NONE), "5x0 pixels"),

@@ -486,9 +486,7 @@ def rounded(epochs: float) -> float:
     return int(short) if short == int(short) else short
 
 
-def forecast_rest(
-    settings: ResolvedSettings, training: Source, folder: RunFolder, kept: bool = False
-) -> Forecast | None:
+def forecast_rest(settings: ResolvedSettings, training: Source, folder: RunFolder, kept: bool) -> Forecast | None:
     """Forecast the rest of a resumed run from its pace so far; None if it has no checkpoint yet."""
     files = (folder.checkpoints.last, folder.checkpoints.before)
     written = [path.stat().st_size for path in files if path.exists()]

@@ -43,7 +43,7 @@ def expect_intact(path: str | Path) -> Iterator[None]:
         raise damaged(path, reason if type(problem) is ValueError and reason else type(problem).__name__) from problem
 
 
-def printable(text: str, most: int = 500) -> str:
+def printable(text: str, most: int) -> str:
     """Replace control characters, which could control a terminal, in a text of a file."""
     return "".join(letter if letter.isprintable() else "?" for letter in text[:most])
 
