@@ -234,11 +234,9 @@ class EncoderSpec:
         if isinstance(stock, Eva):
             renamed = {_OF_EVA.get(name, name): value for name, value in options.items()}
             return {**common, "use_abs_pos_emb": self.positions not in ("rotary", "none"), **renamed}
-        return {
-            **common,
-            **({"pos_embed": "none"} if self.positions == "none" else {}),
-            **options,
-        }
+        if self.positions == "none":
+            common["pos_embed"] = "none"
+        return {**common, **options}
 
 
 # in-place changes of numbers, but not of shape or type: methods of tensors, and functions of torch.nn.init

@@ -31,7 +31,7 @@ from patchloom.questions.question import ROWS, Encoded, Measure, Outcome, Questi
 from patchloom.sizes import share_of
 from patchloom.system.distributed import draw, total, world
 from patchloom.tasks.defaults import AGREEMENT_UPDATES, momentum_for, teacher_momentum
-from patchloom.tasks.task import Task
+from patchloom.tasks.task import TaskWithoutPositions
 from patchloom.withhold.degrade import sample_affine
 from patchloom.withhold.encoder_input import EncoderInput, all_patches, drop_positions, mask_patches
 
@@ -150,7 +150,7 @@ class Location(Question):
         ]
 
 
-class LOCA(Task):
+class LOCA(TaskWithoutPositions):
     """Location of the patches of a query crop, seen without positions, in a reference crop that a teacher sees.
 
     Args:
@@ -205,10 +205,6 @@ class LOCA(Task):
         given = mask_patches(all_patches(cut_boxes(images, query, g.size, mirrored), g.n), visible, masked)
         given = drop_positions(given, torch.arange(self.visible, device=device).expand_as(visible))
         return replace(given, targets=targets)
-
-    def placeholders(self, given: EncoderInput, generator: torch.Generator | None = None) -> dict[str, Tensor]:
-        """Return zeros as the stand-in for withheld positions; withheld rotations are by no angle."""
-        return {"position_token": given.images.new_zeros(())}
 
     def draw(self, images: Tensor, generator: torch.Generator) -> list[Sheet]:
         """Draw the query's patches in the reference."""

@@ -23,13 +23,13 @@ from patchloom.questions.positions import (
 )
 from patchloom.questions.question import Sheet
 from patchloom.sizes import share_of
-from patchloom.tasks.task import Task
+from patchloom.tasks.task import TaskWithoutPositions
 from patchloom.withhold.encoder_input import EncoderInput, all_patches, drop_positions, limit_context
 
 RATIOS_DRAWN = (0.0, 0.25, 0.5, 0.75)
 
 
-class MP3(Task):
+class MP3(TaskWithoutPositions):
     """Prediction of the positions of all patches, with most patches barred from keys and values.
 
     Args:
@@ -75,10 +75,6 @@ class MP3(Task):
         _, dropped = random_partition(b, n, (self.known, n - self.known), generator, device)
         given = drop_positions(all_patches(images, n), dropped)
         return limit_context(given, context) if m < n else given
-
-    def placeholders(self, given: EncoderInput, generator: torch.Generator | None = None) -> dict[str, Tensor]:
-        """Return zeros as the stand-in for withheld positions; withheld rotations are by no angle."""
-        return {"position_token": given.images.new_zeros(())}
 
     def draw(self, images: Tensor, generator: torch.Generator) -> list[Sheet]:
         """Draw the answers at the trained η; of images also those at several η, and the paper's Figs. 14-15."""

@@ -273,6 +273,14 @@ class Task(nn.Module, ABC):
         return next((modules for modules in found if modules), {})
 
 
+class TaskWithoutPositions(Task):
+    """Task whose patches enter without positions, and without a stand-in that is trained in their place."""
+
+    def placeholders(self, given: EncoderInput, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+        """Return zeros as the stand-in for withheld positions; withheld rotations are by no angle."""
+        return {"position_token": given.images.new_zeros(())}
+
+
 def _check_views(task: Task, views: tuple[Any, ...], named: Mapping[str, Any]) -> None:
     """Raise an error for views that are not those that the task's augmentation makes: number, shape and type.
 

@@ -472,7 +472,8 @@ def describe_leftovers(
     used: Sequence[tuple[str, str, State]] = (),
 ) -> list[str]:
     """List the rest of a file: other names of the same state dict, and the number of tensors in its other parts."""
-    others = [name for name in state if not name.startswith((prefix, *(one[1] for one in used if one[2] is state)))]
+    taken = (prefix, *(one[1] for one in used if one[2] is state))
+    others = [name for name in state if not name.startswith(taken)]
     counts: dict[str, int] = {}
     for where, other in named:
         if other is not state and not any(other is one[2] for one in used):
