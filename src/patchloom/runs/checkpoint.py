@@ -26,7 +26,6 @@ from patchloom.system.files import (
     BackgroundWork,
     regular,
     remove_leftovers,
-    run_interruptibly,
     write_error,
     write_whole,
 )
@@ -143,7 +142,7 @@ class Checkpoints:
                 if sum(one.nbytes for one in tensors.values()) < _LARGE:
                     save_file(tensors, path, metadata)
                 else:
-                    run_interruptibly(lambda: save_file(tensors, path, metadata))
+                    BackgroundWork(lambda: save_file(tensors, path, metadata)).wait()
                 self.check()  # again, since a large one takes a while
                 path.chmod(mode)  # safetensors makes files unreadable to others
             except SafetensorError as problem:  # it drops the errno, but keeps the text
