@@ -59,7 +59,7 @@ def test_a_point_is_in_its_patch():
 
 def test_the_same_place_is_marked_and_compared_in_another_grid(pages, tmp_path):
     one, other = named(random_vit()), named(random_vit((32, 32), 4), UNTRAINED)  # 3 x 4 and 8 x 8 patches
-    asked = asked_of(one, tmp_path, images=2, query=ImagePoint(20, 3), beside=(other,))
+    asked = asked_of(one, tmp_path, images=2, queries=(ImagePoint(20, 3),), beside=(other,))
     draw_correlation(asked)
     page = pages[0]
     assert page.headings == ["image", "next image", *("within the image", "in the next") * 2]

@@ -9,7 +9,7 @@ from swins import swin
 
 from patchloom.errors import PatchloomError
 from patchloom.look.context import chosen_layers, full_caption, to_pictures
-from patchloom.look.pca import components, draw_features, edge_of, subtract_position_mean
+from patchloom.look.pca import components, draw_features, edge_of
 from patchloom.look.sheet import channels_shown
 
 
@@ -42,12 +42,6 @@ def test_the_foreground_lies_inside_whatever_the_sign(sign):
 def test_the_edge_of_a_strip_is_its_ends():
     assert edge_of((1, 5)).tolist() == [[True, False, False, False, True]]
     assert edge_of((3, 3)).sum() == 8 and not edge_of((2, 2)).any()
-
-
-def test_the_mean_of_each_position_is_subtracted():
-    places, things = torch.randn(1, 3, 4, 6), torch.randn(5, 1, 1, 6)
-    left = subtract_position_mean(places + things)
-    torch.testing.assert_close(left, (things - things.mean(0)).expand_as(left), rtol=1e-5, atol=1e-5)
 
 
 def test_few_features_have_as_many_colours_as_there_are():

@@ -30,7 +30,7 @@ from patchloom.nets.encode import (
     prefix_count,
 )
 from patchloom.nets.heads import InstanceHead
-from patchloom.nets.swin import Encoder, PlainViT, is_hierarchical
+from patchloom.nets.swin import Encoder
 from patchloom.options.verbs import HeadChoice
 from patchloom.withhold.encoder_input import all_patches
 
@@ -85,8 +85,8 @@ class LookRequest:
         beside: encoders for comparison: by default an untrained one, and those that the user gave.
         images: number of images drawn, 1 to 8, evenly spread over ``source``.
         seed: random seed.
-        query: point whose patch is examined; None: the picture chooses.
-        queries: points whose patches are examined in the mean attention of all heads; empty: the picture chooses.
+        queries: points whose patches are examined; empty: the picture chooses. Only the mean attention of all heads
+            takes several.
         heads: whether attention is drawn for each head, or averaged over heads.
         exemplar: image file that retrieval searches for; None: crops of the images are used.
         blocks: numbers, from 1, of the blocks to draw; None: the picture chooses.
@@ -100,7 +100,7 @@ class LookRequest:
     beside: tuple[NamedEncoder, ...] = ()
     images: int = 8
     seed: int = 0
-    query: ImagePoint | None = None
+
     queries: tuple[ImagePoint, ...] = ()
     heads: HeadChoice = "each"
     exemplar: Path | None = None
@@ -116,20 +116,9 @@ class LookRequest:
         batches = one.batches(self.source.subset(places), self.device, (times * h, times * w))
         return torch.cat([images for _, images in batches])
 
-    def all_encoders(self) -> tuple[NamedEncoder, ...]:
-        """Return the encoder and those for comparison."""
-        return (self.encoder, *self.beside)
-
     def title(self, what: str) -> Title:
         """Return the title of a sheet."""
         return Title(f"{self.encoder.name}: {what}")
-
-
-def refuse_swin(vit: Encoder, what: str) -> PlainViT:
-    """Return a plain ViT; refuse a Swin, whose windows do not allow the picture ``what``."""
-    if is_hierarchical(vit):
-        raise PatchloomError(f"{what} needs global attention, which a Swin does not have: choose another picture")
-    return vit
 
 
 # draws one kind of picture and returns the files
