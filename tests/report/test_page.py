@@ -18,6 +18,7 @@ from patchloom.report.page import (
     Page,
     RunPart,
     Table,
+    _templates,
     bars,
     chart_data,
     chart_rows,
@@ -25,7 +26,6 @@ from patchloom.report.page import (
     line_numbers,
     numeric_columns,
     render,
-    script_json,
 )
 
 VOID = {"meta", "link", "img", "input", "br"}
@@ -135,11 +135,12 @@ def test_hostile_text_stays_text(hostile):
 
 def test_json_cannot_leave_its_script(hostile):
     value = ["</script>", "<!--", "\u2028\u2029", "&amp;", "\udcff"]
-    written = str(script_json(value))
+    template = _templates().from_string("{{ value|tojson }}")
+    written = template.render(value=value)
     assert json.loads(written) == value
     assert written.isascii() and not set(written) & set("<>&")
     with pytest.raises(ValueError):
-        script_json(math.nan)
+        template.render(value=math.nan)
     chart, _, _, cloud = data_of(hostile)
     assert [line["name"] for line in chart["lines"]] == cloud["names"] == cloud["classes"] == pages.HOSTILE
 

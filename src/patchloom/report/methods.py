@@ -167,7 +167,13 @@ def paragraphs(each: Sequence[Methods]) -> list[str]:
     found = [" ".join(_sentences(one)) for one in each]
     if len(found) > 1:
         found = [f"{listing(one.names, 'and')}: {text}" for one, text in zip(each, found, strict=True)]
-    return [*found, " ".join([*_intervals(each), f"This report was written with {versions()}."])]
+    evaluated = [one for methods in each for one in methods.evaluated]
+    said, kinds = list[str](), {kind for one in evaluated for kind in one.intervals}
+    if covered := [text for kind, text in _COVERED.items() if kind in kinds]:
+        said.append(f"Intervals are at 95 %: {'; '.join(covered)}.")
+    if any(one.compared for one in evaluated):
+        said.append("Differences from controls are paired by test image where both have the same ones.")
+    return [*found, " ".join([*said, f"This report was written with {versions()}."])]
 
 
 def references(each: Sequence[Methods]) -> str:
@@ -176,10 +182,24 @@ def references(each: Sequence[Methods]) -> str:
 
 
 def _sentences(one: Methods) -> list[str]:
-    s = one.settings
-    said = [_encoder(s), _task(s, one.noun), _data_sentence(one), _length(one), _augmentation(s)]
-    said.append(f"{_count(one.seeds, 'seed')} {listing(one.seeds, 'and')}; {s.device}, {s.precision}{_devices(s)}.")
-    return [*filter(None, said), *map(_evaluation, one.evaluated)]
+    s, count = one.settings, "" if one.images is None else f"{one.images:,} different "
+    data, held = f"It was trained on {count}{one.noun} of {_data(one.settings.data)}", "none were held out"
+    if one.held_out:
+        held = f"{one.held_out:,} others were held out ({100 * s.held_out:.3g} %)"
+    said, changes = [_encoder(s), _task(s, one.noun), f"{data}; {held}.", _length(one)], list[str]()
+    if isinstance(s.crop_scale, float | int):
+        changes.append(f"random crops of {100 * s.crop_scale:g} to 100 % of the area")
+    if s.flip:
+        changes.append("horizontal flips")
+    if s.randaugment:
+        changes.append(f"RandAugment of magnitude {s.randaugment:g} ({PAPERS['cubuk2020randaugment'].cited})")
+    if changes:
+        said.append(f"Augmentation: {listing(changes, 'and')}.")
+    devices = f", {s.threads} thread{'s' * (s.threads != 1)}" if s.device == "cpu" else ""
+    if s.devices != 1:
+        devices = f", {s.devices} devices"
+    seeds = f"Seed{'s' * (len(one.seeds) != 1)} {listing(one.seeds, 'and')}"
+    return [*said, f"{seeds}; {s.device}, {s.precision}{devices}.", *map(_evaluation, one.evaluated)]
 
 
 def _encoder(s: ResolvedSettings) -> str:
@@ -210,15 +230,6 @@ def _task(s: ResolvedSettings, noun: str) -> str:
     return f"{said}. Options of the task: {', '.join(given)}." if given else f"{said}."
 
 
-def _data_sentence(one: Methods) -> str:
-    count = "" if one.images is None else f"{one.images:,} different "
-    said = f"It was trained on {count}{one.noun} of {_data(one.settings.data)}"
-    if not one.held_out:
-        return f"{said}; none were held out."
-    share = f"{100 * one.settings.held_out:.3g} %"
-    return f"{said}; {one.held_out:,} others were held out ({share})."
-
-
 def _length(one: Methods) -> str:
     s = one.settings
     update = min(s.batch_size, one.images or s.batch_size) * s.accumulate
@@ -233,23 +244,6 @@ def _length(one: Methods) -> str:
         f"Training took {epochs} of AdamW ({PAPERS['loshchilov2019adamw'].cited}) with {update:,} {one.noun} per "
         f"update, a base learning rate of {peak}, {s.warmup_epochs:g} epochs of warm-up, {decay}, {adamw}{clip}."
     )
-
-
-def _augmentation(s: ResolvedSettings) -> str:
-    said = []
-    if isinstance(s.crop_scale, float | int):
-        said.append(f"random crops of {100 * s.crop_scale:g} to 100 % of the area")
-    if s.flip:
-        said.append("horizontal flips")
-    if s.randaugment:
-        said.append(f"RandAugment of magnitude {s.randaugment:g} ({PAPERS['cubuk2020randaugment'].cited})")
-    return f"Augmentation: {listing(said, 'and')}." if said else ""
-
-
-def _devices(s: ResolvedSettings) -> str:
-    if s.devices != 1:
-        return f", {s.devices} devices"
-    return f", {s.threads} thread{'s' * (s.threads != 1)}" if s.device == "cpu" else ""
 
 
 def _evaluation(one: Evaluated) -> str:
@@ -271,17 +265,3 @@ _COVERED = {
     "others": "those of other measures vary over test images",
     "seeds": "those of means over seeds are Student's over seeds",
 }
-
-
-def _intervals(each: Sequence[Methods]) -> list[str]:
-    """Describe the intervals that any of the evaluations has."""
-    kinds = {kind for one in each for found in one.evaluated for kind in found.intervals}
-    said = [text for kind, text in _COVERED.items() if kind in kinds]
-    found = [f"Intervals are at 95 %: {'; '.join(said)}."] if said else []
-    if any(one.compared for methods in each for one in methods.evaluated):
-        found.append("Differences from controls are paired by test image where both have the same ones.")
-    return found
-
-
-def _count(values: Sequence[object], noun: str) -> str:
-    return f"{noun[0].upper()}{noun[1:]}{'s' * (len(values) != 1)}"

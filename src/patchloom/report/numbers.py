@@ -52,7 +52,13 @@ def gains_of(groups: Sequence[Sequence[Row]]) -> Table | None:
     if not found:
         return None
     heading = ("measure", "this run", "control", "its score", "difference", "verdict")
-    note = _count_claims([difference.claim for *_, difference in found])
+    claims = [difference.claim for *_, difference in found]
+    better, worse = (claims.count(one) for one in (Claim.BETTER, Claim.WORSE))
+    count, rest = f"{len(claims):,} comparison{'s' * (len(claims) != 1)}", len(claims) - better - worse
+    note = f"Of {count}, the encoder is better in {better or 'none'} and worse in {worse or 'none'}"
+    note += f"; no claim is made in {rest}." if rest else "."
+    if rest == len(claims):
+        note = f"{count} and no claim: the encoder is shown to be neither better nor worse than a control."
     return Table("Difference from each control, with its 95 % interval", heading, [_gain(*one) for one in found], note)
 
 
@@ -122,31 +128,18 @@ def _gain(label: str, rows: Sequence[Row], own: Row, found: Difference) -> tuple
     unit = "" if found.unit == "%" else f" {found.unit}"
     apart = f"{found.amount(found.value)}{unit}" if found.n else ""
     apart += f" {found.interval()}" if found.claim not in (Claim.APART, Claim.FEW) else ""
-    number = own.result.number
-    return label, number(score), found.control, "" if theirs is None else number(theirs), apart, _verdict(found)
+    number, claim = own.result.number, {Claim.NONE: "indistinguishable", Claim.BETTER: "better", Claim.WORSE: "worse"}
+    verdict = f"no claim: {found.claim.value}"  # in few words; `Difference.sentence` has it in full
+    if found.claim in claim:
+        trainings = f" over {found.trainings} {'trainings' if found.trained else 'seeds'}" * (found.trainings > 1)
+        verdict = f"{claim[found.claim]}{trainings}"
+    verdict += f"; no better than always answering {found.constant}" if found.constant else ""
+    return label, number(score), found.control, "" if theirs is None else number(theirs), apart, verdict
 
 
 def _mean(row: Row, found: Difference) -> float:
     """Return the mean of a result over the seeds that a difference covers."""
     return fmean(one.value for one in row.each[-found.trainings :])
-
-
-def _verdict(one: Difference) -> str:
-    """Return the claim in few words; `Difference.sentence` has it in full."""
-    said = {Claim.NONE: "indistinguishable", Claim.BETTER: "better", Claim.WORSE: "worse"}.get(one.claim)
-    seeds = f" over {one.trainings} {'trainings' if one.trained else 'seeds'}" if one.trainings > 1 else ""
-    constant = f"; no better than always answering {one.constant}" if one.constant else ""
-    return (f"{said}{seeds}" if said else f"no claim: {one.claim.value}") + constant
-
-
-def _count_claims(claims: Sequence[Claim]) -> str:
-    """Return a sentence that counts the verdicts."""
-    better, worse = (claims.count(one) for one in (Claim.BETTER, Claim.WORSE))
-    count, rest = f"{len(claims):,} comparison{'s' * (len(claims) != 1)}", len(claims) - better - worse
-    if rest == len(claims):
-        return f"{count} and no claim: the encoder is shown to be neither better nor worse than a control."
-    said = f"Of {count}, the encoder is better in {better or 'none'} and worse in {worse or 'none'}"
-    return f"{said}; no claim is made in {rest}." if rest else f"{said}."
 
 
 # Charts of one or several runs on common axes.

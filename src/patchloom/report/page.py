@@ -6,7 +6,6 @@ JSON. A content security policy in the head forbids every request, as a second l
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Sequence
@@ -212,11 +211,11 @@ def render(page: Page) -> str:
 def _templates() -> jinja2.Environment:
     templates = environment("patchloom.report", html=True)
     templates.globals["source"] = _source
+    # JSON in ASCII, so without U+2028; Jinja escapes <, > and &, which would be unsafe inside <script>
+    templates.policies["json.dumps_kwargs"] = {"ensure_ascii": True, "allow_nan": False, "separators": (",", ":")}
     templates.filters |= {
-        "json": script_json,
         "curves": chart_data,
         "line_numbers": line_numbers,
-        "points": map_data,
         "chart_rows": chart_rows,
         "bars": bars,
         "numeric": numeric_columns,
@@ -228,12 +227,6 @@ def _templates() -> jinja2.Environment:
 def _source(name: str) -> Markup:
     """Return a style sheet or script from the templates, unescaped."""
     return Markup(files("patchloom.report").joinpath("templates", name).read_text("utf-8"))
-
-
-def script_json(value: Any) -> Markup:
-    """Write JSON that is safe inside ``<script>``: in ASCII, so without U+2028, and without ``<``, ``>`` and ``&``."""
-    text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
 def line_numbers(charts: Sequence[Panel]) -> dict[tuple[str, bool], int]:
@@ -269,22 +262,6 @@ def chart_data(chart: Panel, numbers: dict[tuple[str, bool], int]) -> dict[str, 
             }
             for line in chart.lines
         ],
-    }
-
-
-def map_data(cloud: Cloud) -> dict[str, Any]:
-    """Return the data of a map for its script, without the thumbnails, which the page has as a picture."""
-    return {
-        "projections": {
-            name: [[round(float(one), 4) for one in axis] for axis in axes] for name, axes in cloud.projections.items()
-        },
-        "names": list(cloud.names),
-        "labels": [int(label) for label in cloud.labels],
-        "classes": list(cloud.classes),
-        "neighbours": [[int(one) for one in nearest] for nearest in cloud.neighbours],
-        "similarities": [[round(float(one), 3) for one in row] for row in cloud.similarities],
-        "columns": cloud.columns,
-        "side": cloud.side,
     }
 
 

@@ -152,14 +152,12 @@ class ResultsTable(Displayable):
     file: Path | None = None
 
     def parts(self, width: int) -> list[str | TextTable]:
-        """See `Displayable`."""
         # in the last form, each measure is on a separate line above its rows
         table = choose_fitting_table([self.table(" "), self.table("\n"), self.table("\n", once=False)], width)
         below = [*self.notes, *([] if self.file is None else [Verbatim(f"Table: {self.file}")])]
         return [self.remarks(), "", table, *[""] * bool(below), *below]
 
     def plain(self) -> dict[str, Any]:
-        """See `Displayable`."""
         return {"rows": self.records(), "notes": self.notes, "file": self.file}
 
     def records(self) -> list[dict[str, Any]]:
@@ -322,8 +320,17 @@ def results(options: Results) -> ResultsTable:
     file = None if options.to is None else Path(options.to)
     if file is not None and file.suffix.lower() not in _WRITERS:
         raise PatchloomError(f"--to {file} has no known suffix: end the file in {listing(_WRITERS)}")
-    folders = [*{one.resolve(): one for place in places for one in _folders(place)}.values()]
-    notes, rows = list[str](), list[Row]()
+    distinct, notes, rows = dict[Path, Path](), list[str](), list[Row]()
+    for place in places:
+        if not place.is_dir():
+            raise no_such_path(place, place, "give the folder of a run")
+        inside = [place] * (place / store.FILE).exists() + sorted(filter(_is_run, place.iterdir()))
+        if not (its := [place] if _is_run(place) else inside):
+            raise PatchloomError(
+                f"{place} is no run, and holds none: give the folder of a run, such as runs/photos-mae"
+            )
+        distinct |= {one.resolve(): one for one in its}
+    folders = [*distinct.values()]
     for folder, name in zip(folders, distinct_names(folders), strict=True):
         groups = rows_of(store.load(folder, notes), name, name * _is_run(folder), options.all)
         rows += [row for group in groups for row in group]
@@ -344,18 +351,6 @@ def results(options: Results) -> ResultsTable:
     if file is not None:
         write_whole(file, _WRITERS[file.suffix.lower()](table))
     return table
-
-
-def _folders(place: Path) -> list[Path]:
-    """Return the folders that a place stands for: itself, or the runs in it."""
-    if not place.is_dir():
-        raise no_such_path(place, place, "give the folder of a run")
-    if _is_run(place):
-        return [place]
-    found = [place] * (place / store.FILE).exists() + sorted(filter(_is_run, place.iterdir()))
-    if not found:
-        raise PatchloomError(f"{place} is no run, and holds none: give the folder of a run, such as runs/photos-mae")
-    return found
 
 
 def _is_run(folder: Path) -> bool:
