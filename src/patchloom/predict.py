@@ -507,17 +507,17 @@ def write_dense(
     for picture, (boxes, fit) in answers:
         assert picture.image is not None
         h, w = picture.image.shape[1:]
-        name, found = names[picture.number], fit.detected(boxes, score)
-        described.append({"id": numbers[name.out], "file_name": name.place, "width": w, "height": h})
+        named, found = names[picture.number], fit.detected(boxes, score)
+        described.append({"id": numbers[named.out], "file_name": named.place, "width": w, "height": h})
         counts.update(found.labels.tolist())
         objects += [
-            {"id": len(objects) + number, "image_id": numbers[name.out], **one}
+            {"id": len(objects) + number, "image_id": numbers[named.out], **one}
             for number, one in enumerate(coco_entries(found, ids), 1)
         ]
         if len(read) < drawn:
-            out = folder / "pictures" / f"{name.out}.png"
+            out = folder / "pictures" / f"{named.out}.png"
             draw_objects(picture.image, found.objects((h, w)), found.scores, card.classes, out)
-        read.append(name.out)
+        read.append(named.out)
     categories = [{"id": number, "name": one} for number, one in zip(ids, card.classes, strict=True)]
     whole = {"images": described, "categories": categories, "annotations": objects}
     if read:

@@ -31,7 +31,7 @@ from patchloom.nets.heads import InstanceHead
 from patchloom.nets.swin import Encoder, refuse_hierarchical
 from patchloom.withhold.encoder_input import all_patches
 
-_INSTEAD = "choose another picture"  # of a Swin
+INSTEAD = "choose another picture"  # of a Swin
 _BLOCKS = 3  # default number of blocks
 _SIDE = 256  # approximate size in pixels to which small images are enlarged
 _GREY = 0.5  # weight of the image in the brightness of a map
@@ -44,7 +44,7 @@ ATTENTION_SCALE = Scale("attention to a patch", 0.0, 1.0, "OrRd", ("none", "maxi
 @torch.no_grad()
 def each_block(encoder: Encoder, images: Tensor) -> Iterator[Tensor]:
     """Yield the attention [b heads t t] of each block, as in `attention_maps`."""
-    vit = refuse_hierarchical(encoder, "attention", _INSTEAD)
+    vit = refuse_hierarchical(encoder, "attention", INSTEAD)
     given = all_patches(images, patch_count(vit))
     for weights, _ in attention_each(vit, embed(vit, given), rotations(vit, given)):
         yield weights
@@ -76,7 +76,7 @@ def class_attention(encoder: Encoder, head: InstanceHead, images: Tensor) -> Ten
         head: class attention (CaiT).
         images: normalised images [b c h w] of the encoder's size.
     """
-    refuse_hierarchical(encoder, "attention", _INSTEAD)
+    refuse_hierarchical(encoder, "attention", INSTEAD)
     last = encode(encoder, all_patches(images, patch_count(encoder)), norm=False)
     return torch.stack([*class_attention_each(head, last[:, prefix_count(encoder) :])], dim=1)
 
@@ -116,7 +116,7 @@ def draw_attention(asked: LookRequest) -> list[Path]:
     Columns are blocks, rows are heads, and the last row is the rollout. The mean over heads is one sheet for all
     images, ``attention-mean.png``.
     """
-    refuse_hierarchical(asked.encoder.vit, "attention", _INSTEAD)
+    refuse_hierarchical(asked.encoder.vit, "attention", INSTEAD)
     if asked.heads == "mean":
         return [_draw_means(asked)]
     one, images, blocks = asked.encoder, asked.pictures(), chosen_layers(asked, _BLOCKS)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from patchloom.display import StatusMessage
 from patchloom.errors import listing
-from patchloom.look.attention import each_block
+from patchloom.look.attention import INSTEAD, each_block
 from patchloom.look.charts import (
     Line,
     Panel,
@@ -23,11 +23,11 @@ from patchloom.look.charts import (
     write_figure,
     write_table,
 )
-from patchloom.look.context import LookRequest, check_finite, chosen_layers, refuse_swin
+from patchloom.look.context import LookRequest, check_finite, chosen_layers
 from patchloom.look.position_map import cell_height
 from patchloom.look.sheet import Caption, Page, Scale, Tile, draw_tiles
 from patchloom.nets.encode import grid_size, layer_names, patch_count, prefix_count
-from patchloom.nets.swin import Encoder, is_hierarchical
+from patchloom.nets.swin import Encoder, is_hierarchical, refuse_hierarchical
 from patchloom.sizes import Sides, in_pixels
 
 MAX_TIMES_UNIFORM = 16.0  # end of the scale: ratio to uniform attention, and its inverse
@@ -107,7 +107,7 @@ def draw_relative(asked: LookRequest) -> list[Path]:
 
     Distances cover the encoder and those for comparison, except for Swins, which the caption lists.
     """
-    refuse_swin(asked.encoder.vit, "attention by offset")
+    refuse_hierarchical(asked.encoder.vit, "attention by offset", INSTEAD)
     numbers = chosen_layers(asked, len(layer_names(asked.encoder.vit)))
     found, left = list[_Measured](), list[str]()
     for other in (asked.encoder, *asked.beside):

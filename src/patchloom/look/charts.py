@@ -35,6 +35,7 @@ STYLE: dict[Any, Any] = {
     "ytick.color": QUIET,
     "axes.labelcolor": QUIET,
 }
+SMOOTH = 0.02  # width of the smoothing window of losses as a fraction of a curve
 MARKED = 40  # lines with at most this many points have markers
 LABEL_GAP = 0.075  # smallest distance between labels as a fraction of the panel's height
 _LONGEST = 34  # characters of a line's name
@@ -106,7 +107,6 @@ def draw_curves(
     metrics_csv: Path,
     out: Path,
     measure: str = "held-out measure",
-    smooth: float = 0.02,
     images: str = "held-out images",
     percent: bool = False,
     gallery: str = "training images",
@@ -131,7 +131,7 @@ def draw_curves(
             line = Line("this run" if len(curves) > 1 else "", *curves.pop(""))
             baselines = {name: float(values[-1]) for name, (_, values) in curves.items()}
             panels.append(
-                Panel(title, note, [line], share, smooth=smooth if name == "loss" else 0, baselines=baselines)
+                Panel(title, note, [line], share, smooth=SMOOTH if name == "loss" else 0, baselines=baselines)
             )
     if not panels:
         raise PatchloomError(f"{metrics_csv} has nothing to draw yet: wait until the run has logged a loss")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -119,10 +119,6 @@ class LookRequest:
     def title(self, what: str) -> Title:
         """Return the title of a sheet."""
         return Title(f"{self.encoder.name}: {what}")
-
-
-# draws one kind of picture and returns the files
-Draw = Callable[[LookRequest], Sequence[Path]]
 
 
 # Helpers shared by all pictures of an encoder: features, display colours, patch positions and captions.

@@ -48,7 +48,8 @@ class Depth(NamedTuple):
         layers: names [l], as in `layer_names` without the last norm.
         fourier: [l] log-amplitude of the highest frequency minus that of frequency 0; NaN for a single patch.
         rank: [l] effective rank.
-        similarity: [l l] linear CKA.
+        similarity: [l l] linear centred kernel alignment ‖bᵀa‖² / (‖aᵀa‖ ‖bᵀb‖) of centred features, in [0, 1]
+            (Kornblith et al. 2019): 1 if one is a rotation, translation and scaling of the other.
         patches: number of patches for rank and similarity.
     """
 
@@ -73,17 +74,6 @@ def relative_log_amplitude(maps: Tensor) -> Tensor:
     down, along = ((at * (side // 2)).round().long() for side in (rows, columns))
     found = (amplitude[:, down, along] + _LEAST).log().mean((0, 2))
     return found - found[0]
-
-
-def linear_cka(a: Tensor, b: Tensor) -> float:
-    """Return the linear centred kernel alignment of features [m d] and [m e] of the same m examples, in [0, 1].
-
-    It is ‖bᵀa‖² / (‖aᵀa‖ ‖bᵀb‖) of centred features (Kornblith et al. 2019), which is 1 if one is a rotation,
-    translation and scaling of the other. NaN if all examples are equal in one of them.
-    """
-    if len(a) != len(b):
-        raise ValueError(f"features of {len(a)} and of {len(b)} examples cannot be compared: give the same examples")
-    return _shared(_scaled(a), _scaled(b))
 
 
 def measure_depth(one: NamedEncoder, images: Tensor, seed: int = 0) -> Depth:
@@ -144,9 +134,9 @@ def draw_depth(asked: LookRequest) -> list[Path]:
         )
         for axes, (name, note, measure) in zip(above.subplots(1, 2), curves, strict=True):
             drawn = []
-            for one, depth in found:
+            for encoder, depth in found:
                 values = getattr(depth, measure).numpy()
-                drawn.append(Line(one, np.arange(len(values)) / (1 if alike else max(1, len(values) - 1)), values))
+                drawn.append(Line(encoder, np.arange(len(values)) / (1 if alike else max(1, len(values) - 1)), values))
             draw_panel(axes, Panel(name, note, drawn, ticks=ticks, axis=axis))
         _draw_maps(beneath, found)
         page_caption = Caption(

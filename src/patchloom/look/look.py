@@ -20,7 +20,7 @@ from patchloom.data.sources.in_memory import DataLike, is_object_name
 from patchloom.data.sources.open import absolute_name, open_data, open_stored
 from patchloom.display import print_line
 from patchloom.errors import PatchloomError, listing, suggestion
-from patchloom.look.context import QUERIES, Draw, ImagePoint, LookRequest, NamedEncoder
+from patchloom.look.context import QUERIES, ImagePoint, LookRequest, NamedEncoder
 from patchloom.look.task_pictures import draw_task, title_of
 from patchloom.nets.checkpoints.format import EncoderCard, untrained_twin
 from patchloom.nets.checkpoints.live import LiveEncoder
@@ -165,9 +165,8 @@ def draw_pictures(names: Sequence[str], asked: LookRequest, lenient: bool) -> li
     files: list[Path] = []
     for name in names:
         module, _, function = PICTURES[name].rpartition(".")
-        draw: Draw = getattr(import_module(module), function)
         with or_left_out(name, lenient):
-            files += draw(asked)
+            files += getattr(import_module(module), function)(asked)
     return files
 
 

@@ -135,8 +135,8 @@ def locality_retrieval(one: NamedEncoder, images: Tensor) -> dict[str, Retrieval
             waiting.advance()
         found, b = dict[str, Retrieval](), len(images)
         itself = torch.arange(b)
-        for name, each in features.items():
-            flat = F.normalize(torch.stack(each, 1).flatten(0, 1), dim=1)
+        for name, vectors in features.items():
+            flat = F.normalize(torch.stack(vectors, 1).flatten(0, 1), dim=1)
             alike = (flat @ flat.T).view(b, CROP_COUNT, b, CROP_COUNT)
             mine = alike[itself, :, itself].clone()  # [b 25 25]
             mine.diagonal(dim1=1, dim2=2).fill_(-torch.inf)

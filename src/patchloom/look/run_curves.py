@@ -15,7 +15,7 @@ import numpy as np
 
 from patchloom.arguments import PathLike
 from patchloom.errors import PatchloomError, listing, suggestion
-from patchloom.look.charts import Line, Panel, draw_lines, short_name, write_table
+from patchloom.look.charts import SMOOTH, Line, Panel, draw_lines, short_name, write_table
 from patchloom.options.declare import verb
 from patchloom.options.protocols import PROTOCOLS
 from patchloom.options.verbs import Curves
@@ -29,7 +29,7 @@ PROTOCOL_TITLES = {name: one.title for name, one in PROTOCOLS.items() if one.tit
 _TITLES = PROTOCOL_TITLES | dict.fromkeys((POSITION_ACCURACY, "positions"), "position accuracy")
 _DRAWN = (POSITION_ACCURACY, "finetune", "linear", "knn", "few-shot", "blocks")  # unless --of chooses another
 _OVER_EPOCHS = {"knn": "mean patch tokens", "instance-knn": "the task's representation of an image"}
-_SMOOTH = 0.02  # width of the smoothing window as a fraction of a curve
+
 # settings that do not distinguish experiments; seeds are averaged
 _MACHINE = {*LAUNCH, *"device workers threads cache crop_on attention kernels compile checkpointing".split()}
 # settings of an evaluation that must be equal in compared results; the others follow from the data
@@ -339,9 +339,9 @@ def _draw_over_epochs(runs: Sequence[RunData], of: str, folder: Path) -> list[Pa
             raise PatchloomError(f"{run.folder.path} {missing}")
         curves.append(its[""])
     first = [float(values[0]) for _, values in curves]
-    place, heading = of, ("run", "task", "epoch", of)
+    place, heading = of, ["run", "task", "epoch", of]
     if of == "loss":
-        place, heading = "losses", (*heading, "relative")
+        place, heading = "losses", [*heading, "relative"]
         note = "as logged" if len(set(tasks)) == 1 else "as logged, in each task's own unit"
         scales = [("training loss", note, [1.0] * len(runs))]
         if all(one > 0 for one in first):
@@ -355,7 +355,7 @@ def _draw_over_epochs(runs: Sequence[RunData], of: str, folder: Path) -> list[Pa
     panels = []
     for title, note, units in scales:
         lines = [Line(run.name, x, y / unit) for run, (x, y), unit in zip(runs, curves, units, strict=True)]
-        panels.append(Panel(title, note, lines, of != "loss", smooth=_SMOOTH * (of == "loss")))
+        panels.append(Panel(title, note, lines, of != "loss", smooth=SMOOTH * (of == "loss")))
     table = [
         (run.name, task, epoch, value, value / start if start > 0 else "")[: len(heading)]
         for run, task, (epochs, values), start in zip(runs, tasks, curves, first, strict=True)

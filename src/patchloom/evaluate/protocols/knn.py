@@ -174,7 +174,7 @@ def knn(run: str | Path, data: DataLike, settings: EvalSettings, options: Knn) -
         found = knn_results(one.name, train, test, parts.test, poolings, settings, ks, more)
         if one.share is not None:
             blends += [blend_row(row, one.share, held_out) for row in found if row.quoted]
-        if not one.is_blend:
+        if one.share in (None, 0, 1):
             rows += found
 
     # ---- the report
@@ -316,14 +316,14 @@ def layers(run: str | Path, data: DataLike, settings: EvalSettings, options: Lay
     if out is None and not has_no_folder(run) and Path(run).is_dir():
         out = Path(run) / "pictures" / "layers.png"
     if out is not None:
-        places, values = np.arange(len(ours)), np.array([(row.value, row.low, row.high) for row in ours])
+        places, ends = np.arange(len(ours)), np.array([(row.value, row.low, row.high) for row in ours])
         beneath = [
             Line(its[0].encoder, places, np.array([row.value for row in its]), dashed=True) for its in (twins, *starts)
         ]
         panel = Panel(
             f"Layers of {ours[0].encoder}",
             f"{ours[0].measure} of {k} nearest neighbours, mean patch token, 95 % interval",
-            [Line("this encoder", places, *values.T), *beneath],
+            [Line("this encoder", places, *ends.T), *beneath],
             percent=True,
             baselines={row.encoder: row.value for row in (pixels, guessed)},
             ticks=dict(enumerate(["0", *(row.settings["layer"].removeprefix("block ") for row in ours[1:])])),
