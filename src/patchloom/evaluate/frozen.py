@@ -66,11 +66,6 @@ class FeatureExtractor(NamedTuple):
     subject: Subject | None = None
     share: float | None = None
 
-    @property
-    def is_blend(self) -> bool:
-        """Whether the weights are neither the run's nor its start's."""
-        return self.share not in (None, 0, 1)
-
 
 @dataclass(frozen=True)
 class FrozenStudy:

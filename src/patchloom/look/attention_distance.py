@@ -65,7 +65,10 @@ def relative_attention(encoder: Encoder, images: Tensor) -> ByOffset:
         images: normalised images [b c h w] of the encoder's size; they are processed one by one.
     """
     grid = grid_size(encoder)
-    bins, pairs, far = (one.to(images.device) for one in (_offsets(grid), pairs_of(grid), distances_of(grid)))
+    row, column = (one.flatten() for one in torch.meshgrid(*map(torch.arange, grid), indexing="ij"))
+    down, right = row[None] - row[:, None] + grid[0] - 1, column[None] - column[:, None] + grid[1] - 1
+    offsets = down * (2 * grid[1] - 1) + right  # [n n], the index of each in a flattened map
+    bins, pairs, far = (one.to(images.device) for one in (offsets, pairs_of(grid), distances_of(grid)))
     n, total = len(bins), torch.zeros(())
     for image in images.split(1):
         sums = []
@@ -93,13 +96,6 @@ def uniform_distance(grid: Sides) -> float:
     """Return the mean distance of uniform attention in patches."""
     pairs = pairs_of(grid)
     return float((pairs * distances_of(grid)).sum() / pairs.sum())
-
-
-def _offsets(grid: Sides) -> Tensor:
-    """Return the index of the offset of each query and key [n n] in a flattened map of 2r-1 rows and 2c-1 columns."""
-    row, column = (one.flatten() for one in torch.meshgrid(*map(torch.arange, grid), indexing="ij"))
-    down, right = row[None] - row[:, None] + grid[0] - 1, column[None] - column[:, None] + grid[1] - 1
-    return down * (2 * grid[1] - 1) + right
 
 
 def draw_relative(asked: LookRequest) -> list[Path]:

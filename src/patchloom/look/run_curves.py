@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from patchloom.arguments import PathLike
 from patchloom.errors import PatchloomError, listing, suggestion
 from patchloom.look.charts import SMOOTH, Line, Panel, draw_lines, short_name, write_table
 from patchloom.options.declare import verb
@@ -42,16 +41,6 @@ _ALONE = "from scratch"  # name of the encoder in an evaluation with only the co
 
 Way = tuple[tuple[str, Any], ...]  # how results were measured: names and values
 Pair = tuple[Result, Result | None]  # of an encoder and of its control; low and high of a mean are its range
-
-
-def read_runs(places: Sequence[PathLike], least: int = 2) -> list[RunData]:
-    """Read several different runs."""
-    runs = load_runs([Path(place) for place in places], needed=("asked", "metrics", "results"))
-    if len(runs) < least:
-        raise PatchloomError(
-            "look curves compares two runs or more: give another; the curves of one run are in its pictures/curves.png"
-        )
-    return runs
 
 
 def evaluations_of(run: RunData) -> dict[str, list[list[Result]]]:
@@ -284,7 +273,11 @@ def draw_run_curves(options: Curves) -> list[Path]:
     places = [runs] if isinstance(runs, str | os.PathLike) else runs
     protocol, dot, inner = (against or "").partition(".")
     of_evaluation = bool(dot) and protocol not in ("task", "model")
-    found = read_runs(places, least=1 if of_evaluation else 2)
+    found = load_runs([Path(place) for place in places], needed=("asked", "metrics", "results"))
+    if len(found) < 2 and not of_evaluation:
+        raise PatchloomError(
+            "look curves compares two runs or more: give another; the curves of one run are in its pictures/curves.png"
+        )
     folder = Path(options.out or ".")  # not beside the runs, where runs/* would match the picture
     if against is None:
         if of in _OVER_EPOCHS:

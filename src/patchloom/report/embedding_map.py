@@ -39,13 +39,13 @@ _COMPONENTS = 50  # to which features are reduced before t-SNE, as in its paper 
 _DIGITS = 4
 
 
-def make_embedding_map(run: str | Path, source: Source, what: str, most: int = MAX_MAP_IMAGES, seed: int = 0) -> Cloud:
+def make_embedding_map(run: str | Path, source: Source, what: str, most: int = MAX_MAP_IMAGES) -> Cloud:
     """Return the embedding map of a run's encoder; the run need not be finished.
 
     Features are the means of the patch tokens after the last norm, as in the quoted kNN accuracy. PCA is applied to the
     features, t-SNE to the normalised features, because neighbours are ranked by cosine.
     """
-    some = source.subset(np.random.default_rng(seed).permutation(evenly_spaced(len(source), most)))
+    some = source.subset(np.random.default_rng(0).permutation(evenly_spaced(len(source), most)))
     if len(some) < MIN_MAP_IMAGES:
         raise PatchloomError(
             f"a map of embeddings needs {MIN_MAP_IMAGES} {source.noun} or more, and there are {len(some)}"
@@ -60,10 +60,12 @@ def make_embedding_map(run: str | Path, source: Source, what: str, most: int = M
         )
     order = torch.arange(len(indices))
     found, cosines = nearest_by_cosine(features, features, order, min(_NEAREST, len(order) - 1))
-    labels, classes = _labels(some, indices)
+    given = [-1 if some.labels is None else int(some.labels[i]) for i in indices]
+    there = sorted({label for label in given if label >= 0})  # only these classes are named
+    number = {label: i for i, label in enumerate(there)} | {-1: -1}
     columns = math.ceil(math.sqrt(len(order)))
     with StatusMessage("drawing a map of embeddings"):
-        projections = projections_of(features.double().numpy(), seed)
+        projections = projections_of(features.double().numpy())
         rows = math.ceil(len(order) / columns)
         sheet = np.full((rows * columns, _SIDE, _SIDE, 3), 255, np.uint8)
         sheet[: len(order)] = pictures
@@ -74,10 +76,10 @@ def make_embedding_map(run: str | Path, source: Source, what: str, most: int = M
     return Cloud(
         projections=projections,
         names=[some.place(i) or some.describe(i) for i in indices],
-        labels=labels,
-        classes=classes,
+        labels=[number[label] for label in given],
+        classes=[some.classes[label] for label in there],
         neighbours=found.tolist(),
-        similarities=[[round(value, 3) for value in row] for row in cosines.tolist()],
+        similarities=[[round(round(value, _DIGITS), 3) for value in row] for row in cosines.tolist()],
         sprite=sprite,
         columns=columns,
         side=_SIDE,
@@ -118,14 +120,14 @@ def collect_thumbnails(one: NamedEncoder, source: Source, device: torch.device) 
     return torch.cat(features), np.concatenate(thumbnails), indices
 
 
-def projections_of(features: np.ndarray, seed: int = 0) -> dict[str, tuple[Sequence[float], Sequence[float]]]:
+def projections_of(features: np.ndarray) -> dict[str, tuple[Sequence[float], Sequence[float]]]:
     """Project features [n d] by PCA and t-SNE; return x and y [n], each in [0, 1], by the name of the projection."""
     if not np.isfinite(features).all() or np.ptp(features, axis=0).max() < 1e-9:
         raise PatchloomError("no map can be drawn: the encoder gives all images the same features")
     directions = features / np.linalg.norm(features, axis=1, keepdims=True).clip(1e-12)
     kept = min(_COMPONENTS, *features.shape)
-    reduced = PCA(kept, random_state=seed).fit_transform(directions)
-    flat = PCA(min(2, *features.shape), random_state=seed).fit_transform(features)
+    reduced = PCA(kept, random_state=0).fit_transform(directions)
+    flat = PCA(min(2, *features.shape), random_state=0).fit_transform(features)
     if flat.shape[1] == 1:
         flat = np.pad(flat, ((0, 0), (0, 1)))
     perplexity = min(_PERPLEXITY, (len(features) - 1) / 3)
@@ -133,7 +135,7 @@ def projections_of(features: np.ndarray, seed: int = 0) -> dict[str, tuple[Seque
         warnings.simplefilter("ignore", ConvergenceWarning)
         # random if the features have only one dimension
         init = "pca" if kept > 1 and np.ptp(reduced[:, 0]) > 0 else "random"
-        placed = TSNE(perplexity=perplexity, init=init, random_state=seed).fit_transform(reduced.astype(np.float32))
+        placed = TSNE(perplexity=perplexity, init=init, random_state=0).fit_transform(reduced.astype(np.float32))
     return {"PCA": _unit(flat), "t-SNE": _unit(placed)}
 
 
@@ -141,15 +143,5 @@ def _unit(points: np.ndarray) -> tuple[list[float], list[float]]:
     """Shift and scale points [n 2] into the unit square with the same scale for both axes."""
     low, reach = points.min(0), float(np.ptp(points, axis=0).max()) or 1.0
     middle = (1 - np.ptp(points, axis=0) / reach) / 2
-    x, y = ((points - low) / reach + middle).clip(0, 1).round(_DIGITS).T
-    return x.tolist(), y.tolist()
-
-
-def _labels(source: Source, indices: Sequence[int]) -> tuple[list[int], list[str]]:
-    """Return a class index for each image, -1 without a label, and the names of the classes that occur."""
-    if source.labels is None:
-        return [-1] * len(indices), []
-    found = [int(source.labels[i]) for i in indices]
-    there = sorted({label for label in found if label >= 0})
-    number = {label: i for i, label in enumerate(there)} | {-1: -1}
-    return [number[label] for label in found], [source.classes[label] for label in there]
+    x, y = ((points - low) / reach + middle).clip(0, 1).round(_DIGITS).T.tolist()
+    return [round(value, _DIGITS) for value in x], [round(value, _DIGITS) for value in y]  # of float32, too

@@ -166,7 +166,15 @@ def charts_of(runs: Sequence[RunData]) -> list[Panel]:
     """
     modalities = {(run.modality.noun, run.modality.values) for run in runs}
     noun, pixels = modalities.pop() if len(modalities) == 1 else ("images", "pixels")
-    charts = [_losses(runs)]
+    lines, title = _lines(runs, len(runs) == 1, "loss", "loss"), "training loss"
+    note = "A loss that falls further does not mean that a run is better."
+    if len({run.settings.task["name"] for run in runs}) > 1:
+        title += ", relative to its start"
+        note = "Each loss is divided by its first logged value, because tasks have losses in different units."
+        lines = [line._replace(y=line.y / line.y[0]) for line in lines]
+    elif len(runs) == 1:
+        note = "The loss on training batches."
+    charts = [Panel(title, note, lines)]
     for measure, unit in dict.fromkeys((run.measured.measure, run.measured.unit) for run in runs):
         some = [run for run in runs if (run.measured.measure, run.measured.unit) == (measure, unit)]
         note = f"On {noun} that are not used for training. Dashed: baselines that need no learning."
@@ -182,16 +190,6 @@ def charts_of(runs: Sequence[RunData]) -> list[Panel]:
             lines = _lines(runs, len(runs) == 1, column, name)
             charts.append(Panel(f"{name}, in training", f"On training {noun}.", lines, "accuracy" in column))
     return [chart for chart in charts if chart.lines]
-
-
-def _losses(runs: Sequence[RunData]) -> Panel:
-    lines = _lines(runs, len(runs) == 1, "loss", "loss")
-    if len({run.settings.task["name"] for run in runs}) > 1:
-        note = "Each loss is divided by its first logged value, because tasks have losses in different units."
-        shares = [line._replace(y=line.y / line.y[0]) for line in lines]
-        return Panel("training loss, relative to its start", note, shares)
-    note = "A loss that falls further does not mean that a run is better."
-    return Panel("training loss", note if len(runs) > 1 else "The loss on training batches.", lines)
 
 
 def _lines(runs: Sequence[RunData], single: bool, column: str, name: str) -> list[Line]:

@@ -198,7 +198,8 @@ class Page:
 
 
 _MOST_ROWS = 200  # of a chart's numbers as a table
-_FIGURES = re.compile(r"(?=.*\d)[\d\s.,:;%()\[\]<>≈~=/x×+±−–-]{1,40}")
+# cells of numbers alone, such as "97.5 % (95.0-100.0)", which must not wrap
+FIGURES = re.compile(r"(?=.*\d)[\d\s.,:;%()\[\]<>≈~=/x×+±−–-]{1,40}")
 _NUMERIC = re.compile(r"[-+−±<>≈~]?\s?\d.{0,20}|[-–—]?")  # a number, or an empty cell
 
 
@@ -219,7 +220,7 @@ def _templates() -> jinja2.Environment:
         "chart_rows": chart_rows,
         "bars": bars,
         "numeric": numeric_columns,
-        "figures": is_figures,
+        "figures": FIGURES.fullmatch,
     }
     return templates
 
@@ -307,11 +308,6 @@ def bars(numbers: Sequence[Number]) -> list[list[dict[str, Any]]]:
 def _within(share: float) -> float:
     """Convert a fraction to a percentage in [0, 100], rounded to one digit like the text."""
     return min(100.0, max(0.0, round(100 * share, 1)))
-
-
-def is_figures(cell: str) -> bool:
-    """Return whether a cell holds only numbers, such as "97.5 % (95.0-100.0)", and must not wrap."""
-    return _FIGURES.fullmatch(cell) is not None
 
 
 def numeric_columns(table: Table) -> list[bool]:

@@ -92,14 +92,6 @@ def _record(apart: Difference | None) -> dict[str, Any]:
     return dict(zip(_OF_DIFFERENCE, values, strict=True))
 
 
-def _format_difference(apart: Difference, gap: str) -> str:
-    """Format as "+2.1, better [+0.4, +3.8]", without an interval if there are too few images for one."""
-    if apart.claim is Claim.APART:
-        return apart.claim.value
-    amount = ", ".join([apart.amount(apart.value), *[apart.claim.value] * (apart.claim is not Claim.NONE)])
-    return amount if apart.claim is Claim.FEW else f"{amount}{gap}{apart.interval()}"
-
-
 def over_seeds(same: Sequence[Result], run: str) -> Row:
     """Return the mean of a result over seeds, the newest last.
 
@@ -192,7 +184,13 @@ class ResultsTable(Displayable):
         for row, (measure, *cells) in zip(self.rows, zip(*columns.values(), strict=True), strict=True):
             if lines and measure != before:
                 ends.append(len(lines) - 1)
-            pairs = [[one.control, Lines(_format_difference(one, gap))] for one in row.result.against]
+            pairs = []
+            for apart in row.result.against:
+                # such as "+2.1, better [+0.4, +3.8]", without an interval if there are too few images for one
+                text = ", ".join([apart.amount(apart.value), *[apart.claim.value] * (apart.claim is not Claim.NONE)])
+                text = apart.claim.value if apart.claim is Claim.APART else text
+                text += "" if apart.claim in (Claim.APART, Claim.FEW) else f"{gap}{apart.interval()}"
+                pairs.append([apart.control, Lines(text)])
             for pair in pairs or [[""] * len(last)]:
                 lines.append(("" if once and measure == before else measure, *cells, *pair))
                 before, cells = measure, [""] * len(cells)
