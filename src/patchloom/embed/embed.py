@@ -475,6 +475,20 @@ def _plan(to: Path, parts: PartFolder, encoding: Encoding, held: ExitStack) -> t
     return None, missing
 
 
+def find_nearest(
+    near: str | Path, image: Source, done: EmbeddingsFile, parts: PartFolder, encoding: Encoding, top: int
+) -> EmbeddingsFile:
+    """Return the result with the nearest rows to the only image of the source ``image``."""
+    if not done.files:
+        check_memory(done.file, done.size, done.card["rows"])
+    vectors = list[np.ndarray]()
+    with StatusMessage(f"searching {done.file}"):
+        encoding.each(image, lambda _, its: vectors.append(cast_vectors(its, done.card["dtype"])))
+        query, own = vectors[0][0].astype(np.float32), matching_rows(near, parts.sources)
+        found = nearest_rows(_written(done, parts), query, top, own)
+    return replace(done, near=str(near), neighbours=tuple(found))
+
+
 def _written(done: EmbeddingsFile, parts: PartFolder) -> list[Path]:
     """Return the files with the rows of a result."""
     return [part.path for part in parts.all] if done.files else [done.file]
@@ -618,17 +632,7 @@ def embed(options: Embed) -> EmbeddingsFile:
         first_decides(partial(write_averages, averaged, done, parts))
         done = replace(done, averaged=str(averaged))
     if one is not None and near is not None:
-        if not done.files:
-            check_memory(done.file, done.size, done.card["rows"])
-
-        def nearest() -> list[Neighbour]:
-            vectors = list[np.ndarray]()
-            with StatusMessage(f"searching {done.file}"):
-                encoding.each(one, lambda _, its: vectors.append(cast_vectors(its, done.card["dtype"])))
-                query, own = vectors[0][0].astype(np.float32), matching_rows(near, sources)
-                return nearest_rows(_written(done, parts), query, top, own)
-
-        done = replace(done, near=str(near), neighbours=tuple(first_decides(nearest)))
+        done = first_decides(lambda: find_nearest(near, one, done, parts, encoding, top))
         if picture is not None:
             named_vit, out = NamedEncoder(about.name, vit, about), Path(picture).expanduser()
             first_decides(lambda: str(draw_nearest(named_vit, str(near), one, done.neighbours, sources, out)))

@@ -77,8 +77,8 @@ def model_card(
     stated, header = one.card.license or UNKNOWN_LICENSE, {"license": license or one.card.license or UNKNOWN_LICENSE}
     if not license and stated not in _OF_THE_HUB:
         header = {"license": "other", "license_name": stated}
-        links = [_WITH_A_COPY[its] for its in split_licenses(stated) if its in _WITH_A_COPY][:1]
-        header |= dict(zip(["license_link"], links, strict=False))
+        links = [_WITH_A_COPY[its] for its in split_licenses(stated) if its in _WITH_A_COPY]
+        header |= {"license_link": links[0]} if links else {}
     front = {
         **header,
         "library_name": "timm",

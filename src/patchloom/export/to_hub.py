@@ -95,14 +95,15 @@ def to_hub(
     for file, content in contents.items():
         write_whole(folder / file, content)
     head = "" if one.head is None else "The instance head is left out: --to timm writes it."
-    stated = one.card.license
-    notes, terms = [one.card.note, examples.why_noise, head], [license_terms(stated)] * bool(stated)
-    if license is None and stated in ("", UNKNOWN_LICENSE):
-        notes.append("The model card says license: unknown. Name yours by --license, such as apache-2.0.")
-        around = RunFolder(run if Path(run).is_dir() else run_around(run) or run)
-        if before := around.read_config().weights_before if around.config.exists() else ():
-            terms.append(f"The licence of {' and '.join(before)} applies to these weights, too.")
-    notes += terms
+    said, stated = list[str](), one.card.license
+    unknown = license is None and stated in ("", UNKNOWN_LICENSE)
+    if unknown:
+        said.append("The model card says license: unknown. Name yours by --license, such as apache-2.0.")
+    said += [license_terms(stated)] * bool(stated)
+    around = RunFolder(run if Path(run).is_dir() else run_around(run) or run)
+    if before := around.read_config().weights_before if unknown and around.config.exists() else ():
+        said.append(f"The licence of {' and '.join(before)} applies to these weights, too.")
+    notes = [one.card.note, examples.why_noise, head, " ".join(said)]
     if name is not None:
         checks.append(f"Uploaded: {push(folder, _FILES, name, public)}")
     return Export(
