@@ -126,11 +126,48 @@ def position_correlation(
 
 
 def draw_correlation(asked: LookRequest) -> list[Path]:
-    """Draw correlations of all pairs of positions, and similarities to one patch of each image.
+    """Draw the similarity of one patch of each image to all of this image and the next, and of all pairs of positions.
 
     The files are ``correlation-positions.png`` with a CSV file, and ``correlation.png``.
     """
-    return [*_draw_patches(asked), *_draw_positions(asked)]
+    one, images = asked.encoder, asked.pictures()
+    features = centred(output_of(one, images))
+    queries = salient_patches(features)
+    if asked.queries:
+        queries = torch.full((len(images),), patch_at(one, asked.queries[0]))
+    shown = to_pictures(one, images)
+    scale = Scale("correlation with the marked patch", -1.0, 1.0, "RdBu_r")
+    several = len(images) > 1
+    found = [(one.name, correlation(features, queries))]
+    for other in asked.beside[:1]:
+        its = centred(output_of(other, asked.pictures(of=other)))
+        rows, columns = its.shape[1:3]
+        same = []  # the patches of its grid at the centres of the queries
+        for query in queries.tolist():
+            top, left, tall, wide = patch_box(grid_size(one.vit), query)
+            same.append(int((top + tall / 2) * rows) * columns + int((left + wide / 2) * columns))
+        found.append((other.name, correlation(its, torch.tensor(same))))
+    item = one.modality.item
+    headings = [item, *[f"next {item}"] * several, *[f"within the {item}", *["in the next"] * several] * len(found)]
+    groups = [("", 1 + several), *((name, 1 + several) for name, _ in found)]
+    maps = [[orient_rows(one, part) for part in each] for _, each in found]
+    tiles = []
+    for i, query in enumerate(queries.tolist()):
+        marks = [(mark_of(one, query), MARK)]
+        row = [Tile(shown[i], marks=marks), *[Tile(shown[(i + 1) % len(images)])] * several]
+        for within, across in maps:
+            row += [Tile(scale.shade(within[i]), marks=marks), *[Tile(scale.shade(across[i]))] * several]
+        tiles.append(row)
+    title, caption = asked.title("one patch and all others"), full_caption(one, _caption(asked, several), images)
+    page_caption = Caption(
+        "Similarity to one patch",
+        f"The similarity of the marked patch to all patches of its own {item} and of the next. Look whether similar "
+        "patches show the same kind of thing, or only the same brightness.",
+        130,
+    )
+    page = Page(tiles, headings, title, caption, groups, scales=[scale])
+    picture = draw_tiles(page, shown.shape[1:3], asked.folder / "correlation.png", page_caption)
+    return [picture, *_draw_positions(asked)]
 
 
 def _draw_positions(asked: LookRequest) -> list[Path]:
@@ -218,47 +255,6 @@ def _map_of_pairs(one: NamedEncoder, matrix: Tensor, scale: Scale) -> np.ndarray
         joined = np.concatenate([part for cell in cells for part in (cell, edge)][:-1], axis=1)
         lines += [joined, np.full((gap, joined.shape[1], 3), 255, np.uint8)]
     return np.concatenate(lines[:-1])
-
-
-def _draw_patches(asked: LookRequest) -> list[Path]:
-    """Draw the similarity of one patch of each image to all patches of this image and the next."""
-    one, images = asked.encoder, asked.pictures()
-    features = centred(output_of(one, images))
-    queries = salient_patches(features)
-    if asked.queries:
-        queries = torch.full((len(images),), patch_at(one, asked.queries[0]))
-    shown = to_pictures(one, images)
-    scale = Scale("correlation with the marked patch", -1.0, 1.0, "RdBu_r")
-    several = len(images) > 1
-    found = [(one.name, correlation(features, queries))]
-    for other in asked.beside[:1]:
-        its = centred(output_of(other, asked.pictures(of=other)))
-        rows, columns = its.shape[1:3]
-        same = []  # the patches of its grid at the centres of the queries
-        for query in queries.tolist():
-            top, left, tall, wide = patch_box(grid_size(one.vit), query)
-            same.append(int((top + tall / 2) * rows) * columns + int((left + wide / 2) * columns))
-        found.append((other.name, correlation(its, torch.tensor(same))))
-    item = one.modality.item
-    headings = [item, *[f"next {item}"] * several, *[f"within the {item}", *["in the next"] * several] * len(found)]
-    groups = [("", 1 + several), *((name, 1 + several) for name, _ in found)]
-    maps = [[orient_rows(one, part) for part in each] for _, each in found]
-    tiles = []
-    for i, query in enumerate(queries.tolist()):
-        marks = [(mark_of(one, query), MARK)]
-        row = [Tile(shown[i], marks=marks), *[Tile(shown[(i + 1) % len(images)])] * several]
-        for within, across in maps:
-            row += [Tile(scale.shade(within[i]), marks=marks), *[Tile(scale.shade(across[i]))] * several]
-        tiles.append(row)
-    title, caption = asked.title("one patch and all others"), full_caption(one, _caption(asked, several), images)
-    page_caption = Caption(
-        "Similarity to one patch",
-        f"The similarity of the marked patch to all patches of its own {item} and of the next. Look whether similar "
-        "patches show the same kind of thing, or only the same brightness.",
-        130,
-    )
-    page = Page(tiles, headings, title, caption, groups, scales=[scale])
-    return [draw_tiles(page, shown.shape[1:3], asked.folder / "correlation.png", page_caption)]
 
 
 def _caption(asked: LookRequest, several: bool) -> str:

@@ -182,11 +182,38 @@ def references(each: Sequence[Methods]) -> str:
 
 
 def _sentences(one: Methods) -> list[str]:
-    s, count = one.settings, "" if one.images is None else f"{one.images:,} different "
-    data, held = f"It was trained on {count}{one.noun} of {_data(one.settings.data)}", "none were held out"
+    s = one.settings
+    options = [f"{name.replace('_', ' ')} {value}" for name, value in s.model.items() if name != "name"]
+    channels = f"{s.channels} channel{'s' * (s.channels != 1)}"
+    model = listing([s.model["name"], *options], "and")
+    kind = "Swin Transformer" if "swin" in s.model["name"] else "vision transformer"
+    begun = s.from_run or s.init
+    known = begun if begun is None or begun.startswith("timm:") else _data(begun)
+    start = f", and began with the weights of {known}" if begun else ", and was initialised at random"
+    cited = "; ".join(paper.cited for paper in papers_of_encoder(s.model["name"]))
+    encoder = (
+        f"The encoder is a {kind}, {model} ({cited}). It takes inputs of {in_pixels(s.img_size)} and {channels} in "
+        f"patches of {in_pixels(s.patch_size)}{start}."
+    )
+
+    # ---- data and length
+    count = "" if one.images is None else f"{one.images:,} different "
+    data, held = f"It was trained on {count}{one.noun} of {_data(s.data)}", "none were held out"
     if one.held_out:
         held = f"{one.held_out:,} others were held out ({100 * s.held_out:.3g} %)"
-    said, changes = [_encoder(s), _task(s, one.noun), f"{data}; {held}.", _length(one)], list[str]()
+    update = min(s.batch_size, one.images or s.batch_size) * s.accumulate
+    epochs = f"{s.epochs:g} epoch{'s' * (s.epochs != 1)}"
+    if one.epoch < s.epochs:
+        epochs = f"{one.epoch:.3g} of {epochs} so far"
+    decay = f"halved every {s.halve_every:,} updates" if s.halve_every else "cosine decay"
+    clip = f"; gradients were clipped at a norm of {s.clip:g}" if s.clip else ""
+    peak = f"{s.blr:g} per 256 {one.noun} (peak {s.blr * update / 256:.3g})"
+    adamw = f"a weight decay of {s.weight_decay:g} and betas of {s.betas[0]:g} and {s.betas[1]:g}"
+    training = (
+        f"Training took {epochs} of AdamW ({PAPERS['loshchilov2019adamw'].cited}) with {update:,} {one.noun} per "
+        f"update, a base learning rate of {peak}, {s.warmup_epochs:g} epochs of warm-up, {decay}, {adamw}{clip}."
+    )
+    said, changes = [encoder, _task(s, one.noun), f"{data}; {held}.", training], list[str]()
     if isinstance(s.crop_scale, float | int):
         changes.append(f"random crops of {100 * s.crop_scale:g} to 100 % of the area")
     if s.flip:
@@ -202,21 +229,6 @@ def _sentences(one: Methods) -> list[str]:
     return [*said, f"{seeds}; {s.device}, {s.precision}{devices}.", *map(_evaluation, one.evaluated)]
 
 
-def _encoder(s: ResolvedSettings) -> str:
-    options = [f"{name.replace('_', ' ')} {value}" for name, value in s.model.items() if name != "name"]
-    channels = f"{s.channels} channel{'s' * (s.channels != 1)}"
-    model = listing([s.model["name"], *options], "and")
-    kind = "Swin Transformer" if "swin" in s.model["name"] else "vision transformer"
-    begun = s.from_run or s.init
-    known = begun if begun is None or begun.startswith("timm:") else _data(begun)
-    start = f", and began with the weights of {known}" if begun else ", and was initialised at random"
-    cited = "; ".join(paper.cited for paper in papers_of_encoder(s.model["name"]))
-    return (
-        f"The encoder is a {kind}, {model} ({cited}). It takes inputs of {in_pixels(s.img_size)} and {channels} in "
-        f"patches of {in_pixels(s.patch_size)}{start}."
-    )
-
-
 def _task(s: ResolvedSettings, noun: str) -> str:
     name, entry = s.task["name"], TASKS.get(s.task["name"])
     papers = papers_of_task(name, s.recipe)
@@ -228,22 +240,6 @@ def _task(s: ResolvedSettings, noun: str) -> str:
         said += f"; withheld: {entry.withheld}; predicted: {entry.asked}"
     given = [f"{key} {value}" for key, value in s.task.items() if key != "name" and isinstance(value, int | float)]
     return f"{said}. Options of the task: {', '.join(given)}." if given else f"{said}."
-
-
-def _length(one: Methods) -> str:
-    s = one.settings
-    update = min(s.batch_size, one.images or s.batch_size) * s.accumulate
-    epochs = f"{s.epochs:g} epoch{'s' * (s.epochs != 1)}"
-    if one.epoch < s.epochs:
-        epochs = f"{one.epoch:.3g} of {epochs} so far"
-    decay = f"halved every {s.halve_every:,} updates" if s.halve_every else "cosine decay"
-    clip = f"; gradients were clipped at a norm of {s.clip:g}" if s.clip else ""
-    peak = f"{s.blr:g} per 256 {one.noun} (peak {s.blr * update / 256:.3g})"
-    adamw = f"a weight decay of {s.weight_decay:g} and betas of {s.betas[0]:g} and {s.betas[1]:g}"
-    return (
-        f"Training took {epochs} of AdamW ({PAPERS['loshchilov2019adamw'].cited}) with {update:,} {one.noun} per "
-        f"update, a base learning rate of {peak}, {s.warmup_epochs:g} epochs of warm-up, {decay}, {adamw}{clip}."
-    )
 
 
 def _evaluation(one: Evaluated) -> str:
