@@ -143,12 +143,12 @@ def draw_curves(
 
 @contextmanager
 def styled_figure(
-    size: tuple[float, float], layout: Mapping[str, Any] | None = None, title: str = "", caption: str = ""
+    size: tuple[float, float], layout: Mapping[str, Any], title: str = "", caption: str = ""
 ) -> Iterator[Figure]:
     """Open a figure of ``size`` (width, height) in inches, in our style while this block lasts.
 
-    ``layout`` has pads of matplotlib's constrained layout, where others than its own are wanted; None turns it off.
-    ``title`` is written above, ``caption`` below.
+    ``layout`` has pads of matplotlib's constrained layout, where others than its own are wanted. ``title`` is written
+    above, ``caption`` below.
     """
     # Imported only by what draws: it takes 0.3 s, and the first step of a training need not wait for it.
     import matplotlib
@@ -156,7 +156,7 @@ def styled_figure(
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     with matplotlib.rc_context(STYLE):
-        figure = Figure(size, layout=None if layout is None else ConstrainedLayoutEngine(**layout))
+        figure = Figure(size, layout=ConstrainedLayoutEngine(**layout))
         if title:
             figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold", color=INK, wrap=True)
         if caption:
