@@ -9,13 +9,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from patchloom.data.loader import plain_batches
 from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import evenly_spaced
+from patchloom.data.stats import normalize
 from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError
 from patchloom.look.charts import write_table
-from patchloom.look.context import LookRequest, check_finite, full_caption, to_pictures
+from patchloom.look.context import LookRequest, NamedEncoder, check_finite, full_caption, to_pictures
 from patchloom.look.sheet import Caption, Page, Tile, draw_tiles
+from patchloom.nets.encode import input_channels, input_size
 from patchloom.nets.heads import pooled_tokens
 from patchloom.questions.agreement import nearest_by_cosine
 from patchloom.results.claims import UNTRAINED
@@ -24,6 +27,7 @@ NEAREST = 5
 GALLERY = 2000  # largest number of images, evenly spread
 _POOLING = "mean"  # the pooling of the quoted kNN accuracy, available for every encoder
 
+_BATCH = 32
 _SIDE = 135  # pixels of a tile
 _LONGEST = 14  # characters of a class's name
 _SAME, _OTHER = "#0072b2", "#d55e00"
@@ -33,19 +37,25 @@ def draw_neighbours(asked: LookRequest) -> list[Path]:
     """Draw some images with their nearest neighbours as ``nearest.png``; ``nearest.csv`` has all names."""
     source = asked.source.subset(evenly_spaced(len(asked.source), GALLERY))
     columns: list[tuple[str, Tensor, Tensor]] = []
+    takes: dict[tuple[tuple[int, int], int], list[NamedEncoder]] = {}  # encoders that are shown the same images
     for one in (asked.encoder, *asked.beside[:1]):
-        numbers, vectors = list[Tensor](), list[Tensor]()
-        with torch.inference_mode(), StatusMessage(f"encoding {source.noun} with {one.name}", len(source)) as waiting:
-            for some, images in one.batches(source, asked.device):
-                vectors.append(check_finite(one, pooled_tokens(one.vit, images)[_POOLING].float().cpu()))
-                numbers.append(some)
-                waiting.advance(len(some))
-        features, indices = torch.cat(vectors), torch.cat(numbers)
+        takes.setdefault((input_size(one.vit), input_channels(one.vit)), []).append(one)
+    for (size, channels), some in takes.items():
+        numbers, vectors, names = list[Tensor](), [list[Tensor]() for _ in some], " and ".join(one.name for one in some)
+        with torch.inference_mode(), StatusMessage(f"encoding {source.noun} with {names}", len(source)) as waiting:
+            for batch in plain_batches(source, size, _BATCH, channels=channels, device=asked.device):
+                for one, its in zip(some, vectors, strict=True):
+                    pooled = pooled_tokens(one.vit, normalize(batch.views[0], one.card.mean, one.card.std))[_POOLING]
+                    its.append(check_finite(one, pooled.float().cpu()))
+                numbers.append(batch.indices)
+                waiting.advance(len(batch.indices))
+        indices = torch.cat(numbers)
         if len(indices) < 2:
             raise PatchloomError(f"{asked.source.name} has fewer than two readable images: give several")
         own = torch.linspace(0, len(indices) - 1, min(asked.images, len(indices))).round().long()
-        found, cosines = nearest_by_cosine(features[own], features, own, NEAREST)
-        columns.append((one.name, indices[found], cosines))
+        for one, features in zip(some, map(torch.cat, vectors), strict=True):
+            found, cosines = nearest_by_cosine(features[own], features, own, NEAREST)
+            columns.append((one.name, indices[found], cosines))
     queries, unreadable = indices[own], len(source) - len(indices)
     needed = torch.cat([queries, *(found.flatten() for _, found, _ in columns)]).unique()
     images = replace(asked, source=source.subset(needed.numpy())).pictures(len(needed))
