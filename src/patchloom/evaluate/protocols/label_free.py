@@ -709,13 +709,15 @@ def rows_from_features(name: str, found: LabelFreeFeatures) -> list[Result]:
     if dense is not None:
         values |= {DSE: dense.dse, SEPARATION: dense.separation, DENSE_DIMENSIONS: dense.dimensions}
     values |= {own_crop(area): own_crop_found(*pair) for area, pair in found.pairs.items()}
-    if math.isnan(values.get(IDEST, 0.0)):
+    if not math.isfinite(values.get(IDEST, 0.0)):
         del values[IDEST]
     rows = []
-    for measure in filter(values.__contains__, MEASURES):
-        value = values[measure]
+    for measure, about in MEASURES.items():
+        value = values.get(measure)
+        if value is None:
+            continue
         if not isinstance(value, Tensor):
-            rows.append(Result.exact(measure, name, PROTOCOL, {}, value, MEASURES[measure].unit))
+            rows.append(Result.exact(measure, name, PROTOCOL, {}, value, about.unit))
         elif value.dtype == torch.bool:
             rows.append(Result.of_images(name, PROTOCOL, {}, value, measure=measure))
         else:
