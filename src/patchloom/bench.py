@@ -23,6 +23,7 @@ from patchloom.estimate import seconds_of
 from patchloom.options import verbs
 from patchloom.options.declare import verb
 from patchloom.options.pretrain import Compile
+from patchloom.options.values import comma_words
 from patchloom.runs.settings import ResolvedSettings, Settings, request
 from patchloom.runs.task import augment_of_readers
 from patchloom.sizes import in_pixels
@@ -163,7 +164,7 @@ def bench(options: verbs.Bench) -> Bench:
     """
     keep_freed_memory()
     tasks, rounds = options.tasks, options.rounds
-    names = ready_tasks() if tasks is None else tasks.split(",") if isinstance(tasks, str) else list(tasks)
+    names = ready_tasks() if tasks is None else comma_words(tasks)
     if not names:
         raise PatchloomError("--tasks names no task: give one or more, or leave it out for all")
     asked = [request(options.data, name, options.settings()) for name in names]

@@ -30,6 +30,7 @@ from patchloom.nets.build import stock_encoder
 from patchloom.nets.checkpoints.format import is_on_hub
 from patchloom.nets.checkpoints.origin import Weights
 from patchloom.options.declare import verb
+from patchloom.options.values import comma_words
 from patchloom.options.verbs import Compare
 from patchloom.report.page import Table, render
 from patchloom.report.report import page_of
@@ -185,9 +186,7 @@ def _checked(options: Compare) -> Compare:
     if recipe and recipe not in RECIPES:
         raise PatchloomError(f"--finetune {recipe}: there is no such recipe: choose {listing(RECIPES)}")
     check_installed(trackers := parse_trackers(options.log))
-    beside = options.beside
-    if isinstance(beside, str):
-        beside = [name.strip() for name in beside.split(",") if name.strip()]
+    beside = comma_words(options.beside)
     for one in beside:
         if is_on_hub(one):
             Weights(one).encoder_spec()

@@ -21,6 +21,7 @@ from PIL.Image import Image
 from patchloom.errors import PatchloomError, listing, pip_install, suggestion
 from patchloom.loggers import TRACKERS
 from patchloom.loggers.base import FinalResult, Tracker
+from patchloom.options.values import comma_words
 from patchloom.runs.folder import RunFolder
 
 _PROJECT = "patchloom"  # project of the runs, unless the tracker's own environment variable names another
@@ -245,8 +246,7 @@ def parse_trackers(log: str | Sequence[str] | None) -> list[str]:
     Raises:
         PatchloomError: if there is no such tracker.
     """
-    words = log.split(",") if isinstance(log, str) else log or ()
-    names = list(dict.fromkeys(word.strip() for word in words if word.strip()))
+    names = list(dict.fromkeys(comma_words(log)))
     for name in names:
         if name not in TRACKERS:
             hint = suggestion(name, TRACKERS, f": there are {listing(TRACKERS, 'and')}")

@@ -29,6 +29,7 @@ from patchloom.nets.finetune import at_size
 from patchloom.nets.heads import InstanceHead
 from patchloom.nets.swin import Encoder, level_count
 from patchloom.options.declare import verb
+from patchloom.options.values import comma_words
 from patchloom.options.verbs import TASK_PICTURES, Look
 from patchloom.results.claims import START, UNTRAINED
 from patchloom.runs.encoder import encoder_place, load_encoder, load_extra_module, load_start
@@ -57,7 +58,7 @@ PICTURES: Mapping[str, str] = {
 
 def parse_pictures(what: str | Sequence[str]) -> list[str]:
     """Return the names of the requested pictures, which may include `TASK_PICTURES`."""
-    words = [word.strip() for word in (what.split(",") if isinstance(what, str) else what)]
+    words = comma_words(what)
     known = [TASK_PICTURES, *PICTURES, ALL_PICTURES]
     for word in words:
         if word not in known:
@@ -210,10 +211,9 @@ def look(options: Look) -> list[Path]:
         source, target = _images_for(run, loaded.card, options.data)
         target = Path(options.out) if options.out else target
         return _task_pictures(loaded, source, target, options.images, options.seed)
-    at, beside = usable_device(options.device), options.beside
+    at = usable_device(options.device)
     size = None if options.img_size is None else to_pair(options.img_size)
-    others = [] if beside is None else beside.split(",") if isinstance(beside, str) else beside
-    places = [run, *(other.strip() for other in others)]
+    places = [run, *comma_words(options.beside)]
     found = [named_encoder(place, options.model if i == 0 else None, size, at) for i, place in enumerate(places)]
     encoder, *further = disambiguate_encoders(places, found)
     source, target = _images_for(run, encoder.card, options.data)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from math import isnan
 from pathlib import Path
@@ -95,6 +95,12 @@ def _plain(text: str, hint: Any) -> Any:
         values = [_read(one.strip(), inside[i if fixed else 0]) for i, one in enumerate(words)]
         return tuple(values) if origin is tuple else values
     raise ValueError
+
+
+def comma_words(given: str | Iterable[str] | None) -> list[str]:
+    """Return the words of an option that takes several: a list, or a text with commas between them."""
+    words = given.split(",") if isinstance(given, str) else given or ()
+    return [word.strip() for word in words if word.strip()]
 
 
 def dotted(values: Mapping[str, Any]) -> dict[str, Any]:

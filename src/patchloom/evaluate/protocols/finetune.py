@@ -58,6 +58,7 @@ from patchloom.nets.heads import check_pooling, tokens_of
 from patchloom.nets.swin import Encoder, is_hierarchical
 from patchloom.options.evaluate import PositionChoice, Precision
 from patchloom.options.protocols import Blocks, Ensemble, Finetune
+from patchloom.options.values import comma_words
 from patchloom.results.evaluation import Evaluation
 
 
@@ -244,9 +245,8 @@ def ensemble(run: str | Path, data: DataLike, settings: EvalSettings, options: E
     Raises:
         PatchloomError: fewer than two classifiers, or classifiers with other classes or another split.
     """
-    others, test_crop = options.others, options.test_crop
-    paths = [str(run), *(others.split(",") if isinstance(others, str) else others)]
-    paths = [path.strip() for path in paths if path.strip()]
+    test_crop = options.test_crop
+    paths = [str(run), *comma_words(options.others)]
     if len(paths) < 2:
         raise PatchloomError("an ensemble needs two or more classifiers: add others as --others A,B")
     parts = parts_of(data, settings)

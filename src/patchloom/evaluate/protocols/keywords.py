@@ -45,6 +45,7 @@ from patchloom.look.charts import draw_confusion
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.encode import input_size
 from patchloom.options.protocols import Keywords
+from patchloom.options.values import comma_words
 from patchloom.results.classes import called
 from patchloom.results.evaluation import Drawing, Evaluation
 from patchloom.results.result import Result
@@ -124,9 +125,8 @@ def _opened(data: DataLike, words: str | list[str] | None, card: EncoderCard, se
         )
     if settings.group is not None:
         raise PatchloomError("keywords uses the parts of the data: remove --group")
-    named = words.split(",") if isinstance(words, str) else words
     with StatusMessage("listing the recordings"):
-        chosen = None if named is None else [word.strip() for word in named]
+        chosen = None if words is None else comma_words(words)
         opened = open_together(lambda: open_keywords(data, chosen, settings.seed))
     print_notes(opened.notes)
     return opened.heard_as(card.sound).with_noise()
