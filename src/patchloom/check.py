@@ -288,8 +288,7 @@ class CheckResult(Displayable):
         said = [f"{note}." for note in self.notes]
         for split, found in self.splits.items():
             where = "" if self.test is None else f"{split}: "
-            describe = found.source.describe
-            lines = found.noticed.sentences(describe, len(found.rows), self.noun) + found.channels.sentences(describe)
+            lines = found.noticed.sentences(found.source.describe, len(found.rows), self.noun)
             said += [f"{where}{line}." for line in lines]
             said += _faults(found, where)
         if self.leaks:

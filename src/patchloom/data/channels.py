@@ -1,16 +1,10 @@
-"""Channels of images: their names in files, a choice of them, missing pixels, and the statistics of each."""
+"""Channels of images: a choice of them by name or number, and the statistics of each."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-
-from patchloom.data.notes import limit_examples
 from patchloom.errors import PatchloomError
 
 _LISTED = 64  # names that a message lists
@@ -78,82 +72,3 @@ def choose_channels(words: Sequence[str], names: Sequence[str], count: int, file
             remedy = "give numbers" if word.casefold() in plain or not names else "give a name or a number of these"
             raise PatchloomError(f"{file} {twice} {word}: {there}{'' if names else ' without names'}; {remedy}")
     return tuple(found)
-
-
-# What is known of the channels of an item while it is read, as the conversions of `patchloom.data.conversions`.
-
-
-@dataclass
-class _Seen:
-    """Facts on the channels of an item.
-
-    Attributes:
-        names: names of its channels; empty without.
-        missing: pixels that were missing and have been filled, bool [h w c]; None without.
-    """
-
-    names: tuple[str, ...] = ()
-    missing: np.ndarray | None = None
-
-    def shares(self) -> np.ndarray | None:
-        """Return the fraction of missing pixels in each channel, float64 [c]; None without."""
-        return None if self.missing is None else self.missing.mean((0, 1))
-
-
-_watched: ContextVar[_Seen | None] = ContextVar("watched", default=None)
-
-
-@contextmanager
-def collect_channels() -> Iterator[_Seen]:
-    """Collect facts on the channels of an item that is read inside this block."""
-    before = _watched.set(found := _Seen())
-    try:
-        yield found
-    finally:
-        _watched.reset(before)
-
-
-def record_names(names: Callable[[], tuple[str, ...]]) -> None:
-    """Record the names of the channels of the item that is being read, which are only found if they are collected."""
-    if (found := _watched.get()) is not None:
-        found.names = names()
-
-
-def record_missing(missing: np.ndarray) -> None:
-    """Record which pixels of the item that is being read are missing, bool [h w c]."""
-    if (found := _watched.get()) is not None:
-        found.missing = missing
-
-
-class ChannelCounts:
-    """Names and missing pixels of the channels of many items."""
-
-    def __init__(self) -> None:
-        self._first: dict[tuple[str, ...], int] = {}  # by names, the first item with these
-        self._missing: dict[int, np.ndarray] = {}  # by number of channels, sums of the fractions
-
-    def add(self, i: int, names: tuple[str, ...], missing: np.ndarray | None) -> None:
-        """Add the names of item i, and the fractions of missing pixels."""
-        self._first.setdefault(names, i)
-        if missing is not None:
-            self._missing[len(missing)] = self._missing.get(len(missing), 0) + missing
-
-    def names(self, count: int) -> tuple[str, ...]:
-        """Return the names of the first item that has ``count`` of them, or empty ones."""
-        return next((names for names in self._first if len(names) == count), ("",) * count)
-
-    def missing(self, count: int) -> np.ndarray:
-        """Return the sums over items of the fractions of missing pixels, float64 [count]."""
-        return self._missing.get(count, np.zeros(count))
-
-    def sentences(self, describe: Callable[[int], str]) -> list[str]:
-        """Return a sentence if names or their order differ between items."""
-        if len(self._first) < 2:
-            return []
-        (names, i), (other, k), *_ = self._first.items()
-        if {*other} > {*names}:  # the first one lacks something
-            (names, i), (other, k) = (other, k), (names, i)
-        lacks = [name for name in names if name not in other]
-        what = f"lacks {limit_examples(lacks)} of" if lacks else "has in another order the channels of"
-        shared = "+".join(name for name in names if name in other) or "NAME+NAME"
-        return [f"{describe(k)} {what} {describe(i)}: @bands={shared} takes channels by name from each file"]

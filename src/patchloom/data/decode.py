@@ -25,9 +25,8 @@ import torch
 from PIL import Image, ImageFile, ImageOps
 from torch import Tensor
 
-from patchloom.data.channels import record_missing, record_names
 from patchloom.data.codestreams import has_size, part_size
-from patchloom.data.conversions import is_collecting, record_conversion
+from patchloom.data.conversions import is_collecting, record_conversion, record_missing, record_names
 from patchloom.errors import PatchloomError, one_line
 from patchloom.system.files import regular
 

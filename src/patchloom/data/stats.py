@@ -18,7 +18,8 @@ from patchloom.audio.config import GREY, SIXTH, Sound
 from patchloom.audio.recordings import modality_of
 from patchloom.audio.spectrogram import check_sound, features
 from patchloom.data.augment import resize_part
-from patchloom.data.channels import Channel, ChannelCounts
+from patchloom.data.channels import Channel
+from patchloom.data.conversions import ConversionCounts
 from patchloom.data.decode import Unreadable, has_colours
 from patchloom.data.modality import Modality
 from patchloom.data.reading import Pass, sample_indices
@@ -103,7 +104,7 @@ class Moments:
         std = np.sqrt(np.maximum(self.squares / self.pixels - mean**2, _LEAST_STD**2))
         return tuple(mean.tolist()), tuple(std.tolist())
 
-    def channels(self, counts: ChannelCounts) -> tuple[Channel, ...]:
+    def channels(self, counts: ConversionCounts) -> tuple[Channel, ...]:
         """Return the statistics of each channel, with names and missing pixels."""
         n = len(self.total)
         shares = counts.missing(n) / self.images, self.constant / self.images
@@ -146,7 +147,7 @@ def statistics_of(source: Source, channels: int, sample: int = 1000, seed: int =
             moments.join(part)
         sizes.append(size)
     height, width = np.median(sizes, axis=0)
-    noticed, channel = made.sentences(), moments.channels(made.channels)
+    noticed, channel = made.sentences(), moments.channels(made.noticed)
     return Stats(*moments.mean_and_std(), round(height), round(width), len(sizes), made.unreadable, noticed, channel)
 
 

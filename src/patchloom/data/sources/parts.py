@@ -17,11 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from patchloom.data.channels import choose_channels, collect_channels, record_names
+from patchloom.data.channels import choose_channels
 from patchloom.data.containers.base import Box, Container
 from patchloom.data.containers.open import check_readers, open_container, suffix_of
 from patchloom.data.containers.volumes import SUFFIXES as DICOM
 from patchloom.data.containers.volumes import SeriesContainer, find_series
+from patchloom.data.conversions import collect_conversions, record_names
 from patchloom.data.decode import FILMS, silence_decoders, unreadable
 from patchloom.data.duplicates import contents_of
 from patchloom.data.notes import count_of, limit_examples
@@ -448,7 +449,7 @@ def overview(container: Container, unit: Unit, plane: int) -> np.ndarray:
     found = list[Tensor]()
     for first, last in pairwise(np.linspace(0, rows, min(strips, rows) + 1).round().astype(int).tolist()):
         top, bottom = first * height // rows, max(last * height // rows, first * height // rows + 1)
-        with collect_channels() as seen:
+        with collect_conversions() as seen:
             read = container.read(Box(plane, level, top, 0, bottom - top, width))
         scaled = read.float() / (1 if read.is_floating_point() else 255)
         if seen.missing is not None:
