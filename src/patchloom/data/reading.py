@@ -18,7 +18,7 @@ from patchloom.data.conversions import ConversionCounts, collect_conversions
 from patchloom.data.decode import Unreadable
 from patchloom.data.source import Source
 from patchloom.data.workers import in_workers
-from patchloom.display import StatusMessage
+from patchloom.display import track_progress
 from patchloom.errors import PatchloomError
 from patchloom.system.device import cores
 
@@ -78,16 +78,15 @@ class Pass(Generic[_T]):
 
     def __iter__(self) -> Iterator[tuple[int, _T]]:
         first = ""
-        with StatusMessage(f"{self.what} {self.source.name}", len(self.indices)) as waiting:
-            for i, noticed, problem, value in self._read():
-                waiting.advance()
-                if problem:
-                    first = first or problem
-                    reason = re.split(" cannot be read as an? [a-z]+: ", problem)[-1]
-                    self.broken.append((i, sys.intern(reason)))  # which many files share
-                else:
-                    self.noticed.add(i, *noticed)
-                    yield i, value
+        read = track_progress(self._read(), len(self.indices), f"{self.what} {self.source.name}")
+        for i, noticed, problem, value in read:
+            if problem:
+                first = first or problem
+                reason = re.split(" cannot be read as an? [a-z]+: ", problem)[-1]
+                self.broken.append((i, sys.intern(reason)))  # which many files share
+            else:
+                self.noticed.add(i, *noticed)
+                yield i, value
         if len(self.broken) == len(self.indices):
             raise PatchloomError(f"nothing could be read in {self.source.name}: {first or 'it is empty'}")
 

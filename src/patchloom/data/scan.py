@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -154,13 +155,8 @@ def _properties(
         return row, [], head_of(path)[:3] if path.is_file() else None
     flat = bool((pixels[0] == pixels[0, 0]).all() and (pixels == pixels[0, 0]).all())
     row = i, h, w, c, image.dtype != torch.uint8, flat, digest.digest()
-    return row, Moments.of_parts(image), _kind(path) if path.is_file() else None
-
-
-def _kind(path: Path) -> str:
-    """Return format and mode from the file's header, such as "PNG RGB", or the suffix."""
-    try:
-        with silence_decoders(), open_pillow(path) as image:
-            return f"{image.format} {image.mode}"
-    except Exception:  # any exception means that PIL does not read this file
-        return path.suffix[1:].upper()
+    kind = path.suffix[1:].upper() if path.is_file() else None
+    if kind is not None:
+        with suppress(Exception), silence_decoders(), open_pillow(path) as opened:  # PIL may not read this file
+            kind = f"{opened.format} {opened.mode}"
+    return row, Moments.of_parts(image), kind
