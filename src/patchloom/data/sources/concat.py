@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -215,13 +216,12 @@ def refuse_twice(names: Sequence[str | Path]) -> None:
     """Refuse names of the same folder or file, and those within another one."""
     there: dict[str, str] = {}
     for name in map(str, names):
-        if "\0" in name:  # which is no path, as opening it will say
-            continue
-        real = os.path.realpath(os.path.expanduser(name))
-        if real in there:
-            raise PatchloomError(f"{name} and {there[real]} are the same: give it once")
-        if os.path.exists(real):
-            there[real] = name
+        with suppress(ValueError):  # no path can have such a name, as opening it will say
+            real = os.path.realpath(os.path.expanduser(name))
+            if real in there:
+                raise PatchloomError(f"{name} and {there[real]} are the same: give it once")
+            if os.path.exists(real):
+                there[real] = name
     for real, name in there.items():
         outer = next((there[str(one)] for one in Path(real).parents if str(one) in there), None)
         if outer is not None:
