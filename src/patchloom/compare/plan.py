@@ -19,8 +19,8 @@ from patchloom.data.stats import Stats
 from patchloom.display import StatusMessage, duration
 from patchloom.errors import PatchloomError, listing, typed_fields
 from patchloom.options.parse import parse_words, pretrain_spec
+from patchloom.options.values import nested
 from patchloom.options.verbs import Compare
-from patchloom.recipes import nested
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.held_out import HeldOut, choose_held_out
 from patchloom.runs.past import COMPARISON
