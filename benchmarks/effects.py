@@ -29,7 +29,6 @@ from scipy.special import ndtri, stdtrit
 from patchloom.dense.metrics import (
     THRESHOLDS,
     ClassMatches,
-    Matches,
     mean_iou,
     pseudo_precision,
     pseudo_values,
@@ -104,7 +103,7 @@ def label_maps(n: int, models: int, rng: np.random.Generator, moved: Sequence[fl
     return found
 
 
-def detections(n: int, models: int, rng: np.random.Generator) -> list[Matches]:
+def detections(n: int, models: int, rng: np.random.Generator) -> list[tuple[ClassMatches]]:
     """Draw the matches of equal detectors of one class; most images have one or two objects, some have ten."""
     objects, easy = 1 + rng.negative_binomial(1, 0.35, n), rng.normal(0, 0.7, n)
     found = []
@@ -117,7 +116,7 @@ def detections(n: int, models: int, rng: np.random.Generator) -> list[Matches]:
         right = np.concatenate([iou >= THRESHOLDS[:, None], np.zeros((len(THRESHOLDS), len(wrong)), bool)], 1)
         places = np.concatenate([images, wrong])[order]
         flags = torch.from_numpy(right[:, order]), torch.ones(len(THRESHOLDS), len(order), dtype=torch.bool)
-        found.append(Matches(n, (ClassMatches(torch.from_numpy(places), *flags, torch.from_numpy(objects)),)))
+        found.append((ClassMatches(torch.from_numpy(places), *flags, torch.from_numpy(objects)),))
     return found
 
 

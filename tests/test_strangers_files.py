@@ -174,7 +174,7 @@ def test_lists_and_names_that_no_data_has(tmp_path, monkeypatch):
     for data in ("a\0b", "a" * 10_000, "x\0*.png", "hf:\0"):
         for function in (open_data, open_boxes, open_label_maps):
             refusal(function, data)
-    for data in (["a\0b.png"], ["a" * 10_000 + ".png"], ["\ud83d"], [""], [], [5]):
+    for data in (["a\0b.png"], ["a" * 10_000 + ".png"], ["\ud83d"], ["\ud83d", "b"], [""], [], [5]):
         refusal(open_data, data)
     if os.geteuid():  # root may read everything
         (tmp_path / "a.txt").write_text("b.png")

@@ -14,14 +14,13 @@ import numpy as np
 import torch
 
 from patchloom.audio.config import Sound
-from patchloom.data.channels import channel_rows, is_listed
 from patchloom.data.near_duplicates import NearCopies, near_copies, parted_wholes, subject_note
 from patchloom.data.scan import Survey, survey
 from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import is_object, is_object_name
 from patchloom.data.sources.open import open_data, split_names
 from patchloom.data.splits import hold_out
-from patchloom.data.stats import Stats, channels_for_all
+from patchloom.data.stats import Stats, channel_rows, channels_for_all, is_listed
 from patchloom.display import Displayable, TextTable, Verbatim, duration
 from patchloom.errors import PatchloomError
 from patchloom.look.sheet import png_path
@@ -280,8 +279,7 @@ class CheckResult(Displayable):
         said = [f"{note}." for note in self.notes]
         for split, found in self.splits.items():
             where = "" if self.test is None else f"{split}: "
-            describe = found.source.describe
-            lines = found.noticed.sentences(describe, len(found.rows), self.noun) + found.channels.sentences(describe)
+            lines = found.noticed.sentences(found.source.describe, len(found.rows), self.noun)
             said += [f"{where}{line}." for line in lines]
             of, broken = f"of {found.tried:,} {found.source.noun}", found.broken
             if broken:

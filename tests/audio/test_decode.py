@@ -36,9 +36,9 @@ def decoded(path: Path, rate: int = RATE) -> np.ndarray:
 def test_16_bits_at_the_rate_are_unchanged(tmp_path, ending):
     wave = np.random.default_rng(0).integers(-(2**15), 2**15, 999, dtype=np.int16)
     path = written(tmp_path / f"a.{ending}", wave)
-    with collect_conversions() as words:
+    with collect_conversions() as seen:
         found = read_recording(path, RATE)
-    assert found.dtype == torch.int16 and found.shape == (1, 1, 999) and not words
+    assert found.dtype == torch.int16 and found.shape == (1, 1, 999) and not seen.words
     assert found.flatten().tolist() == wave.tolist()
     assert torch.equal(decode_recording(path.read_bytes(), "a", RATE), found)
 
@@ -62,19 +62,19 @@ def test_lossy_formats(tmp_path, ending):
 
 def test_mixing_and_clipping_are_recorded(tmp_path):
     left, right = tone(440), tone(1000)
-    with collect_conversions() as words:
+    with collect_conversions() as seen:
         found = decoded(written(tmp_path / "a.wav", np.stack([left, right], 1)))
-    assert words == {"mixed"} and np.abs(found - (left + right) / 2).max() < 2**-14
-    with collect_conversions() as words:
+    assert seen.words == {"mixed"} and np.abs(found - (left + right) / 2).max() < 2**-14
+    with collect_conversions() as seen:
         found = read_recording(written(tmp_path / "a.wav", np.array([0.5, 3, -3, 1]), subtype="FLOAT"), RATE)
-    assert words == {"clipped"} and found.flatten().tolist() == [2**14, 2**15 - 1, -(2**15), 2**15 - 1]
+    assert seen.words == {"clipped"} and found.flatten().tolist() == [2**14, 2**15 - 1, -(2**15), 2**15 - 1]
 
 
 @pytest.mark.parametrize("own", [8_000, 11_025, 44_100, 48_000])
 def test_a_tone_stays_that_tone_at_another_rate(tmp_path, own):
-    with collect_conversions() as words:
+    with collect_conversions() as seen:
         found = decoded(written(tmp_path / "a.wav", tone(440, own), own))
-    assert words == {"resampled"} and abs(len(found) - 8000) <= 1
+    assert seen.words == {"resampled"} and abs(len(found) - 8000) <= 1
     inner = slice(400, 7000)  # the filter reaches beyond the ends
     assert np.abs(found[inner] - tone(440)[inner]).max() < 2e-3
 

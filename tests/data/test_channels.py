@@ -142,9 +142,9 @@ class TestMissing:
         holes = values.copy()
         holes[1, :10], holes[:, 30:, :] = nodata, nodata
         path = geotiff(tmp_path / "a.tif", holes, NAMES[: len(values)], nodata=nodata)
-        with collect_conversions() as words:
+        with collect_conversions() as seen:
             found = read_image(path)
-        assert "missing" in words and "no values" not in words
+        assert "missing" in seen.words and "no values" not in seen.words
         scale = {"u1": 255, "u2": 65535}.get(values.dtype.str[1:], 1)
         for read in (found, open_data(f"{tmp_path}@tile=40x48,blank=0").train.read(0)):
             assert (read.dtype == torch.uint8) == (scale == 255)

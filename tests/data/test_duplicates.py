@@ -28,7 +28,7 @@ def cache(tmp_path_factory, monkeypatch):
 def reads(monkeypatch):
     """The files that are read."""
     read, found = duplicates.pieces_of_file, []
-    name = "patchloom.data.sources.files.pieces_of_file"
+    name = "patchloom.data.duplicates.pieces_of_file"
     monkeypatch.setattr(name, lambda path: found.append(str(path)) or read(path))
     return found
 

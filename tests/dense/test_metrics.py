@@ -180,9 +180,8 @@ def by_pycocotools(truth: list[Objects], found: list[DetectedObjects], kind: str
 def test_every_number_is_pycocotools(kind):
     truth, found = some_images(30)
     mine, theirs = average_precision(truth, found, CLASSES, kind), by_pycocotools(truth, found, kind)
-    numbers = (mine.ap, mine.ap50, mine.ap75, mine.small, mine.medium, mine.large)
-    assert 0.05 < mine.ap < mine.ap50 < 0.95
-    assert numbers == pytest.approx(theirs.stats[:6].tolist(), abs=1e-9)
+    assert 0.05 < mine.ap < mine.means["AP50"] < 0.95
+    assert list(mine.means.values()) == pytest.approx(theirs.stats[:6].tolist(), abs=1e-9)
     each = theirs.eval["precision"][:, :, :3, 0, -1].mean((0, 1)).tolist()
     assert mine.classes[:3] == pytest.approx(each, abs=1e-9) and math.isnan(mine.classes[3])
     assert list(mine.by_class(CLASSES)) == ["cat", "dog", "eel"]
@@ -195,11 +194,11 @@ def test_classes_and_sizes_without_objects_have_no_number_and_missed_objects_0()
     truth = Objects(box, torch.tensor([1]), None, torch.zeros(1, dtype=torch.bool))
     answer = DetectedObjects(box, torch.tensor([1]), torch.ones(1))
     precision = average_precision([truth], [answer], CLASSES, "bbox")
-    assert precision.there() == {"AP": 1, "AP50": 1, "AP75": 1, "APs": 1}
+    assert precision.means == {"AP": 1, "AP50": 1, "AP75": 1, "APs": 1}
     assert precision.by_class(CLASSES) == {"dog": 1}
     truth, found = some_images(4)
     precision = average_precision(truth, [one.above(2.0) for one in found], CLASSES, "bbox")
-    assert set(precision.there().values()) == {0} and not pseudo_precision(precision.matches).any()
+    assert set(precision.means.values()) == {0} and not pseudo_precision(precision.matches).any()
 
 
 def test_a_long_list_of_classes_costs_nothing():
@@ -209,7 +208,7 @@ def test_a_long_list_of_classes_costs_nothing():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     many = average_precision(truth, found, [*CLASSES, *map(str, range(20_000))], "bbox")
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**20, "in KiB"
-    assert many.there() == few.there() and len(many.classes) == 20_004
+    assert many.means == few.means and len(many.classes) == 20_004
     np.testing.assert_array_equal(many.classes[:4], few.classes)
     assert torch.equal(pseudo_precision(many.matches), pseudo_precision(few.matches))
 

@@ -117,12 +117,6 @@ def recolor(images: Tensor, plan: ColorPlan) -> Tensor:
     return x
 
 
-def recolor_view(view: Tensor, draw: Tensor) -> Tensor:
-    """Apply a draw [`DRAW`] to one view [c h w]; the dtype stays."""
-    changed = recolor(view[None], plan_colors(draw[None], len(view)))[0]
-    return changed if view.is_floating_point() else (changed * 255).round().to(view.dtype)
-
-
 def _luma(x: Tensor) -> Tensor:
     red, green, blue = (channel * weight for channel, weight in zip(x.split(1, dim=1), _LUMA, strict=True))
     return red + green + blue
@@ -414,7 +408,13 @@ class ColoredCrop(RandomCrop):
     def __call__(self, image: Tensor, rng: np.random.Generator) -> tuple[Tensor, ...]:
         """Return the views of an image [c h w], of the same dtype and resized to ``size``."""
         views, draws = self.split(image, rng)
-        return views if draws is None else tuple(map(recolor_view, views, draws))
+        if draws is None:
+            return views
+        made = []
+        for view, draw in zip(views, draws, strict=True):
+            changed = recolor(view[None], plan_colors(draw[None], len(view)))[0]
+            made.append(changed if view.is_floating_point() else (changed * 255).round().to(view.dtype))
+        return tuple(made)
 
     def split(self, image: Tensor, rng: np.random.Generator) -> tuple[tuple[Tensor, ...], Tensor | None]:
         """Return the views before colour changes, and a draw [`DRAW`] for each, or None without colour jitter.
@@ -479,9 +479,20 @@ class CentreCrop:
     def __call__(self, image: Tensor, rng: np.random.Generator | None = None) -> tuple[Tensor]:
         """Return one view of an image [c h w], of the same dtype and resized to ``size``; ``rng`` is not used."""
         height, width = image.shape[-2:]
-        if self.test_crop < 1 and not self._fits(height, width):
-            return (self._cut_after_resizing(image),)
-        return (self.part(image).view(),)
+        if self.test_crop >= 1 or self._fits(height, width):
+            return (self.part(image).view(),)
+        rows, columns = self.size
+        h = min(height, _LONGEST * math.ceil(width * rows / columns))
+        w = min(width, _LONGEST * math.ceil(height * columns / rows))
+        tall, wide = int(rows / self.test_crop), int(columns / self.test_crop)  # rounded down, as by the programs
+        if tall * w >= wide * h:
+            wide = max(wide, int(tall * w / h))
+        else:
+            tall = max(tall, int(wide * h / w))
+        whole = resize_part(image, (height - h) // 2, (width - w) // 2, h, w, (tall, wide))
+        # halves are rounded to even, as in torchvision
+        top, left = round((tall - rows) / 2), round((wide - columns) / 2)
+        return (whole[:, top : top + rows, left : left + columns],)
 
     def part(self, image: Tensor) -> ImagePart:
         """Return the part of an image [c h w] that is shown, unless ``test_crop`` is below 1."""
@@ -494,21 +505,6 @@ class CentreCrop:
     def _fits(self, height: int, width: int) -> bool:
         """Return whether an image is cut at its own scale."""
         return self.native and height >= self.size[0] and width >= self.size[1]
-
-    def _cut_after_resizing(self, image: Tensor) -> Tensor:
-        height, width = image.shape[-2:]
-        rows, columns = self.size
-        h = min(height, _LONGEST * math.ceil(width * rows / columns))
-        w = min(width, _LONGEST * math.ceil(height * columns / rows))
-        tall, wide = int(rows / self.test_crop), int(columns / self.test_crop)  # rounded down, as by the programs
-        if tall * w >= wide * h:
-            wide = max(wide, int(tall * w / h))
-        else:
-            tall = max(tall, int(wide * h / w))
-        whole = resize_part(image, (height - h) // 2, (width - w) // 2, h, w, (tall, wide))
-        # halves are rounded to even, as in torchvision
-        top, left = round((tall - rows) / 2), round((wide - columns) / 2)
-        return whole[:, top : top + rows, left : left + columns]
 
 
 def centre_part(height: int, width: int, ratio: float) -> tuple[int, int, int, int]:

@@ -90,7 +90,19 @@ def cache_images(source: Source, cache: Cache, auto: bool = False) -> CachedImag
         if auto:
             _make_room(folder, len(source) * _mean_bytes(source, cache, folder, auto))
         elif missing := cached.missing():
-            _check_room(source, cache, folder, missing)
+            _check_writable(folder)
+            mean = _mean_bytes(source, cache, folder, auto)
+            need, free = missing * mean, shutil.disk_usage(folder).free - _SPARE
+            if mean == 0:
+                raise PatchloomError(
+                    f"the images of {source.name} are of more than 8 bits and are not cached: leave out --cache"
+                )
+            if need > free:
+                raise TemporaryError(
+                    f"--cache {cache} needs about {size_in_words(need)} and {folder} has {size_in_words(max(0, free))} "
+                    f"free, besides {size_in_words(_SPARE)} for checkpoints: make room, name a larger disc by "
+                    "XDG_CACHE_HOME, or give a smaller --cache"
+                )
     except OSError as problem:
         if not auto:
             raise disk_error_kind(problem)(
@@ -278,6 +290,10 @@ class CachedImages(View):
 class _Writer:
     """Threads of a process that write parts, so that reading never waits for the disc.
 
+    It claims the images that it stores, which other processes then do not: runs with one seed read in the same order. A
+    claim is a lock of one byte of a file, so it ends with its process. Without such locks (Windows), images may be
+    stored several times.
+
     Args:
         folder: folder of the parts.
         each: number of images from which a part is complete.
@@ -287,7 +303,9 @@ class _Writer:
     def __init__(self, folder: Path, each: int, failure: Tensor) -> None:
         self.process, self.folder, self.each, self.failure = os.getpid(), folder, each, failure
         self._taken: set[int] = set()
-        self._claims = _Claims(folder)
+        self._claims: BinaryIO | None = None
+        with contextlib.suppress(OSError):  # read-only, which storing will report
+            self._claims = (folder / "claims").open("ab", buffering=0)
         self._images: Queue[tuple[int, Tensor] | None] = Queue(_WAITING)
         self._threads = [threading.Thread(target=self._write, daemon=True)]
         self._threads[0].start()
@@ -296,7 +314,15 @@ class _Writer:
     def put(self, i: int, image: Tensor) -> None:
         """Store image i, unless another process does, or the disc is behind: a later epoch will store it."""
         behind = self._images.full() or self._images.qsize() * image.nbytes > _MAX_BYTES
-        if i not in self._taken and not behind and self._claims.take(i):
+        if i in self._taken or behind:
+            return
+        busy = False
+        if fcntl is not None and self._claims is not None:
+            try:
+                fcntl.lockf(self._claims, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, i)
+            except OSError as problem:
+                busy = problem.errno in (errno.EACCES, errno.EAGAIN)  # otherwise the disc has no locks
+        if not busy:
             self._images.put_nowait((i, image))
             self._taken.add(i)
 
@@ -344,42 +370,15 @@ class _Writer:
             part.publish()
         except OSError as problem:
             self._fail(part, problem)
-        self._claims.release(part.index)
+        if fcntl is not None and self._claims is not None:
+            for i, *_ in part.index:
+                with contextlib.suppress(OSError):
+                    fcntl.lockf(self._claims, fcntl.LOCK_UN, 1, i)
 
     def _fail(self, part: _Part | None, problem: OSError) -> None:
         self.failure.fill_(problem.errno or errno.EIO)
         if part is not None:
             part.remove()
-
-
-class _Claims:
-    """Images that this process is storing and others therefore do not: runs with one seed read in the same order.
-
-    A claim is a lock of one byte of a file, so it ends with its process. Without such locks (Windows), images may be
-    stored several times.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._file: BinaryIO | None = None
-        with contextlib.suppress(OSError):  # read-only, which storing will report
-            self._file = (folder / "claims").open("ab", buffering=0)
-
-    def take(self, i: int) -> bool:
-        """Claim image i; return whether no other process has."""
-        if fcntl is not None and self._file is not None:
-            try:
-                fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, i)
-            except OSError as problem:
-                return problem.errno not in (errno.EACCES, errno.EAGAIN)  # otherwise the disc has no locks
-        return True
-
-    def release(self, index: list[tuple[int, ...]]) -> None:
-        """End the claims of the images of a part."""
-        if fcntl is None or self._file is None:
-            return
-        for i, *_ in index:
-            with contextlib.suppress(OSError):
-                fcntl.lockf(self._file, fcntl.LOCK_UN, 1, i)
 
 
 class _Part:
@@ -480,23 +479,6 @@ def _check_writable(folder: Path) -> None:
         pass
 
 
-def _check_room(source: Source, cache: Cache, folder: Path, missing: int) -> None:
-    """Refuse a cache that the user wants if the ``missing`` images cannot be stored."""
-    _check_writable(folder)
-    mean = _mean_bytes(source, cache, folder, auto=False)
-    if mean == 0:
-        raise PatchloomError(
-            f"the images of {source.name} are of more than 8 bits and are not cached: leave out --cache"
-        )
-    need, free = missing * mean, shutil.disk_usage(folder).free - _SPARE
-    if need > free:
-        raise TemporaryError(
-            f"--cache {cache} needs about {size_in_words(need)} and {folder} has {size_in_words(max(0, free))} free, "
-            f"besides {size_in_words(_SPARE)} for checkpoints: make room, name a larger disc by XDG_CACHE_HOME, or "
-            "give a smaller --cache"
-        )
-
-
 class _Room:
     """Disc space for a folder of ``--cache auto``.
 
@@ -545,14 +527,10 @@ def _lock(folder: Path, alone: bool = False) -> BinaryIO | None:
 
     The lock lasts until the file is closed, here and in the processes that inherit it.
     """
-    with contextlib.suppress(OSError):
-        file = (folder / _ABOUT).open("rb")
-        try:
-            if fcntl is not None:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB if alone else fcntl.LOCK_SH)
-                return file
-        except OSError:
-            file.close()
-            raise
-        file.close()
+    with contextlib.suppress(OSError), contextlib.ExitStack() as opened:
+        file = opened.enter_context((folder / _ABOUT).open("rb"))
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB if alone else fcntl.LOCK_SH)
+            opened.pop_all()  # it stays open
+            return file
     return None

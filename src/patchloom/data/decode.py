@@ -25,9 +25,8 @@ import torch
 from PIL import Image, ImageFile, ImageOps
 from torch import Tensor
 
-from patchloom.data.channels import record_missing, record_names
-from patchloom.data.codestreams import has_size, part_size
-from patchloom.data.conversions import is_collecting, record_conversion
+from patchloom.data.codestreams import SIZED, part_size
+from patchloom.data.conversions import is_collecting, record_conversion, record_missing, record_names
 from patchloom.errors import PatchloomError, one_line
 from patchloom.system.files import regular
 
@@ -187,15 +186,15 @@ _READ = {suffix for suffix, extra in EXTRAS.items() if find_spec(_MODULES[extra]
 SOUND_SUFFIXES = SOUND & _READ
 IMAGE_SUFFIXES = _ALWAYS | _READ - SOUND
 
-# formats that are not read although a user may expect it: such files are counted
-_PICTURES = """.avif .jxl .jp2 .j2k .jpx .jpf .jfif .jpe .apng .svg .psd .xcf .ico .tga .ppm .pgm .pbm .pnm .pfm .exr
-    .hdr .pcx .sgi .qoi .dds"""
-_RAW = ".raw .dng .cr2 .cr3 .nef .arw .orf .rw2 .raf .srw .pef"
-_SCIENCE = """.nii .mha .mhd .nrrd .svs .ndpi .mrxs .scn .bif .czi .lif .nd2 .vsi .oib .oir .ims .fits .fit
-    .h5 .hdf5 .npz"""
 FILMS = frozenset(".mp4 .mov .m4v .avi .mkv .webm .mpg .mpeg .wmv .3gp .mts".split())
-_OTHER_SOUND = ".m4a .aac .wma .amr .aif .aiff .au .caf .sph .ape .wv"
-LOOK_ALIKES = FILMS.union(f"{_PICTURES} {_RAW} {_SCIENCE} {_OTHER_SOUND}".split())
+# formats that are not read although a user may expect it: such files are counted
+LOOK_ALIKES = FILMS.union(
+    """.avif .jxl .jp2 .j2k .jpx .jpf .jfif .jpe .apng .svg .psd .xcf .ico .tga .ppm .pgm .pbm .pnm .pfm .exr .hdr .pcx
+    .sgi .qoi .dds
+    .raw .dng .cr2 .cr3 .nef .arw .orf .rw2 .raf .srw .pef
+    .nii .mha .mhd .nrrd .svs .ndpi .mrxs .scn .bif .czi .lif .nd2 .vsi .oib .oir .ims .fits .fit .h5 .hdf5 .npz
+    .m4a .aac .wma .amr .aif .aiff .au .caf .sph .ape .wv""".split()
+)
 
 logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # it logs broken files, which are reported by name here
 
@@ -359,7 +358,19 @@ def _decoded(file: BinaryIO, suffix: str) -> Tensor:
         register_heif_opener()
     head = file.read(25)
     if suffix == ".png" and head[:8] == b"\x89PNG\r\n\x1a\n" and head[12:16] == b"IHDR" and head[24:] == b"\x10":
-        return _read_deep_png(file)
+        # PIL would silently drop the low byte of 16-bit colour
+        with open_pillow(file) as image:  # reads the head alone, and refuses bombs
+            refuse_bomb(image.height, image.width, 4 * len(image.getbands()), _size_of(file))
+            orientation = read_orientation(image)
+        import imagecodecs  # few formats need it
+
+        file.seek(0)
+        array = np.divide(imagecodecs.png_decode(file.read()), np.float32(65535), dtype=np.float32)
+        record_conversion("deep")
+        if array.ndim == 3 and array.shape[2] in (2, 4):
+            record_alpha(array[..., -1], tiff=False)
+            array = over_white(array, premultiplied=False)
+        return channels_first(apply_orientation(array, orientation))
     quick = _read_jpeg(file) if suffix in (".jpg", ".jpeg") else None
     if quick is not None:
         return quick
@@ -477,22 +488,6 @@ def _read_jpeg(file: BinaryIO) -> Tensor | None:
     return channels_first(apply_orientation(array, orientation))
 
 
-def _read_deep_png(file: BinaryIO) -> Tensor:
-    # PIL would silently drop the low byte of 16-bit colour.
-    with open_pillow(file) as image:  # reads the head alone, and refuses bombs
-        refuse_bomb(image.height, image.width, 4 * len(image.getbands()), _size_of(file))
-        orientation = read_orientation(image)
-    import imagecodecs  # few formats need it
-
-    file.seek(0)
-    array = np.divide(imagecodecs.png_decode(file.read()), np.float32(65535), dtype=np.float32)
-    record_conversion("deep")
-    if array.ndim == 3 and array.shape[2] in (2, 4):
-        record_alpha(array[..., -1], tiff=False)
-        array = over_white(array, premultiplied=False)
-    return channels_first(apply_orientation(array, orientation))
-
-
 def read_dicom(file: BinaryIO) -> np.ndarray:
     """Decode the first frame of an open DICOM file; pydicom is the extra ``dicom``.
 
@@ -504,10 +499,18 @@ def read_dicom(file: BinaryIO) -> np.ndarray:
         [h w] or [h w 3], uint8 for 8 bits, otherwise float32 in [0, 1].
     """
     import pydicom  # an extra
+    from pydicom.filereader import read_dataset, read_preamble
     from pydicom.pixels import apply_color_lut, apply_rescale, pixel_array
+    from pydicom.uid import DeflatedExplicitVRLittleEndian
 
     stored = _size_of(file)
-    _refuse_inflation(file, stored)
+    read_preamble(file, force=False)
+    head = read_dataset(file, False, True, stop_when=lambda tag, *_: tag.group != 2)  # which is never deflated
+    if head.get("TransferSyntaxUID") == DeflatedExplicitVRLittleEndian:  # pydicom would inflate all of it
+        inflater, size = zlib.decompressobj(-zlib.MAX_WBITS), 0
+        while not inflater.eof and (piece := inflater.unconsumed_tail or file.read(_BLOCK)):
+            size += len(inflater.decompress(piece, _BLOCK))
+            check_decoded_size(size, stored, "save it without deflation")
     file.seek(0)
     data = pydicom.dcmread(file)
     if "Rows" not in data or "Columns" not in data:
@@ -540,21 +543,6 @@ def read_dicom(file: BinaryIO) -> np.ndarray:
         record_conversion("inverted")
         image = (255 if image.dtype == np.uint8 else np.float32(1)) - image
     return image
-
-
-def _refuse_inflation(file: BinaryIO, stored: int) -> None:
-    """Refuse a deflated DICOM file that becomes too large; pydicom inflates all of it, whatever it holds."""
-    from pydicom.filereader import read_dataset, read_preamble
-    from pydicom.uid import DeflatedExplicitVRLittleEndian
-
-    read_preamble(file, force=False)
-    head = read_dataset(file, False, True, stop_when=lambda tag, *_: tag.group != 2)  # which is never deflated
-    if head.get("TransferSyntaxUID") != DeflatedExplicitVRLittleEndian:
-        return
-    inflater, size = zlib.decompressobj(-zlib.MAX_WBITS), 0
-    while not inflater.eof and (piece := inflater.unconsumed_tail or file.read(_BLOCK)):
-        size += len(inflater.decompress(piece, _BLOCK))
-        check_decoded_size(size, stored, "save it without deflation")
 
 
 def _read_tiff(file: BinaryIO) -> Tensor:
@@ -699,7 +687,7 @@ def check_page(page: tifffile.TiffPage, stored: int, shape: tuple[int, ...] | No
     values = max(prod(shape or page.shape), tile)
     refuse_bomb(page.imagelength, page.imagewidth)
     check_decoded_size(values * width, stored, "cut it into smaller images")
-    if has_size(page.compression):  # their decoders obey the sizes in the data, and not those of the page
+    if page.compression in SIZED:  # their decoders obey the sizes in the data, and not those of the page
         most = (page.tilelength, page.tilewidth) if page.is_tiled else (page.rowsperstrip, page.imagewidth)
         file = page.parent.filehandle
         for offset, count in zip(page.dataoffsets, page.databytecounts, strict=True):

@@ -45,13 +45,14 @@ def contents_of(kind: bytes, parts: Iterable[Iterable[bytes | memoryview | np.nd
 
 def contents_on_disc(
     source: Source,
-    pieces_of: Callable[[int], Iterable[bytes]],
+    stored: Callable[[int], Path | str | bytes],
     chosen: np.ndarray | None = None,
 ) -> np.ndarray:
     """Return the contents of a source's images [n], or of the ``chosen`` ones, for `Source.contents`.
 
-    All files are read once, and their hashes are cached until a file changes. With ``chosen``, only those files are
-    read, unless the hashes of all are cached already.
+    ``stored`` returns the path of the file of an image, or the bytes of that file. All files are read once, and their
+    hashes are cached until a file changes. With ``chosen``, only those files are read, unless the hashes of all are
+    cached already.
     """
     known = source._contents
     if known is None:
@@ -62,7 +63,7 @@ def contents_on_disc(
     if known is None:
         indices = np.arange(len(source)) if chosen is None else chosen
         part = None if place is None or chosen is not None else place.with_suffix(".part")
-        known = _digested(source, pieces_of, indices, part)
+        known = _digested(source, stored, indices, part)
         if chosen is not None:
             return known
         if place is not None and source.known_stamp() == stamp:  # otherwise files changed during the pass
@@ -110,7 +111,7 @@ def copies_sentence(test: Source, contents: np.ndarray) -> str:
 
 def _digested(
     source: Source,
-    pieces_of: Callable[[int], Iterable[bytes]],
+    stored: Callable[[int], Path | str | bytes],
     indices: np.ndarray,
     part: Path | None,
 ) -> np.ndarray:
@@ -118,13 +119,11 @@ def _digested(
 
     def content(i: int) -> np.ndarray:
         try:
-            return contents_of(FILE_KIND, [pieces_of(i)])
+            file = stored(i)
+            return contents_of(FILE_KIND, [[file] if isinstance(file, bytes) else pieces_of_file(file)])
         except (OSError, ValueError, Unreadable):  # ValueError: a path with a zero byte
             name = f"{i} {source.describe(i)} cannot be read"
             return contents_of(FILE_KIND, [[name.encode("utf-8", "surrogateescape")]])
-
-    def digested(block: np.ndarray) -> np.ndarray:
-        return np.concatenate([content(i) for i in block.tolist()])
 
     begun = None if part is None else _read(part)
     found = [np.empty(0, CONTENT) if begun is None else begun]
@@ -133,7 +132,7 @@ def _digested(
     blocks = np.array_split(left, -(-len(left) // _EACH)) if len(left) else []
     waiting = StatusMessage(f"looking for exact copies among the files of {source.name}", len(indices))
     waiting.advance(len(found[0]))
-    with waiting, closing(in_threads(digested, blocks)) as made:
+    with waiting, closing(in_threads(lambda block: np.concatenate([*map(content, block.tolist())]), blocks)) as made:
         for contents in made:
             found.append(contents)
             waiting.advance(len(contents))

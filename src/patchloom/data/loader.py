@@ -362,15 +362,15 @@ def stack(views: Sequence[tuple[Any, ...]], indices: Sequence[int] = (), unreada
         if all(one.image.dtype == torch.uint8 for one in ways[0]):
             return batch._replace(parts=tuple(map(PackedParts.of, ways)))
         ways = [tuple(part.view() for part in way) for way in ways]
-    return batch._replace(views=tuple(map(_stack_view, ways)))
-
-
-def _stack_view(images: Sequence[Tensor]) -> Tensor:
-    if any(image.is_floating_point() for image in images):
-        images = [image if image.is_floating_point() else image.float() / 255 for image in images]
-    if all(image.stride(0) == 1 for image in images):  # channels-last after resizing: the device reorders faster
-        return torch.stack([image.permute(1, 2, 0) for image in images]).permute(0, 3, 1, 2)
-    return torch.stack(tuple(images))
+    stacked = []
+    for images in map(list, ways):
+        if any(image.is_floating_point() for image in images):
+            images = [image if image.is_floating_point() else image.float() / 255 for image in images]
+        if all(image.stride(0) == 1 for image in images):  # channels-last after resizing: the device reorders faster
+            stacked.append(torch.stack([image.permute(1, 2, 0) for image in images]).permute(0, 3, 1, 2))
+        else:
+            stacked.append(torch.stack(tuple(images)))
+    return batch._replace(views=tuple(stacked))
 
 
 def _without_empty(batches: Iterator[Batch], source: Source, may_be_none: bool = False) -> Iterator[Batch]:

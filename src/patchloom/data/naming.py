@@ -38,7 +38,12 @@ def name_images(sources: Sequence[Source]) -> list[NamedImage]:
     for (source, i), place in zip(found, places, strict=True):
         described = source.describe(i).replace(os.sep, "/")
         roots.append(described[: -len(place) - 1] or "/" if described.endswith(f"/{place}") else "")
-    below = _below(roots)
+    folders = {root: os.path.abspath(root) for root in {*roots} if os.path.isdir(root)}
+    starts = dict.fromkeys(roots, "")  # path of each below the folder that all of them share
+    if 1 < len(folders) == len(starts):
+        shared = os.path.commonpath(folders.values())
+        starts = {root: os.path.relpath(path, shared).replace(os.sep, "/") for root, path in folders.items()}
+    below = ["" if starts[root] == "." else starts[root] for root in roots]
     # nothing is written outside of the folder, whatever a list of paths says
     paths = [
         PurePosixPath(*(part for part in PurePosixPath(start, place.lstrip("/")).parts if part not in ("..", ".")))
@@ -64,13 +69,3 @@ def _unique(name: str, used: set[str]) -> str:
         one = f"{name}-{number}"
     used.add(one.casefold())
     return one
-
-
-def _below(roots: Sequence[str]) -> list[str]:
-    """Return each root's path below the folder that all of them share; "" where there is only one, or none."""
-    folders = {root: os.path.abspath(root) for root in {*roots} if os.path.isdir(root)}
-    if len(folders) < 2 or len(folders) < len({*roots}):
-        return [""] * len(roots)
-    shared = os.path.commonpath(folders.values())
-    starts = {root: os.path.relpath(path, shared).replace(os.sep, "/") for root, path in folders.items()}
-    return ["" if starts[root] == "." else starts[root] for root in roots]

@@ -7,6 +7,7 @@ import shlex
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
@@ -121,8 +122,18 @@ def near_copies(source: Source, seed: int = 0) -> NearCopies | None:
     close = alike > max(_CLOSE, float(np.quantile(others, 0.95)))
     if close.mean() < _MANY:
         return None
-    group, names = _pattern(source, [pair for pair, so in zip(pairs, close.tolist(), strict=True) if so], rng)
-    return NearCopies(int(close.sum()), len(pairs), group, names)
+    some = np.arange(n) if n <= _TRIED else np.sort(rng.permutation(n)[:_TRIED])
+    tried, paired = source.subset(some), source.subset(np.array(pairs)[close].flatten())
+    for pattern in (*_PATTERNS, *filter(None, [group_in_names(source)])):
+        if pattern == PARENT and source.labels is not None:  # folders are classes
+            continue
+        with suppress(PatchloomError):
+            names, sizes = np.unique(group_names(tried, pattern), return_counts=True)
+            both = np.array(group_names(paired, pattern)).reshape(-1, 2)
+            # it keeps close pairs together and still splits the images
+            if 2 <= len(names) <= n / 3 and sizes.max() <= 0.9 * len(some) and (both[:, 0] == both[:, 1]).mean() >= 0.8:
+                return NearCopies(int(close.sum()), len(pairs), pattern, tuple(names.tolist()))
+    return NearCopies(int(close.sum()), len(pairs), None, ())
 
 
 def group_in_names(source: Source) -> str | None:
@@ -150,22 +161,17 @@ def grouping_columns(columns: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
         times = Counter(given)
         if not 1 < len(times) < len(given):
             continue
+        several = _LEAST_VALUES <= len(times) <= len(values) / _LEAST_EACH
         if _SUBJECT_COLUMN.fullmatch(column):
             named.append(column)
-        elif (
-            _LEAST_VALUES <= len(times) <= len(values) / _LEAST_EACH
-            and max(times.values()) <= _LARGEST * len(values)
-            and not all(map(_is_fraction, times))
-        ):
-            dividing.append((-len(times), column))
+        elif several and max(times.values()) <= _LARGEST * len(values):
+            fractions = 0
+            for value in times:
+                with suppress(ValueError, OverflowError):
+                    fractions += not float(value).is_integer() or "." in value
+            if fractions < len(times):
+                dividing.append((-len(times), column))
     return (*named, *(column for _, column in sorted(dividing)))
-
-
-def _is_fraction(value: str) -> bool:
-    try:
-        return not float(value).is_integer() or "." in value
-    except (ValueError, OverflowError):
-        return False
 
 
 def subject_note(source: Source) -> str:
@@ -210,23 +216,3 @@ def thumbnails(images: Tensor) -> Tensor:
     rounded = _ROUNDED * small.abs().amax(1, keepdim=True)
     small = small - small.mean(1, keepdim=True)
     return small / torch.maximum(small.norm(dim=1, keepdim=True), rounded.clamp(min=1e-6))
-
-
-def _pattern(
-    source: Source, close: list[tuple[int, int]], rng: np.random.Generator
-) -> tuple[str | None, tuple[str, ...]]:
-    """Return the first of `_PATTERNS` that keeps close pairs together and still splits the images, and its groups."""
-    n = len(source)
-    some = np.arange(n) if n <= _TRIED else np.sort(rng.permutation(n)[:_TRIED])
-    tried, pairs = source.subset(some), source.subset(np.array(close).flatten())
-    for pattern in (*_PATTERNS, *filter(None, [group_in_names(source)])):
-        if pattern == PARENT and source.labels is not None:  # folders are classes
-            continue
-        try:
-            names, sizes = np.unique(group_names(tried, pattern), return_counts=True)
-            each = np.array(group_names(pairs, pattern)).reshape(-1, 2)
-        except PatchloomError:
-            continue
-        if 2 <= len(names) <= n / 3 and sizes.max() <= 0.9 * len(some) and (each[:, 0] == each[:, 1]).mean() >= 0.8:
-            return pattern, tuple(names.tolist())
-    return None, ()

@@ -14,12 +14,11 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from patchloom.data.channels import ChannelCounts, collect_channels
 from patchloom.data.conversions import ConversionCounts, collect_conversions
 from patchloom.data.decode import Unreadable
 from patchloom.data.source import Source
 from patchloom.data.workers import in_workers
-from patchloom.display import StatusMessage
+from patchloom.display import track_progress
 from patchloom.errors import PatchloomError
 from patchloom.system.device import cores
 
@@ -51,8 +50,7 @@ class Pass(Generic[_T]):
 
     Attributes:
         broken: index and reason of the items that could not be read so far.
-        noticed: conversions of the others.
-        channels: names and missing pixels of their channels.
+        noticed: conversions of the others, and names and missing pixels of their channels.
     """
 
     def __init__(
@@ -65,7 +63,7 @@ class Pass(Generic[_T]):
     ) -> None:
         self.source, self.indices, self.value, self.workers, self.what = source, indices, value, workers, what
         self.broken: list[tuple[int, str]] = []
-        self.noticed, self.channels = ConversionCounts(), ChannelCounts()
+        self.noticed = ConversionCounts()
 
     @property
     def unreadable(self) -> list[str]:
@@ -76,27 +74,24 @@ class Pass(Generic[_T]):
         """Return sentences on the conversions, and on channels that differ."""
         noun, tried = self.source.noun, len(self.indices)
         items = noun if tried == len(self.source) else f"sampled {noun}"
-        said = self.noticed.sentences(self.source.describe, tried - len(self.broken), items)
-        return *said, *self.channels.sentences(self.source.describe)
+        return tuple(self.noticed.sentences(self.source.describe, tried - len(self.broken), items))
 
     def __iter__(self) -> Iterator[tuple[int, _T]]:
         first = ""
-        with StatusMessage(f"{self.what} {self.source.name}", len(self.indices)) as waiting:
-            for i, words, channels, problem, value in self._read():
-                waiting.advance()
-                if problem:
-                    first = first or problem
-                    reason = re.split(" cannot be read as an? [a-z]+: ", problem)[-1]
-                    self.broken.append((i, sys.intern(reason)))  # which many files share
-                else:
-                    self.noticed.add(i, words)
-                    self.channels.add(i, *channels)
-                    yield i, value
+        read = track_progress(self._read(), len(self.indices), f"{self.what} {self.source.name}")
+        for i, noticed, problem, value in read:
+            if problem:
+                first = first or problem
+                reason = re.split(" cannot be read as an? [a-z]+: ", problem)[-1]
+                self.broken.append((i, sys.intern(reason)))  # which many files share
+            else:
+                self.noticed.add(i, *noticed)
+                yield i, value
         if len(self.broken) == len(self.indices):
             raise PatchloomError(f"nothing could be read in {self.source.name}: {first or 'it is empty'}")
 
-    def _read(self) -> Iterator[tuple[int, set[str], tuple[Any, Any], str, Any]]:
-        """Yield index, conversions, channels, the error if it cannot be read, and otherwise the value, of each item."""
+    def _read(self) -> Iterator[tuple[int, tuple[Any, ...], str, Any]]:
+        """Yield index, what was noticed, the error if it cannot be read, and otherwise the value, of each item."""
         reader, rest = _Reader(self.source, self.indices, self.value, _EACH), self.indices
         workers = 0 if self.source.in_memory else self.workers
         if workers == "auto":
@@ -125,14 +120,15 @@ class _Reader(Dataset[Any]):
         except PatchloomError as error:  # returned, because a DataLoader would put a traceback into its message
             return error
 
-    def read(self, indices: Sequence[int]) -> Iterator[tuple[int, set[str], tuple[Any, Any], str, Any]]:
+    def read(self, indices: Sequence[int]) -> Iterator[tuple[int, tuple[Any, ...], str, Any]]:
         for place, i in enumerate(indices):
             if place % self.each == 0:
                 self.source.make_ready(indices[place : place + self.each])
             try:
-                with collect_conversions() as words, collect_channels() as seen:
+                with collect_conversions() as seen:
                     item = self.source.read(i)
             except Unreadable as error:
-                yield i, words, ((), None), str(error), None
+                yield i, (), str(error), None
             else:
-                yield i, words, (seen.names, seen.shares()), "", self.value(i, item)
+                missing = None if seen.missing is None else seen.missing.mean((0, 1))
+                yield i, (seen.words, seen.names, missing), "", self.value(i, item)

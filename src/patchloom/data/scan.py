@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -17,7 +18,6 @@ import torch
 from torch import Tensor
 
 from patchloom.audio.decode import head_of
-from patchloom.data.channels import ChannelCounts
 from patchloom.data.conversions import ConversionCounts
 from patchloom.data.decode import open_pillow, silence_decoders
 from patchloom.data.reading import Pass, sample_indices
@@ -51,8 +51,8 @@ class Survey:
         kinds: number of readable files by PIL's format and mode, such as "PNG RGB", or by suffix if PIL knows neither;
             of sound files by kind, rate and channels.
         broken: index and reason of the images that could not be read.
-        noticed: conversions of images when they were read, such as compositing an alpha channel over white.
-        channels: names and missing pixels of their channels.
+        noticed: conversions of images when they were read, such as compositing an alpha channel over white, and names
+            and missing pixels of their channels.
     """
 
     source: Source
@@ -61,7 +61,6 @@ class Survey:
     kinds: dict[Any, int]
     broken: tuple[tuple[int, str], ...]
     noticed: ConversionCounts
-    channels: ChannelCounts
 
     @property
     def tried(self) -> int:
@@ -119,8 +118,8 @@ class Survey:
             moments.join(part)
         height, width = (round(float(np.median(self.rows[side]))) for side in ("height", "width"))
         names = [self.source.describe(i) for i, _ in self.broken]
-        channel = moments.channels(self.channels)
-        return Stats(*moments.mean_and_std(), height, width, len(self.rows), names, channels=channel)
+        channels_of_all = moments.channels(self.noticed)
+        return Stats(*moments.mean_and_std(), height, width, len(self.rows), names, channels=channels_of_all)
 
 
 def survey(source: Source, max_images: int | None = None, workers: int | None = None) -> Survey:
@@ -138,9 +137,7 @@ def survey(source: Source, max_images: int | None = None, workers: int | None = 
             moments.setdefault(len(part.total), Moments(len(part.total))).join(part)
         if kind is not None:
             kinds[kind] += 1
-    return Survey(
-        source, rows[:read], moments, dict(kinds.most_common()), tuple(made.broken), made.noticed, made.channels
-    )
+    return Survey(source, rows[:read], moments, dict(kinds.most_common()), tuple(made.broken), made.noticed)
 
 
 def _properties(
@@ -158,13 +155,8 @@ def _properties(
         return row, [], head_of(path)[:3] if path.is_file() else None
     flat = bool((pixels[0] == pixels[0, 0]).all() and (pixels == pixels[0, 0]).all())
     row = i, h, w, c, image.dtype != torch.uint8, flat, digest.digest()
-    return row, Moments.of_parts(image), _kind(path) if path.is_file() else None
-
-
-def _kind(path: Path) -> str:
-    """Return format and mode from the file's header, such as "PNG RGB", or the suffix."""
-    try:
-        with silence_decoders(), open_pillow(path) as image:
-            return f"{image.format} {image.mode}"
-    except Exception:  # any exception means that PIL does not read this file
-        return path.suffix[1:].upper()
+    kind = path.suffix[1:].upper() if path.is_file() else None
+    if kind is not None:
+        with suppress(Exception), silence_decoders(), open_pillow(path) as opened:  # PIL may not read this file
+            kind = f"{opened.format} {opened.mode}"
+    return row, Moments.of_parts(image), kind

@@ -89,7 +89,23 @@ def choose_indices(
     labels = np.zeros(n, np.int64) if source.labels is None else source.labels
     contents = source.contents() if exact else None
     if source.groups is not None:
-        return _whole_groups(source, labels, contents, count, seed, known)
+        if len(np.unique(source.groups)) < 2:
+            raise PatchloomError(
+                f"all images of {source.name} are in one group, which cannot be split: give another --group, or none, "
+                "as @group= after the name of a table"
+            )
+        seen = np.zeros(n, bool) if known is None or contents is None else np.isin(contents, known)
+        chosen = pick_groups(labels, source.groups, count, seed, seen)
+        if contents is None:
+            return chosen, np.empty(0, np.int64)
+        chosen = chosen[np.sort(np.unique(contents[chosen], return_index=True)[1])]
+        copies = np.setdiff1d(np.flatnonzero(np.isin(contents, contents[chosen])), chosen)
+        if len(chosen) + len(copies) == n:
+            raise PatchloomError(
+                f"all images of {source.name} are copies of those in one group, so nothing would be left to train on: "
+                "give another --group"
+            )
+        return chosen, copies
     if contents is None:
         return pick(labels, min(max(count, 1), n - 1), seed), np.empty(0, np.int64)
     _, first, which = np.unique(contents, return_index=True, return_inverse=True)
@@ -104,35 +120,6 @@ def choose_indices(
     count = min(max(count, 1), len(first) - 1, len(candidates))
     chosen = candidates[pick(labels[candidates], count, seed)]
     return chosen, np.setdiff1d(np.flatnonzero(np.isin(which, which[chosen])), chosen)
-
-
-def _whole_groups(
-    source: Source,
-    labels: np.ndarray,
-    contents: np.ndarray | None,
-    count: int,
-    seed: int,
-    known: np.ndarray | None,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Choose indices as in `choose_indices`, for a source with groups; ``labels`` [n], ``contents`` [n]."""
-    assert source.groups is not None
-    if len(np.unique(source.groups)) < 2:
-        raise PatchloomError(
-            f"all images of {source.name} are in one group, which cannot be split: give another --group, or none, as "
-            "@group= after the name of a table"
-        )
-    seen = np.zeros(len(labels), bool) if known is None or contents is None else np.isin(contents, known)
-    chosen = pick_groups(labels, source.groups, count, seed, seen)
-    if contents is None:
-        return chosen, np.empty(0, np.int64)
-    chosen = chosen[np.sort(np.unique(contents[chosen], return_index=True)[1])]
-    copies = np.setdiff1d(np.flatnonzero(np.isin(contents, contents[chosen])), chosen)
-    if len(chosen) + len(copies) == len(labels):
-        raise PatchloomError(
-            f"all images of {source.name} are copies of those in one group, so nothing would be left to train on: "
-            "give another --group"
-        )
-    return chosen, copies
 
 
 def pick_groups(
@@ -169,34 +156,22 @@ def pick_groups(
             room -= int(sizes[one])
     taken = taken or [int(drawn[np.argmin(sizes[drawn])])]
     if len(names) <= _FEW_GROUPS:
-        taken = _with_all_classes(taken, candidates, counts[:, kinds >= 0], sizes, count, seed)
+        # all choices are compared, by the number of classes that one part lacks, and then by the distances from the
+        # asked size and from the shares of the classes in all images; a class of one group cannot be in both parts
+        several = counts[:, (kinds >= 0) & ((counts > 0).sum(0) > 1)]
+        total, n = several.sum(0), sizes.sum()
+        chosen = np.arange(1, 2 ** len(candidates))[:, None] >> np.arange(len(candidates)) & 1
+        each = np.zeros((len(chosen) + 1, len(sizes)), np.int64)
+        each[0, taken], each[1:, candidates] = 1, np.random.default_rng(seed).permutation(chosen)
+        inside, size = each @ several, each @ sizes
+        lacking = ((inside == 0) | (inside == total)).sum(1)
+        parts = inside / np.maximum(inside.sum(1, keepdims=True), 1) - total / max(total.sum(), 1)
+        distance = 2 * abs(size - count) / n + abs(parts).sum(1) / 2
+        allowed = np.flatnonzero((2 * size <= n) & (lacking < lacking[0]))
+        if len(allowed):
+            best = allowed[np.lexsort((distance[allowed], lacking[allowed]))[0]]
+            taken = np.flatnonzero(each[best]).tolist()
     return np.flatnonzero(np.isin(group, taken))
-
-
-def _with_all_classes(
-    taken: list[int], candidates: np.ndarray, counts: np.ndarray, sizes: np.ndarray, count: int, seed: int
-) -> list[int]:
-    """Return groups so that each class of several groups is in both parts, if that is possible with half of the images.
-
-    ``taken`` is returned if it is so, or nothing is better. Else all choices are compared, by the number of classes
-    that one part lacks, and then by the distances from the asked size and from the shares of the classes in all images.
-
-    A class of one group cannot be in both. ``counts`` [g k] are the images of each class by group.
-    """
-    counts = counts[:, (counts > 0).sum(0) > 1]
-    total, n = counts.sum(0), sizes.sum()
-    chosen = np.arange(1, 2 ** len(candidates))[:, None] >> np.arange(len(candidates)) & 1
-    each = np.zeros((len(chosen) + 1, len(sizes)), np.int64)
-    each[0, taken], each[1:, candidates] = 1, np.random.default_rng(seed).permutation(chosen)
-    inside, size = each @ counts, each @ sizes
-    lacking = ((inside == 0) | (inside == total)).sum(1)
-    shares = inside / np.maximum(inside.sum(1, keepdims=True), 1) - total / max(total.sum(), 1)
-    distance = 2 * abs(size - count) / n + abs(shares).sum(1) / 2
-    allowed = np.flatnonzero((2 * size <= n) & (lacking < lacking[0]))
-    if not len(allowed):
-        return taken
-    best = allowed[np.lexsort((distance[allowed], lacking[allowed]))[0]]
-    return np.flatnonzero(each[best]).tolist()
 
 
 def lacking_classes(train: Source, test: Source, name: str = "test") -> str:
@@ -256,7 +231,7 @@ def with_groups(data: Data, group: str) -> Data:
             f"--group {group} puts all {len(names):,} {train.noun} of {train.name} into one group, such as "
             f"{train.place(0)}, so none could be held out: give a pattern that separates them"
         )
-    train.groups = _numbered(names)
+    train.groups = number_groups(names)
     few = f" ({_some(found)})" if len(found) <= _NAMED else ""
     notes = [f"--group {group}: {len(found):,} groups of {train.noun}{few}; each stays in one split"]
     if alone:
@@ -265,7 +240,7 @@ def with_groups(data: Data, group: str) -> Data:
     test = data.test
     if test is not None and (test.place(0) is not None or test.column(group) is not None):
         test, of_test = copy(test), group_names(test, group)
-        test.groups = _numbered(of_test)
+        test.groups = number_groups(of_test)
         if both := np.intersect1d(of_test, found).tolist():
             notes.append(
                 f"--group {group}: the data has {train.noun} of {len(both):,} of its groups in training and in test "
@@ -316,7 +291,7 @@ def some_groups(source: Source, group: str) -> str:
     return f"{len(names):,} ({_some(names)})"
 
 
-def _numbered(names: list[str]) -> np.ndarray:
+def number_groups(names: list[str]) -> np.ndarray:
     """Number the names: int64 [n], equal for equal names; each "" is a separate group."""
     return np.unique([name or f"\0{i}" for i, name in enumerate(names)], return_inverse=True)[1].astype(np.int64)
 

@@ -18,7 +18,7 @@ from patchloom.audio.config import GREY, SIXTH, Sound
 from patchloom.audio.recordings import modality_of
 from patchloom.audio.spectrogram import check_sound, features
 from patchloom.data.augment import resize_part
-from patchloom.data.channels import Channel, ChannelCounts
+from patchloom.data.conversions import ConversionCounts
 from patchloom.data.decode import Unreadable, has_colours
 from patchloom.data.modality import Modality
 from patchloom.data.reading import Pass, sample_indices
@@ -29,6 +29,39 @@ _PIXELS = 2**16  # summed at a time: their floats fit into the CPU cache, which 
 _LOOKED = 8  # images that are looked at for `input_notes`
 _FAR, _WIDE = 3.0, 8.0  # deviations of the mean, and ratio of deviations, that are noted: 12 of 16 bits are 1/16
 _LEAST_STD = 1e-3  # otherwise images of one flat colour would be divided by 0
+
+
+class Channel(NamedTuple):
+    """Statistics of a channel over the images that were read.
+
+    Attributes:
+        name: name in the files; "" if they have none.
+        mean, std: over all pixels, in [0, 1] units.
+        least, most: range of the values.
+        missing: mean fraction of missing pixels in an image, which are filled.
+        constant: fraction of the images in which the channel is constant.
+    """
+
+    name: str
+    mean: float
+    std: float
+    least: float
+    most: float
+    missing: float
+    constant: float
+
+
+def is_listed(channels: Sequence[Channel]) -> bool:
+    """Return whether channels deserve a line each: those of plain photographs, grey or RGB, do not."""
+    return len(channels) not in (1, 3) or any(one.name or one.missing for one in channels)
+
+
+def channel_rows(channels: Sequence[Channel]) -> list[tuple[str, ...]]:
+    """Return a heading, and a row for each channel."""
+    rows: list[tuple[str, ...]] = [("channel", "name", "mean", "std", "least", "most", "missing", "constant")]
+    for number, (name, *values, missing, constant) in enumerate(channels, 1):
+        rows.append((str(number), name, *(f"{one:.4f}" for one in values), f"{missing:.1%}", f"{constant:.1%}"))
+    return rows
 
 
 class Stats(NamedTuple):
@@ -103,7 +136,7 @@ class Moments:
         std = np.sqrt(np.maximum(self.squares / self.pixels - mean**2, _LEAST_STD**2))
         return tuple(mean.tolist()), tuple(std.tolist())
 
-    def channels(self, counts: ChannelCounts) -> tuple[Channel, ...]:
+    def channels(self, counts: ConversionCounts) -> tuple[Channel, ...]:
         """Return the statistics of each channel, with names and missing pixels."""
         n = len(self.total)
         shares = counts.missing(n) / self.images, self.constant / self.images
@@ -146,7 +179,7 @@ def statistics_of(source: Source, channels: int, sample: int = 1000, seed: int =
             moments.join(part)
         sizes.append(size)
     height, width = np.median(sizes, axis=0)
-    noticed, channel = made.sentences(), moments.channels(made.channels)
+    noticed, channel = made.sentences(), moments.channels(made.noticed)
     return Stats(*moments.mean_and_std(), round(height), round(width), len(sizes), made.unreadable, noticed, channel)
 
 

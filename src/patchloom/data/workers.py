@@ -21,7 +21,7 @@ import torch
 from torch.distributed import is_initialized
 from torch.utils.data import DataLoader, Dataset
 
-from patchloom.errors import PatchloomError, TemporaryError
+from patchloom.errors import PatchloomError, TemporaryError, one_line
 from patchloom.system.signals import leave_signals, starting_workers, worker_context
 
 # torch's messages about a worker that was killed, or ran out of shared memory
@@ -210,7 +210,7 @@ def _begun(loader: DataLoader[Any]) -> Iterator[Any]:
         if not loader.num_workers:
             raise
         raise PatchloomError(
-            f"the images cannot be sent to worker processes ({' '.join(str(problem).split())}): give --workers 0, "
+            f"the images cannot be sent to worker processes ({one_line(problem)}): give --workers 0, "
             "or define their classes in a module, outside of any function"
         ) from problem
 

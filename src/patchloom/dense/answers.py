@@ -233,23 +233,17 @@ def _bands(
     for first in range(0, own[0], step):
         last = min(own[0], first + step)
         rows = _Rows.between(there[0], own[0], first, last)
-        mean = _mean_of(windows, size, rows.top, rows.end, there[1])
-        yield _resized(rows.of(mean, rows.top), own[1])
-
-
-def _mean_of(windows: Sequence[_Window], size: tuple[int, int], first: int, last: int, width: int) -> Tensor:
-    """The mean logits [k rows width] in rows ``first`` to ``last`` of the resized image."""
-    one = windows[0].logits
-    total = one.new_zeros(len(one), last - first, width)
-    count = one.new_zeros(last - first, width)
-    for top, left, logits in windows:
-        begin, end, right = max(first, top), min(last, top + size[0]), min(width, left + size[1])
-        if begin >= end or left >= right:
-            continue
-        rows = _resized(_Rows.between(logits.shape[1], size[0], begin - top, end - top).of(logits), size[1])
-        total[:, begin - first : end - first, left:right] += rows[..., : right - left]
-        count[begin - first : end - first, left:right] += 1
-    return total / count
+        top, end = int(rows.above[0]), int(rows.below[-1]) + 1
+        total = windows[0].logits.new_zeros(classes, end - top, there[1])
+        count = total.new_zeros(end - top, there[1])
+        for above, left, logits in windows:
+            begin, until, right = max(top, above), min(end, above + size[0]), min(there[1], left + size[1])
+            if begin >= until or left >= right:
+                continue
+            part = _Rows.between(logits.shape[1], size[0], begin - above, until - above).of(logits)
+            total[:, begin - top : until - top, left:right] += _resized(part, size[1])[..., : right - left]
+            count[begin - top : until - top, left:right] += 1
+        yield _resized(rows.of(total / count, top), own[1])
 
 
 class _Rows(NamedTuple):
@@ -265,15 +259,6 @@ class _Rows(NamedTuple):
         at = ((torch.arange(first, last).double() + 0.5) * length / becomes - 0.5).clamp(0, length - 1)
         above = at.floor().long()
         return cls(above, (above + 1).clamp(max=length - 1), at - above)
-
-    @property
-    def top(self) -> int:
-        return int(self.above[0])
-
-    @property
-    def end(self) -> int:
-        """Number of the last row, and one."""
-        return int(self.below[-1]) + 1
 
     def of(self, maps: Tensor, top: int = 0) -> Tensor:
         """Mix the rows of maps [k h w], which begin at row ``top``."""

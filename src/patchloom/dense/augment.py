@@ -69,42 +69,30 @@ class PixelAugment:
             )
         factor = (1.0 if self.side is None else self.side / min(height, width)) * rng.uniform(*self.scale)
         (h, high), (w, wide) = cut(height, factor, self.size[0]), cut(width, factor, self.size[1])
-        target = self._target(truth, rng)
+        target: tuple[int, int] | None = None  # row and column of a pixel of a rare class that the crop has to hold
+        if self.aimed and rng.random() < self.aimed:
+            labels = truth.numpy()
+            if shown := [rare for rare in self.rare if (labels == rare).any()]:
+                places = np.flatnonzero(labels == rng.choice(shown))
+                row, column = divmod(int(rng.choice(places)), width)
+                target = row, column
         for _ in range(_TRIES + 1):
-            top, left = _corner((height, width), (h, w), target, rng)
+            ranges = [(0, height - h), (0, width - w)]
+            if target is not None:
+                pairs = zip(ranges, (h, w), target, strict=True)
+                ranges = [(max(0, place - length + 1), min(last, place)) for (_, last), length, place in pairs]
+            top, left = (int(rng.integers(first, last + 1)) for first, last in ranges)
             part, becomes = (top, left, h, w), [high, wide]
             seen = F.resized_crop(truth[None], *part, becomes, v2.InterpolationMode.NEAREST_EXACT)
-            if target is not None or (h, w) == (height, width) or _varied(seen):
+            counts = torch.bincount(seen.flatten() - IGNORED)[1:]
+            varied = len(counts) and bool(counts.max() <= _MAX_SHARE * counts.sum())
+            if target is not None or (h, w) == (height, width) or varied:
                 break
         view = F.resized_crop(image, *part, becomes)
         if self.flip and rng.random() < 0.5:
             view, seen = F.horizontal_flip(view), F.horizontal_flip(seen)
         view = _distorted(view, self.distort, rng)
         return (fill_up(view, self.size),), _padded(seen, self.size, IGNORED)[0]
-
-    def _target(self, truth: Tensor, rng: np.random.Generator) -> tuple[int, int] | None:
-        """Draw the (row, column) of a pixel of a rare class that the crop has to hold; None for any crop."""
-        if not self.aimed or rng.random() >= self.aimed:
-            return None
-        labels = truth.numpy()
-        shown = [rare for rare in self.rare if (labels == rare).any()]
-        if not shown:
-            return None
-        places = np.flatnonzero(labels == rng.choice(shown))
-        row, column = divmod(int(rng.choice(places)), labels.shape[1])
-        return row, column
-
-
-def _corner(
-    whole: tuple[int, int], part: tuple[int, int], target: tuple[int, int] | None, rng: np.random.Generator
-) -> tuple[int, int]:
-    """Draw the top left corner of a part (h, w) of a whole (h, w), which holds the pixel ``target`` if there is one."""
-    ranges = [(0, length - cut_out) for length, cut_out in zip(whole, part, strict=True)]
-    if target is not None:
-        pairs = zip(ranges, part, target, strict=True)
-        ranges = [(max(0, place - cut_out + 1), min(last, place)) for (_, last), cut_out, place in pairs]
-    top, left = (int(rng.integers(first, last + 1)) for first, last in ranges)
-    return top, left
 
 
 def fill_up(image: Tensor, size: tuple[int, int]) -> Tensor:
@@ -144,12 +132,6 @@ def _distorted(view: Tensor, distort: v2.Transform | None, rng: np.random.Genera
     with torch.random.fork_rng(devices=[]):  # torchvision draws from torch's global stream
         torch.default_generator.manual_seed(int(rng.integers(2**63)))  # and a GPU's stays as it is
         return distort(view)
-
-
-def _varied(labels: Tensor) -> bool:
-    """Whether no class has over 75 % of the pixels that count, and any does."""
-    counts = torch.bincount(labels.flatten() - IGNORED)[1:]
-    return bool(len(counts)) and bool(counts.max() <= _MAX_SHARE * counts.sum())
 
 
 _LEAST = 1.0  # pixels of the canvas that each side of an object must have
@@ -212,15 +194,28 @@ class BoxAugment:
         (h, out_h), (w, out_w) = cut(height, factor, self.canvas[0]), cut(width, factor, self.canvas[1])
         top, left = int(rng.integers(height - h + 1)), int(rng.integers(width - w + 1))
         part, becomes = (top, left, h, w), [out_h, out_w]
-        view, objects = F.resized_crop(image, *part, becomes), _moved(truth, (height, width), part, becomes)
-        boxes, masks = _in_image(objects.boxes, (out_h, out_w)), objects.masks
+        view, inside = F.resized_crop(image, *part, becomes), F.crop(_in_image(truth.boxes, (height, width)), *part)
+        # resizing may round a box out of the image
+        moved, left_over = F.sanitize_bounding_boxes(F.clamp_bounding_boxes(F.resize(inside, becomes)), min_size=_LEAST)
+        boxes, labels, crowd = moved.as_subclass(Tensor), truth.labels[left_over], truth.crowd[left_over]
+        masks: Tensor | None = None
+        if truth.has_masks:
+            masks = torch.zeros(len(labels), *becomes, dtype=torch.bool)
+            for mask, k in zip(masks, left_over.nonzero()[:, 0].tolist(), strict=True):  # one whole mask in memory
+                mask.copy_(F.resized_crop(truth.mask(k)[None], *part, becomes, v2.InterpolationMode.NEAREST_EXACT)[0])
+            seen = masks.flatten(1).any(1)
+            lost = _sides(truth.boxes) - _sides(inside.as_subclass(Tensor))
+            redrawn = (lost > _CUT).any(1)[left_over] & seen
+            boxes[redrawn] = masks_to_boxes(masks[redrawn]) + boxes.new_tensor([0, 0, 1, 1])  # theirs are inclusive
+            boxes, labels, masks, crowd = boxes[seen], labels[seen], masks[seen], crowd[seen]
+        boxes = _in_image(boxes, (out_h, out_w))
         if self.flip and rng.random() < 0.5:
             view, boxes = F.horizontal_flip(view), F.horizontal_flip(boxes)
             masks = None if masks is None else F.horizontal_flip(masks)
         view = _padded(_distorted(view, self.distort, rng), self.canvas)
         masks = None if masks is None else _padded(masks, self.canvas)
-        boxes = boxes.as_subclass(Tensor)
-        return (view,), BoxTarget(Objects(boxes, objects.labels, masks, objects.crowd), (out_h, out_w))
+        objects = Objects(boxes.as_subclass(Tensor), labels, masks, crowd)
+        return (view,), BoxTarget(objects, (out_h, out_w))
 
 
 def fit_for_test(
@@ -269,24 +264,6 @@ def _by_sides(size: tuple[int, int], sides: tuple[int, int]) -> float:
 
 def _resized(length: int, canvas: int, factor: float) -> int:
     return min(canvas, max(1, round(length * factor)))
-
-
-def _moved(truth: Objects, whole: tuple[int, int], part: tuple[int, int, int, int], size: list[int]) -> Objects:
-    """The objects of a part (top, left, h, w) of an image (h, w) that is resized to ``size``; those that are left."""
-    inside = F.crop(_in_image(truth.boxes, whole), *part)
-    # resizing may round a box out of the image
-    boxes, left_over = F.sanitize_bounding_boxes(F.clamp_bounding_boxes(F.resize(inside, size)), min_size=_LEAST)
-    boxes, labels, crowd = boxes.as_subclass(Tensor), truth.labels[left_over], truth.crowd[left_over]
-    if not truth.has_masks:
-        return Objects(boxes, labels, None, crowd)
-    masks = torch.zeros(len(labels), *size, dtype=torch.bool)
-    for mask, k in zip(masks, left_over.nonzero()[:, 0].tolist(), strict=True):  # one whole mask in memory at a time
-        mask.copy_(F.resized_crop(truth.mask(k)[None], *part, size, v2.InterpolationMode.NEAREST_EXACT)[0])
-    seen = masks.flatten(1).any(1)
-    lost = _sides(truth.boxes) - _sides(inside.as_subclass(Tensor))
-    redrawn = (lost > _CUT).any(1)[left_over] & seen
-    boxes[redrawn] = masks_to_boxes(masks[redrawn]) + boxes.new_tensor([0, 0, 1, 1])  # theirs are inclusive
-    return Objects(boxes[seen], labels[seen], masks[seen], crowd[seen])
 
 
 def _in_image(boxes: Tensor, size: tuple[int, int]) -> tv_tensors.BoundingBoxes:

@@ -13,7 +13,6 @@ from functools import partial
 
 import torch
 from timm.layers import LayerNorm2d
-from timm.models.swin_transformer import SwinTransformer
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -29,7 +28,7 @@ from patchloom.nets.encode import (
     rotations,
     width,
 )
-from patchloom.nets.sparse_attention import AnyBlock, Rotations, run_blocks
+from patchloom.nets.sparse_attention import Rotations, run_blocks
 from patchloom.nets.swin import Encoder, PlainViT, blocks_of, is_hierarchical, level_count, patch_embedding, stages_of
 from patchloom.withhold.encoder_input import all_patches
 
@@ -86,7 +85,7 @@ class Windows(nn.Module):
     def forward(self, run: Callable[..., Tensor], tokens: Tensor, rope: Tensor | None = None) -> Tensor:
         """Apply ``run``, a block over tokens [b t d], to tokens [b prefix+n d], window by window.
 
-        ``rope`` [1 h n 2e] are the rotations of the patches; ``run`` takes those of windows [b h t 2e].
+        ``rope`` [1 h n 2e] are the rotations of the patches; ``run`` takes those of windows, a list of [b h t 2e].
         """
         b, p = tokens.shape[0], self.prefix
         front, patches = tokens[:, :p], tokens[:, p:][:, self.order]
@@ -96,11 +95,10 @@ class Windows(nn.Module):
         for some, turned, (g, t) in zip(patches.split(counts, dim=1), ropes, self.sizes, strict=True):
             windows = some.unflatten(1, (g, t))
             given = torch.cat([front[:, None].expand(b, g, -1, -1), windows], dim=2).flatten(0, 1)
-            if turned is None:
-                out = run(given).unflatten(0, (b, g))
-            else:
-                each = turned[0].unflatten(1, (g, t)).transpose(0, 1)  # [g h t 2e]
-                out = run(given, each.repeat(b, 1, 1, 1)).unflatten(0, (b, g))
+            each: list[Tensor] | None = None
+            if turned is not None:
+                each = [turned[0].unflatten(1, (g, t)).transpose(0, 1).repeat(b, 1, 1, 1)]  # [b*g h t 2e]
+            out = (run(given) if each is None else run(given, rotations=each)).unflatten(0, (b, g))
             fronts.append(out[:, :, :p])
             made.append(out[:, :, p:].flatten(1, 2))
         return torch.cat([torch.cat(fronts, dim=1).mean(1), torch.cat(made, dim=1)[:, self.back]], dim=1)
@@ -126,9 +124,7 @@ def even_blocks(depth: int) -> tuple[int, int, int, int]:
 
 def has_relative_positions(vit: Encoder) -> bool:
     """Return whether the blocks of a ViT have bias tables between the patches of the whole grid."""
-    if isinstance(vit, SwinTransformer):
-        return False
-    return any(hasattr(block.attn, "rel_pos") for block in blocks_of(vit))
+    return not is_hierarchical(vit) and any(hasattr(block.attn, "rel_pos") for block in blocks_of(vit))
 
 
 def tokens_after(
@@ -150,28 +146,11 @@ def tokens_after(
         if windows is None or all_of_them:
             tokens = run_blocks(blocks_of(vit)[done:until], tokens, rotations=some, checkpointing=kept)
         else:
-            tokens = windows(partial(_run_block, blocks_of(vit)[done], kept), tokens, None if some is None else some[0])
+            run = partial(run_blocks, blocks_of(vit)[done:until], checkpointing=kept)
+            tokens = windows(run, tokens, None if some is None else some[0])
         done = until
         if done in numbers:
             found[done] = tokens
-    return found
-
-
-def _run_block(block: AnyBlock, checkpointing: bool, tokens: Tensor, rope: Tensor | None = None) -> Tensor:
-    return run_blocks([block], tokens, rotations=None if rope is None else [rope], checkpointing=checkpointing)
-
-
-def stages_after(swin: SwinTransformer, images: Tensor, numbers: Sequence[int]) -> dict[int, Tensor]:
-    """Return the features [b rows columns d] of images [b c h w] after timm's stages ``numbers``, from 1."""
-    embedding = patch_embedding(swin)
-    tokens = embedding(images)
-    kept, found = embedding.proj.weight.dtype, {}
-    for number, stage in enumerate(stages_of(swin)[: max(numbers)], 1):
-        tokens = stage.downsample(tokens).to(kept)  # autocast or not, what the blocks add to is kept in full
-        for block in blocks_of(stage):
-            tokens = checkpoint(block, tokens, use_reentrant=False) if stage.grad_checkpointing else block(tokens)
-        if number in numbers:
-            found[number] = tokens
     return found
 
 
@@ -259,7 +238,16 @@ class FeatureMaps(nn.Module):
         """Return maps [b d rows columns] of normalised images [b c h w], in the order of ``blocks``."""
         vit = self.encoder
         if is_hierarchical(vit):
-            found = stages_after(vit, images, self.numbers)
+            embedding, found = patch_embedding(vit), dict[int, Tensor]()
+            tokens = embedding(images)
+            kept = embedding.proj.weight.dtype
+            for number, stage in enumerate(stages_of(vit)[: max(self.numbers)], 1):
+                tokens = stage.downsample(tokens).to(kept)  # autocast or not, what the blocks add to is kept in full
+                for block in blocks_of(stage):
+                    again = stage.grad_checkpointing
+                    tokens = checkpoint(block, tokens, use_reentrant=False) if again else block(tokens)
+                if number in self.numbers:
+                    found[number] = tokens
         else:
             given = all_patches(images, patch_count(vit))
             found = tokens_after(vit, embed(vit, given), self.numbers, self.windows, rotations(vit, given))
@@ -267,8 +255,8 @@ class FeatureMaps(nn.Module):
             found = {number: one[:, prefix:].unflatten(1, grid_size(vit)) for number, one in found.items()}
         if self.final:
             found = {number: pooled_norm(vit, final_norm(vit, one)) for number, one in found.items()}
-        for number, norm in self.norms.items():
-            found[int(number)] = norm(found[int(number)])
+        for name, norm in self.norms.items():
+            found[int(name)] = norm(found[int(name)])
         return [found[number].permute(0, 3, 1, 2) for number in self.numbers]
 
 

@@ -18,17 +18,16 @@ from patchloom.data.stats import normalize
 from patchloom.dense.annotations.base import Annotated, Objects
 from patchloom.dense.annotations.boxes import category_ids
 from patchloom.dense.annotations.detection import open_boxes
-from patchloom.dense.answers import Fit, ReadPicture, detect_images, mask_padding, predict_images
+from patchloom.dense.answers import detect_images, mask_padding, predict_images
 from patchloom.dense.augment import BoxAugment
 from patchloom.dense.backbone import window_of
-from patchloom.dense.detector import Detections, Detector
+from patchloom.dense.detector import Detector
 from patchloom.dense.metrics import DetectedObjects, average_precision, coco_tool, interval, pseudo_precision
 from patchloom.dense.pictures import BoxRow, detection_picture
 from patchloom.dense.recipes import DETECT, ResolvedDetectRecipe, dense_recipe
 from patchloom.dense.study import (
     Study,
     begin_training,
-    best_and_worst,
     check_outputs,
     dense_report,
     save_model,
@@ -41,12 +40,10 @@ from patchloom.evaluate.settings import EvalSettings
 from patchloom.evaluate.trainer import Forward, Trainer
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.encode import grid_size
-from patchloom.nets.swin import Encoder
 from patchloom.options.evaluate import Precision
 from patchloom.options.protocols import Detect
-from patchloom.results.evaluation import Drawing, Evaluation
+from patchloom.results.evaluation import Evaluation
 from patchloom.results.result import Outcomes, Result
-from patchloom.system.distributed import rank
 
 # Training and testing of detection. Letters: b batch, c channels, h w height and width, n images.
 
@@ -67,7 +64,11 @@ def begin_detector(
 
     def loss(forward: Forward, batch: Batch) -> Tensor:
         sizes = [target.size for target in batch.truths]
-        targets = [_on(target.objects, device) for target in batch.truths]
+        targets = []
+        for objects in (target.objects for target in batch.truths):
+            masks = None if objects.masks is None else objects.masks.to(device)
+            labels, crowd = objects.labels.to(device), objects.crowd.to(device)
+            targets.append(Objects(objects.boxes.to(device), labels, masks, crowd))
         images = mask_padding(normalize(batch.views[0], card.mean, card.std), sizes)
         losses = forward(images, sizes, targets)
         return torch.stack([loss.float() for loss in losses.values()]).sum()
@@ -117,21 +118,15 @@ def detect_objects(
     name: str = "",
 ) -> list[DetectedObjects | None]:
     """Detect objects in each image; None for unreadable ones. All processes must call it."""
-
-    def looked(some: list[Tensor], device: torch.device, half: bool) -> list[tuple[Detections, Fit]]:
-        return detect_images(model, some, card.mean, card.std, device, half, score)
-
-    def finished(_: ReadPicture, answer: tuple[Detections, Fit]) -> DetectedObjects:
-        found, fit = answer
-        return fit.detected(found, score)
-
-    what = name and f"  {name}: looking for objects in {images.images.name}"
-    return predict_images(model, images, settings, looked, finished, precision=precision, what=what)
-
-
-def _on(objects: Objects, device: torch.device) -> Objects:
-    masks = None if objects.masks is None else objects.masks.to(device)
-    return Objects(objects.boxes.to(device), objects.labels.to(device), masks, objects.crowd.to(device))
+    return predict_images(
+        model,
+        images,
+        settings,
+        lambda some, device, half: detect_images(model, some, card.mean, card.std, device, half, score),
+        lambda _, answer: answer[1].detected(answer[0], score),
+        precision=precision,
+        what=name and f"  {name}: looking for objects in {images.images.name}",
+    )
 
 
 _DONE = (
@@ -193,12 +188,9 @@ def detect(run: str | Path, data: DataLike, settings: EvalSettings, options: Det
     }
     if values.sides is not None:
         arguments["sides"] = values.sides[1:]
-
-    def build(encoder: Encoder) -> Detector:
-        return Detector(encoder, len(classes), **arguments)
-
     ids = category_ids(train)
     saved = functools.partial(save_model, study, "detect", options.out, side=None, arguments=arguments, ids=ids)
+    build = functools.partial(Detector, classes=len(classes), **arguments)
     candidates, done = study.candidates(build, {"masks": with_masks}, options, saved)
 
     def answer(one: Fitted) -> list[DetectedObjects | None]:
@@ -209,6 +201,12 @@ def detect(run: str | Path, data: DataLike, settings: EvalSettings, options: Det
     for one, answers in study.tested(train_candidates(candidates, study), answer):
         found.append(answers)
         rows.append(_rows(one.candidate.name, one.settings, test, answers))
+
+    def row(i: int, title: str) -> BoxRow:
+        image, its = test.images.read_as(i, len(study.subjects.ours.card.mean)), found[0][i]
+        assert its is not None  # it has a score
+        return BoxRow(image, test.outlined(i), its.objects((image.shape[1], image.shape[2])), its.scores, title)
+
     return dense_report(
         study,
         rows,
@@ -216,8 +214,17 @@ def detect(run: str | Path, data: DataLike, settings: EvalSettings, options: Det
         measure="AP of boxes",
         done=_DONE.format(kind="Mask R-CNN" if with_masks else "Faster R-CNN") + done,
         measured=_MEASURED,
-        drawings=_drawings(found[0], study),
+        drawings=study.drawings(detection_picture, "detect-", lambda: _scores(test, found[0]), "AP", row),
     )
+
+
+def _scores(test: Annotated[Objects], found: Sequence[DetectedObjects | None]) -> list[float]:
+    """Return the AP of the boxes of each image; nan for unreadable ones."""
+    scores = []
+    for i, one in enumerate(found):
+        truth = [test.outlined(i)]
+        scores.append(math.nan if one is None else average_precision(truth, [one], test.classes, "bbox").ap)
+    return scores
 
 
 def _check_objects(images: Annotated[Objects], what: str) -> None:
@@ -242,7 +249,7 @@ def _rows(
     if settings["masks"] and _has_masks(images):
         kinds.append((" of masks", average_precision(images, answers, test.classes, "segm")))
     for of, score in kinds:
-        named = score.there()
+        named = dict(score.means)
         if len(test.classes) > 1:
             named |= {f"AP {name}": value for name, value in score.by_class(test.classes).items()}
         for measure, value in named.items():
@@ -254,27 +261,3 @@ def _rows(
             numbers = f"{measure}{of}", value, low, high, len(kept)
             rows.append(Result(*numbers, name, "detect", settings, groups=among, outcomes=outcomes))
     return rows
-
-
-def _drawings(
-    found: Sequence[DetectedObjects | None], study: Study[Objects, ResolvedDetectRecipe]
-) -> tuple[Drawing, ...]:
-    """Draw the best and the worst test images: ground truth beside prediction."""
-    path = study.place("pictures", ".png", "detect-")
-    if path is None or rank():
-        return ()
-    test = study.parts.test
-    scores = [
-        math.nan if one is None else average_precision([test.outlined(i)], [one], test.classes, "bbox").ap
-        for i, one in enumerate(found)
-    ]
-    rows = []
-    for i in best_and_worst(scores):
-        image, answer = test.images.read_as(i, len(study.subjects.ours.card.mean)), found[i]
-        assert answer is not None
-        title = f"{Path(test.images.describe(i)).name}: {scores[i]:.1%} AP"
-        objects = answer.objects((image.shape[1], image.shape[2]))
-        rows.append(BoxRow(image, test.outlined(i), objects, answer.scores, title))
-    if not rows:
-        return ()
-    return (Drawing(detection_picture, path, {"rows": rows, "classes": test.classes}),)

@@ -119,28 +119,6 @@ def _roi_align(side: int, strides: Sequence[float], times: float, heads: HeadSiz
     return pool
 
 
-def roi_heads(
-    width: int, strides: Sequence[float], times: float, classes: int, masks: bool, heads: HeadSizes
-) -> RoIHeads:
-    """Return box head and optional mask head for levels of ``width`` channels; ``classes`` without the background."""
-    convolutions = [width] * heads.box_convolutions
-    box = FastRCNNConvFCHead((width, 7, 7), convolutions, list(heads.box_layers), norm_layer=LayerNorm2d)
-    parts: list[nn.Module] = []
-    if masks:
-        parts = [
-            _roi_align(14, strides, times, heads),
-            MaskRCNNHeads(width, [width] * heads.mask_convolutions, 1, norm_layer=LayerNorm2d),
-            _MaskPredictor(width, width, classes + 1),
-        ]
-    return RoIHeads(
-        _roi_align(7, strides, times, heads),
-        box,
-        _BoxPredictor(heads.box_layers[-1], classes + 1),
-        *(0.5, 0.5, heads.rois, 0.25, None, _LEAST_SCORE, 0.5, 100),
-        *parts,
-    )
-
-
 class Detections(NamedTuple):
     """Detections of an image, the highest score first.
 
@@ -207,7 +185,21 @@ class Detector(OnEncoder):
         proposing = _ProposalHead(width, len(_ANCHOR_RATIOS), heads.rpn_convolutions)
         anchors = Anchors(strides, self.size)
         self.rpn = RegionProposalNetwork(anchors, proposing, 0.7, 0.3, 256, 0.5, *proposals, 0.7)
-        self.roi_heads = roi_heads(width, strides[:-1], anchor_times(strides, self.size), classes, masks, heads)
+        aligned = strides[:-1], anchor_times(strides, self.size), heads
+        layers = [width] * heads.box_convolutions, [*heads.box_layers]
+        parts: list[nn.Module] = [
+            _roi_align(7, *aligned),
+            FastRCNNConvFCHead((width, 7, 7), *layers, norm_layer=LayerNorm2d),
+            _BoxPredictor(heads.box_layers[-1], classes + 1),
+        ]
+        of_masks: list[nn.Module] = []
+        if masks:
+            of_masks = [
+                _roi_align(14, *aligned),
+                MaskRCNNHeads(width, [width] * heads.mask_convolutions, 1, norm_layer=LayerNorm2d),
+                _MaskPredictor(width, width, classes + 1),
+            ]
+        self.roi_heads = RoIHeads(*parts, *(0.5, 0.5, heads.rois, 0.25, None, _LEAST_SCORE, 0.5, 100), *of_masks)
 
     def forward(
         self, images: Tensor, sizes: list[tuple[int, int]], targets: list[Objects] | None = None

@@ -241,23 +241,16 @@ class ClassMatches:
     objects: Tensor
 
 
-@dataclass(frozen=True)
-class Matches:
-    """Detections in ``n`` images, by class."""
-
-    n: int
-    classes: tuple[ClassMatches, ...]
-
-
 def matches_of(
     truth: Sequence[Objects] | Annotated[Objects],
     found: Sequence[DetectedObjects],
     classes: int,
     ious: Mapping[tuple[int, int], np.ndarray],
-) -> Matches:
+) -> tuple[ClassMatches, ...]:
     """Match detections and objects as COCO does: the highest score first, each with the object of largest overlap."""
     parts: list[list[tuple[np.ndarray, ...]]] = [[] for _ in range(classes)]
     none = torch.zeros(len(found), dtype=torch.int64)
+    least, each = np.minimum(THRESHOLDS, 1 - 1e-10), np.arange(len(THRESHOLDS))
     objects: dict[int, Tensor] = {}  # by class: a list of classes may be far longer than the data's own
     for i, answer in enumerate(found):
         there = truth.outlined(i) if isinstance(truth, Annotated) else truth[i]
@@ -269,49 +262,41 @@ def matches_of(
             scores = -np.sort(-answer.scores.numpy()[answered == k], kind="stable")[:_COUNTED]
             overlap = np.asarray(ious.get((i, k), ()), float).reshape(len(scores), -1)
             of_class = crowd[labels == k] if overlap.size else np.zeros(0, bool)
-            parts[k].append((scores, np.full(len(scores), i), *_matched(overlap, of_class)))
-    return Matches(len(found), tuple(_joined(each, objects.get(k, none)) for k, each in enumerate(parts)))
+            right, counted = np.zeros((2, len(THRESHOLDS), len(overlap)), bool)
+            counted[:] = True
+            alone, groups = overlap[:, ~of_class], overlap[:, of_class]
+            free = np.ones((len(THRESHOLDS), alone.shape[1]), bool)
+            for d in np.flatnonzero((overlap >= least[0]).any(1)):
+                if alone.shape[1]:
+                    reach = np.where(free, alone[d], -1.0)
+                    best = reach.shape[1] - 1 - reach[:, ::-1].argmax(1)  # of equal ones the last, as COCO's program
+                    right[:, d] = reach[each, best] >= least
+                    free[each[right[:, d]], best[right[:, d]]] = False
+                if groups.shape[1]:
+                    counted[:, d] = right[:, d] | (groups[d].max() < least)
+            parts[k].append((scores, np.full(len(scores), i), right, counted))
+    nothing = torch.zeros(len(THRESHOLDS), 0, dtype=torch.bool)
+    joined = [ClassMatches(none[:0], nothing, nothing, objects.get(k, none)) for k in range(classes)]
+    for k, part in enumerate(parts):
+        if not part:
+            continue
+        scores, images, right, counted = (np.concatenate(some, -1) for some in zip(*part, strict=True))
+        order = np.argsort(-scores, kind="stable")
+        # what is less sure than the last right find changes nothing
+        order = order[: 1 + max(np.flatnonzero(right[:, order].any(0)), default=-1)]
+        is_right, counts = (torch.from_numpy(one[:, order]) for one in (right, counted))
+        joined[k] = ClassMatches(torch.from_numpy(images[order]), is_right, counts, joined[k].objects)
+    return tuple(joined)
 
 
-def _matched(overlap: np.ndarray, crowd: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return right and counted [10 d] of detections with ``overlap`` [d objects]."""
-    right, counted = np.zeros((2, len(THRESHOLDS), len(overlap)), bool)
-    counted[:] = True
-    alone, groups = overlap[:, ~crowd], overlap[:, crowd]
-    free = np.ones((len(THRESHOLDS), alone.shape[1]), bool)
-    least, each = np.minimum(THRESHOLDS, 1 - 1e-10), np.arange(len(THRESHOLDS))
-    for d in np.flatnonzero((overlap >= least[0]).any(1)):
-        if alone.shape[1]:
-            reach = np.where(free, alone[d], -1.0)
-            best = reach.shape[1] - 1 - reach[:, ::-1].argmax(1)  # of equal ones the last, as COCO's program takes
-            right[:, d] = reach[each, best] >= least
-            free[each[right[:, d]], best[right[:, d]]] = False
-        if groups.shape[1]:
-            counted[:, d] = right[:, d] | (groups[d].max() < least)
-    return right, counted
-
-
-def _joined(parts: Sequence[tuple[np.ndarray, ...]], objects: Tensor) -> ClassMatches:
-    """Join the detections of a class in all images."""
-    if not parts:
-        nothing = torch.zeros(len(THRESHOLDS), 0, dtype=torch.bool)
-        return ClassMatches(torch.zeros(0, dtype=torch.int64), nothing, nothing, objects)
-    scores, images, right, counted = (np.concatenate(each, -1) for each in zip(*parts, strict=True))
-    order = np.argsort(-scores, kind="stable")
-    # what is less sure than the last right find changes nothing
-    order = order[: 1 + max(np.flatnonzero(right[:, order].any(0)), default=-1)]
-    is_right, counts = (torch.from_numpy(one[:, order]) for one in (right, counted))
-    return ClassMatches(torch.from_numpy(images[order]), is_right, counts, objects)
-
-
-def resampled_precision(matches: Matches, times: Tensor) -> Tensor:
+def resampled_precision(matches: Sequence[ClassMatches], times: Tensor) -> Tensor:
     """Return the AP of each weighting, float64 [t]: mean over classes with an object; nan without one.
 
     Args:
         matches: matches of all images.
         times: float64 [t n], weight of each image; ones give the AP itself.
     """
-    asked = [one for one in matches.classes if one.objects.any()] or matches.classes[:1]
+    asked = [one for one in matches if one.objects.any()] or matches[:1]
     step = max(1, _AT_ONCE // max([1, *(len(one.images) for one in asked)]))
     return torch.cat([torch.stack([_of_class(one, chunk) for one in asked]).nanmean(0) for chunk in times.split(step)])
 
@@ -339,16 +324,17 @@ def _of_class(matches: ClassMatches, times: Tensor) -> Tensor:
     return torch.where(objects > 0, found / len(THRESHOLDS), torch.nan)
 
 
-def pseudo_precision(matches: Matches, groups: np.ndarray | None = None) -> Tensor:
+def pseudo_precision(matches: Sequence[ClassMatches], groups: np.ndarray | None = None) -> Tensor:
     """Return jackknife pseudo-values of AP, float64 [n], for up to 200 images, or 200 groups of more images.
 
     Without ``groups`` [n] of the images, groups depend on their order, so compare two detectors on the same images.
     """
-    each = np.arange(matches.n) if groups is None else np.unique(groups, return_inverse=True)[1]
+    n = len(matches[0].objects)
+    each = np.arange(n) if groups is None else np.unique(groups, return_inverse=True)[1]
     which = torch.from_numpy(each % _GROUPS)
-    without = torch.ones(int(which.max()) + 1, matches.n, dtype=torch.float64)
-    without[which, torch.arange(matches.n)] = 0
-    whole = resampled_precision(matches, torch.ones(1, matches.n, dtype=torch.float64))[0]
+    without = torch.ones(int(which.max()) + 1, n, dtype=torch.float64)
+    without[which, torch.arange(n)] = 0
+    whole = resampled_precision(matches, torch.ones(1, n, dtype=torch.float64))[0]
     return jackknife_values(whole, resampled_precision(matches, without))
 
 
@@ -363,28 +349,22 @@ class AveragePrecision:
     """Average precisions in [0, 1]; nan without a suitable object.
 
     Attributes:
-        ap: mean over IoU thresholds of 0.5, 0.55, ... 0.95, and over the classes with an object.
-        ap50, ap75: AP at 0.5 and at 0.75.
-        small, medium, large: AP of objects of up to 32 x 32 pixels, up to 96 x 96, and above. The area of an object is
-            that of its mask, or of its box if the data has no masks.
+        means: the scores over all classes with an object, by their names in the literature, without undefined ones. AP
+            is the mean over IoU thresholds of 0.5, 0.55, ... 0.95; AP50 and AP75 are at 0.5 and at 0.75; APs, APm and
+            APl are of objects of up to 32 x 32 pixels, up to 96 x 96, and above. The area of an object is that of its
+            mask, or of its box if the data has no masks.
         classes: AP of each class.
         matches: matches of the detections in each image.
     """
 
-    ap: float
-    ap50: float
-    ap75: float
-    small: float
-    medium: float
-    large: float
+    means: dict[str, float]
     classes: tuple[float, ...]
-    matches: Matches = field(repr=False, compare=False)
+    matches: Sequence[ClassMatches] = field(repr=False, compare=False)
 
-    def there(self) -> dict[str, float]:
-        """Return the scores over all classes by their names in the literature, without undefined ones."""
-        named = {"AP": self.ap, "AP50": self.ap50, "AP75": self.ap75}
-        named |= {"APs": self.small, "APm": self.medium, "APl": self.large}
-        return {name: value for name, value in named.items() if not math.isnan(value)}
+    @property
+    def ap(self) -> float:
+        """AP of all classes."""
+        return self.means.get("AP", math.nan)
 
     def by_class(self, names: Sequence[str]) -> dict[str, float]:
         """Return the AP of each class by name, without classes that have no object."""
@@ -431,13 +411,10 @@ def average_precision(
     precision, thresholds = np.asarray(run.eval["precision"])[..., -1], run.params.iouThrs
     every = precision[:, :, :, 0]
     by_class = {k: _mean(every[:, :, place]) for place, k in enumerate(scored)}
+    means = {"AP": _mean(every)} | {f"AP{at}": _mean(every[np.isclose(100 * thresholds, at)]) for at in (50, 75)}
+    means |= {f"AP{size}": _mean(precision[:, :, :, area]) for area, size in enumerate("sml", 1)}
     return AveragePrecision(
-        ap=_mean(every),
-        ap50=_mean(every[np.isclose(thresholds, 0.5)]),
-        ap75=_mean(every[np.isclose(thresholds, 0.75)]),
-        small=_mean(precision[:, :, :, 1]),
-        medium=_mean(precision[:, :, :, 2]),
-        large=_mean(precision[:, :, :, 3]),
+        means={name: value for name, value in means.items() if not math.isnan(value)},
         classes=tuple(by_class.get(k, math.nan) for k in range(len(classes))),
         matches=matches_of(truth, found, len(classes), run.ious),
     )

@@ -19,7 +19,7 @@ from patchloom.data.sources.in_memory import DataLike
 from patchloom.data.stats import normalize
 from patchloom.dense.annotations.base import IGNORED, Annotated
 from patchloom.dense.annotations.segmentation import class_ids, class_pixels, image_class_pixels, open_label_maps
-from patchloom.dense.answers import AT_ONCE, BAND, ReadPicture, predict_images, segment_image, segment_images
+from patchloom.dense.answers import AT_ONCE, BAND, predict_images, segment_image, segment_images
 from patchloom.dense.augment import PixelAugment
 from patchloom.dense.metrics import (
     class_ious,
@@ -38,7 +38,6 @@ from patchloom.dense.segmenter import PixelSegmenter, Segmenter, SegmentLogits
 from patchloom.dense.study import (
     Study,
     begin_training,
-    best_and_worst,
     check_outputs,
     dense_report,
     median_size,
@@ -55,13 +54,11 @@ from patchloom.evaluate.trainer import Forward, Trainer
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.encode import input_channels, patch_side
 from patchloom.nets.performance import use_kernels
-from patchloom.nets.swin import Encoder
 from patchloom.options.evaluate import Precision
 from patchloom.options.protocols import Segment
 from patchloom.results.claims import CONSTANT, PIXELS, UNTRAINED
-from patchloom.results.evaluation import Drawing, Evaluation
+from patchloom.results.evaluation import Evaluation
 from patchloom.results.result import Outcomes, Result
-from patchloom.system.distributed import rank
 
 # Training and testing of segmentation. Letters: b batch, c channels, h w height and width, k classes, n images.
 
@@ -209,15 +206,16 @@ def predict_overlaps(
     name: str = "",
 ) -> list[Tensor | None]:
     """Return what `overlaps` gives of every image, [3 k]; None for unreadable ones. All processes must call it."""
-
-    def segmented(some: list[Tensor], device: torch.device, half: bool) -> list[Tensor]:
-        return segment_images(model, some, card.mean, card.std, side, device, half)
-
-    def compared(picture: ReadPicture, answer: Tensor) -> Tensor:
-        return overlaps(confusion(answer, picture.truth, model.classes))
-
-    what = name and f"  {name}: segmenting {images.images.name}"
-    return predict_images(model, images, settings, segmented, compared, truth=True, precision=precision, what=what)
+    return predict_images(
+        model,
+        images,
+        settings,
+        lambda some, device, half: segment_images(model, some, card.mean, card.std, side, device, half),
+        lambda picture, answer: overlaps(confusion(answer, picture.truth, model.classes)),
+        truth=True,
+        precision=precision,
+        what=name and f"  {name}: segmenting {images.images.name}",
+    )
 
 
 def joined(found: Sequence[Tensor | None], classes: int) -> Tensor:
@@ -287,9 +285,6 @@ def segment(run: str | Path, data: DataLike, settings: EvalSettings, options: Se
     values = study.recipe
     arguments: dict[str, Any] = {"head": head, "head_width": values.head_width, "auxiliary": values.auxiliary > 0}
 
-    def build(encoder: Encoder) -> Segmenter:
-        return Segmenter(encoder, len(classes), **arguments)
-
     def pixels(recipe: ResolvedSegmentRecipe) -> PixelSegmenter:
         vit, size = study.subjects.ours.vit, (recipe.size, recipe.size)
         return PixelSegmenter(len(classes), size, input_channels(vit), patch_side(vit))
@@ -297,6 +292,7 @@ def segment(run: str | Path, data: DataLike, settings: EvalSettings, options: Se
     ids = class_ids(parts.train)
     about: Any = {"side": values.resized, "arguments": arguments, "ids": ids}
     saved = functools.partial(save_model, study, "segment", options.out, **about)
+    build = functools.partial(Segmenter, classes=len(classes), **arguments)
     candidates, done = study.candidates(build, {"head": head}, options, saved, both=linear)
     done = f"{_DONE[head]}{done}"
     if linear and options.control:
@@ -320,6 +316,12 @@ def segment(run: str | Path, data: DataLike, settings: EvalSettings, options: Se
     )
     constant = [row for row in most if row.measure != FOREGROUND]
     constant += [row for row in second if row.measure == FOREGROUND]
+
+    def row(i: int, title: str) -> MapRow:
+        model, card = fitted[0].model.cpu(), study.subjects.ours.card
+        image = test.images.read_as(i, model.channels)
+        return MapRow(image, test.truth(i), segment_image(model, image, card.mean, card.std, values.resized), title)
+
     return dense_report(
         study,
         [*rows, constant],
@@ -327,7 +329,7 @@ def segment(run: str | Path, data: DataLike, settings: EvalSettings, options: Se
         measure="mIoU",
         done=done,
         measured=_MEASURED,
-        drawings=_drawings(fitted[0].model, found[0], study),
+        drawings=study.drawings(segmentation_picture, "segment-", lambda: mean_iou(found[0]).tolist(), "mIoU", row),
         telling=FOREGROUND,
     )
 
@@ -366,22 +368,6 @@ def _rows(
         if value == value:  # nan: neither in truth nor in answers
             rows.append(Result(called, value, low, high, len(each), name, "segment", settings, groups=among))
     return rows
-
-
-def _drawings(model: Segmenter, each: Tensor, study: Study[Tensor, ResolvedSegmentRecipe]) -> tuple[Drawing, ...]:
-    """The best and the worst test images: image, truth, answer."""
-    path = study.place("pictures", ".png", "segment-")
-    if path is None or rank():
-        return ()
-    scores = mean_iou(each).tolist()
-    test, card = study.parts.test, study.subjects.ours.card
-    rows = []
-    for i in best_and_worst(scores):
-        image = test.images.read_as(i, model.channels)
-        answer = segment_image(model.cpu(), image, card.mean, card.std, study.recipe.resized)
-        title = f"{Path(test.images.describe(i)).name}: {scores[i]:.1%} mIoU"
-        rows.append(MapRow(image, test.truth(i), answer, title))
-    return (Drawing(segmentation_picture, path, {"rows": rows, "classes": study.classes}),)
 
 
 # Training for rare classes: weights in the loss, the Dice loss, and crops that hold them.

@@ -68,7 +68,7 @@ from patchloom.results.evaluation import Drawing, Evaluation, as_control, note_u
 from patchloom.results.result import Result
 from patchloom.sizes import in_pixels
 from patchloom.system.device import free_memory, memory, resident
-from patchloom.system.distributed import refused_by_all, smallest, world
+from patchloom.system.distributed import rank, refused_by_all, smallest, world
 
 # Encoder, images and recipe.
 
@@ -153,6 +153,30 @@ class Study(Plan[Annotated[T], R]):
                 )
             yield one, answers
             one.model.cpu()
+
+    def drawings(
+        self,
+        draw: Callable[..., Path],
+        prefix: str,
+        scores: Callable[[], Sequence[float]],
+        measure: str,
+        row: Callable[[int, str], Any],
+    ) -> tuple[Drawing, ...]:
+        """Return the picture of the best and the worst test images by ``scores``.
+
+        Args:
+            draw: function that draws rows.
+            prefix: beginning of the file's name.
+            scores: function that returns the score of each test image; nan is no score.
+            measure: name of the score.
+            row: function that returns the row of an image, with a title.
+        """
+        path, test = self.place("pictures", ".png", prefix), self.parts.test.images
+        if path is None or rank():
+            return ()
+        each = scores()
+        rows = [row(i, f"{Path(test.describe(i)).name}: {each[i]:.1%} {measure}") for i in best_and_worst(each)]
+        return (Drawing(draw, path, {"rows": rows, "classes": self.classes}),) if rows else ()
 
     def place(self, folder: str, suffix: str, what: str = "") -> Path | None:
         """Return the path of a file of the evaluation in the run; None if the encoder is not a local folder or file."""

@@ -10,13 +10,12 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from patchloom.data.channels import channel_rows, is_listed
 from patchloom.data.loader import batch_bytes, steps_per_epoch
 from patchloom.data.near_duplicates import near_copies, subject_note
 from patchloom.data.source import Data, Source
 from patchloom.data.sources.in_memory import is_object_name
 from patchloom.data.splits import lacking_classes, some_groups
-from patchloom.data.stats import Stats, scale_notes
+from patchloom.data.stats import Stats, channel_rows, is_listed, scale_notes
 from patchloom.data.workers import SHARED, fitting_readers
 from patchloom.display import TextTable, is_first, print_line
 from patchloom.errors import PatchloomError

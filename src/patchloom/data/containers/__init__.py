@@ -1,1 +1,1 @@
-"""Files that hold more than one image: slides, stacks, volumes and films. A file per format."""
+"""Files that hold more than one image: slides, stacks, volumes and films."""

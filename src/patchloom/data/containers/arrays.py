@@ -1,7 +1,10 @@
-"""Arrays on disc as stacks: Zarr and OME-Zarr (the extra ``zarr``), NIfTI (the extra ``nifti``)."""
+"""Arrays and volumes as stacks: Zarr (the extra ``zarr``), NIfTI (``nifti``), series of DICOM files (``dicom``)."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -10,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from patchloom.data.containers.base import Box, Container
-from patchloom.data.decode import from_array, record_bands
+from patchloom.data.decode import HOUNSFIELD, from_array, read_image, record_bands
 
 ZARR = frozenset({".zarr"})
 NIFTI = frozenset({".nii", ".nii.gz"})
@@ -44,7 +47,12 @@ class ZarrContainer(Container):
             first = scales[0]
             self._arrays = [root[str(one["path"])] for one in first["datasets"]]
             axes = [str(one["name"] if isinstance(one, dict) else one) for one in first.get("axes", "tczyx")]
-            self.microns = _ome_microns(first)
+            units = [one.get("unit") for one in first.get("axes", ()) if isinstance(one, dict)]
+            for one in first["datasets"][0].get("coordinateTransformations", ()):
+                factors = one.get("scale") if isinstance(one, dict) else None
+                if factors and units and units[-1] in ("micrometer", "micron"):
+                    self.microns = float(factors[-1])
+                    break
         else:
             raise ValueError("it is a Zarr group without the multiscales of OME-Zarr; give the array in it")
         if axes[-2:] != ["y", "x"] or any(one.ndim != len(axes) for one in self._arrays):
@@ -127,12 +135,93 @@ class NiftiContainer(Container):
         return from_array(part, self.window)
 
 
-def _ome_microns(scale: dict[str, Any]) -> float | None:
-    """Return the side of a pixel of the finest level, if its unit is micrometres."""
-    axes = scale.get("axes", ())
-    units = [one.get("unit") for one in axes if isinstance(one, dict)]
-    for one in scale["datasets"][0].get("coordinateTransformations", ()):
-        factors = one.get("scale") if isinstance(one, dict) else None
-        if factors and units and units[-1] in ("micrometer", "micron"):
-            return float(factors[-1])
-    return None
+# Series of DICOM files, a file for each slice, as one volume.
+
+
+_TAGS = ["SeriesInstanceUID", "ImagePositionPatient", "ImageOrientationPatient", "InstanceNumber", "Rows", "Columns"]
+_TAGS += ["PixelSpacing", "Modality"]
+_GAP = 1.5  # distances of neighbouring slices, relative to the usual one, from which one is missing
+
+
+@dataclass(frozen=True)
+class Series:
+    """Files of one series, in the order of their slices.
+
+    Attributes:
+        numbers: numbers of the files.
+        missing: whether a distance between two slices is larger than the others.
+        size: rows and columns of a slice.
+        microns: distance of two pixels in a row; None if it is unknown.
+        computed: whether it is of computed tomography, whose values are Hounsfield units.
+    """
+
+    numbers: tuple[int, ...]
+    missing: bool
+    size: tuple[int, int]
+    microns: float | None
+    computed: bool
+
+
+def find_series(paths: Sequence[Path]) -> list[Series]:
+    """Sort files into series, by the identifier in their headers; within one, along the normal of the slices.
+
+    Raises:
+        ValueError: the slices of a series have different sizes.
+    """
+    import pydicom  # an extra
+
+    found: dict[tuple[Path, str], list[tuple[float, int, pydicom.Dataset]]] = {}
+    for number, path in enumerate(paths):
+        head = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=_TAGS)
+        position, directions = head.get("ImagePositionPatient"), head.get("ImageOrientationPatient")
+        height = float(head.get("InstanceNumber") or 0)  # or rather millimetres along the normal of the slices
+        if position is not None and directions is not None and len(position) == 3 and len(directions) == 6:
+            along, across = np.asarray(directions, float).reshape(2, 3)
+            height = float(np.cross(along, across) @ np.asarray(position, float))
+        found.setdefault((path.parent, str(head.get("SeriesInstanceUID", path))), []).append((height, number, head))
+    series = []
+    for slices in found.values():
+        ordered = sorted(slices, key=lambda one: one[:2])
+        sizes = {(int(head.get("Rows", 0)), int(head.get("Columns", 0))) for *_, head in ordered}
+        if len(sizes) > 1:
+            raise ValueError(f"slices of one series have {len(sizes)} sizes, such as {' and '.join(map(str, sizes))}")
+        steps = np.diff([height for height, *_ in ordered])
+        missing = bool(len(steps) > 1 and steps.max() > _GAP * np.percentile(steps, 50, method="lower") > 0)
+        spacing = ordered[0][2].get("PixelSpacing")
+        microns = float(spacing[1]) * 1000 if spacing else None
+        computed = all(head.get("Modality", "") == "CT" for *_, head in ordered)
+        series.append(Series(tuple(number for _, number, _ in ordered), missing, sizes.pop(), microns, computed))
+    return series
+
+
+class SeriesContainer(Container):
+    """The slices of a series as planes.
+
+    Args:
+        paths: files in the order of their slices.
+        size: height and width of each.
+        microns: distance of two pixels.
+        window: Hounsfield units that become 0 and 1; None for all.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        size: tuple[int, int] = (0, 0),
+        microns: float | None = None,
+        window: tuple[float, float] | None = None,
+    ) -> None:
+        self._paths, self.planes, self.sizes, self.microns = paths, len(paths), (size,), microns
+        self.window = window
+
+    @cached_property
+    def channels(self) -> int:  # type: ignore[override]  # needed when channels are chosen only
+        return len(read_image(self._paths[0]))
+
+    def read(self, box: Box) -> Tensor:
+        whole = read_image(self._paths[box.plane])
+        part = whole[self.bands, box.top : box.top + box.height, box.left : box.left + box.width]
+        if self.window is None:
+            return part
+        (air, dense), (low, high) = HOUNSFIELD, self.window
+        return ((part * (dense - air) + air - low) / (high - low)).clamp(0, 1)

@@ -1,4 +1,4 @@
-"""Stacks of microscopes: ND2 of Nikon (the extra ``nd2``) and CZI of Zeiss (the extra ``czi``)."""
+"""Pictures of microscopes: slides (the extra ``slides``), ND2 of Nikon (``nd2``) and CZI of Zeiss (``czi``)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,38 @@ import numpy as np
 from torch import Tensor
 
 from patchloom.data.containers.base import Box, Container
-from patchloom.data.decode import from_array
+from patchloom.data.decode import channels_first, from_array
 
+SLIDES = frozenset({".ndpi", ".mrxs", ".scn", ".bif", ".vms", ".vmu", ".svslide"})
 ND2, CZI = frozenset({".nd2"}), frozenset({".czi"})
+
+
+class SlideContainer(Container):
+    """An open slide.
+
+    Args:
+        path: path of the slide; of several files, the one that names the others.
+    """
+
+    def __init__(self, path: Path) -> None:
+        import openslide  # an extra
+
+        self._slide = openslide.OpenSlide(path)
+        self.sizes = tuple((height, width) for width, height in self._slide.level_dimensions)
+        microns = self._slide.properties.get(openslide.PROPERTY_NAME_MPP_X)
+        self.microns = float(microns) if microns else None
+
+    def read(self, box: Box) -> Tensor:
+        scale = self._slide.level_downsamples[box.level]
+        # places are in pixels of the finest level, and sizes in those of the level
+        corner = round(box.left * scale), round(box.top * scale)
+        pixels = np.asarray(self._slide.read_region(corner, box.level, (box.width, box.height)))
+        alpha = pixels[..., 3:].astype(np.float32) / 255  # nothing was scanned where it is 0
+        over = pixels[..., :3] * alpha + 255 * (1 - alpha)
+        return channels_first(np.round(over[..., self.bands]).astype(np.uint8))
+
+    def close(self) -> None:
+        self._slide.close()
 
 
 class Nd2Container(Container):

@@ -4,28 +4,31 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 
-from patchloom.data.containers import arrays, film, microscopes, slides, volumes
-from patchloom.data.containers.base import Container
-from patchloom.data.containers.picture import PictureContainer
-from patchloom.data.decode import FILMS, IMAGE_SUFFIXES
+import torch
+from torch import Tensor
+
+from patchloom.data.containers import arrays, film, microscopes
+from patchloom.data.containers.base import Box, Container
+from patchloom.data.decode import DICOM, FILMS, IMAGE_SUFFIXES, read_image
 from patchloom.errors import PatchloomError, pip_install
 
 # suffixes, by the module that reads them, and the extra that installs it; others need none
 _EXTRAS = {
-    "openslide": (slides.SUFFIXES, "slides"),
+    "openslide": (microscopes.SLIDES, "slides"),
     "zarr": (arrays.ZARR, "zarr"),
     "nibabel": (arrays.NIFTI, "nifti"),
     "nd2": (microscopes.ND2, "nd2"),
     "pylibCZIrw": (microscopes.CZI, "czi"),
     "av": (FILMS, "film"),
-    "pydicom": (volumes.SUFFIXES, "dicom"),
+    "pydicom": (DICOM, "dicom"),
 }
 _TIFF = frozenset({".tif", ".tiff", ".btf", ".tf8", ".svs", ".qptiff"})
-PLANES = _TIFF | slides.SUFFIXES | arrays.ZARR | arrays.NIFTI | microscopes.ND2 | microscopes.CZI
-PLANES |= volumes.SUFFIXES | IMAGE_SUFFIXES
+PLANES = _TIFF | microscopes.SLIDES | arrays.ZARR | arrays.NIFTI | microscopes.ND2 | microscopes.CZI
+PLANES |= DICOM | IMAGE_SUFFIXES
 
 
 def suffix_of(path: str | Path) -> str:
@@ -42,6 +45,34 @@ def check_readers(paths: Iterable[str]) -> None:
             raise PatchloomError(f"{', '.join(sorted(needed))} files are read by {module}: {pip_install(extra)}")
 
 
+class PictureContainer(Container):
+    """A picture that is decoded whole for each window.
+
+    Args:
+        path: path of the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    @cached_property
+    def sizes(self) -> tuple[tuple[int, int], ...]:  # type: ignore[override]  # needed when files are listed only
+        _, height, width = self._shape
+        return ((height, width),)
+
+    @cached_property
+    def channels(self) -> int:  # type: ignore[override]  # likewise
+        return self._shape[0]
+
+    @cached_property
+    def _shape(self) -> torch.Size:
+        return read_image(self._path).shape
+
+    def read(self, box: Box) -> Tensor:
+        whole = read_image(self._path)
+        return whole[self.bands, box.top : box.top + box.height, box.left : box.left + box.width]
+
+
 def open_container(path: Path, *, stack: bool, window: tuple[float, float] | None, fps: float | None) -> Container:
     """Open a file.
 
@@ -55,8 +86,8 @@ def open_container(path: Path, *, stack: bool, window: tuple[float, float] | Non
     if suffix in FILMS:
         assert fps is not None
         return film.FilmContainer(path, fps)
-    if suffix in slides.SUFFIXES:
-        return slides.SlideContainer(path)
+    if suffix in microscopes.SLIDES:
+        return microscopes.SlideContainer(path)
     if suffix in arrays.ZARR:
         return arrays.ZarrContainer(path, window)
     if suffix in arrays.NIFTI:

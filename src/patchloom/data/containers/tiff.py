@@ -15,7 +15,7 @@ import numpy as np
 import tifffile
 from torch import Tensor
 
-from patchloom.data.codestreams import has_size, part_size
+from patchloom.data.codestreams import SIZED, part_size
 from patchloom.data.containers.base import Box, Container
 from patchloom.data.decode import CHOOSE_WINDOW, channel_names, from_tiff, read_series
 
@@ -118,7 +118,7 @@ class TiffContainer(Container):
                 continue
             self._file.filehandle.seek(page.dataoffsets[number])
             data = self._file.filehandle.read(page.databytecounts[number])
-            if has_size(key.compression) and prod(part_size(data, key.compression)) > _LARGEST_PART:
+            if key.compression in SIZED and prod(part_size(data, key.compression)) > _LARGEST_PART:
                 raise ValueError("it is damaged: a part is larger than its header says")
             part, (_, _, top, left, _), (_, height, width, _) = key.decode(data, number, jpegtables=page.jpegtables)
             if part is None:

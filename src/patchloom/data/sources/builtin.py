@@ -12,13 +12,13 @@ import torchvision
 from torch import Tensor
 
 from patchloom.data.decode import from_pil, unreadable
-from patchloom.data.duplicates import PIXEL_KIND, contents_of, contents_on_disc, pieces_of_file
+from patchloom.data.duplicates import PIXEL_KIND, contents_of, contents_on_disc
 from patchloom.data.source import Data, Source, digest, stamp_of_files
 from patchloom.data.sources.in_memory import InMemorySource, stored_labels
 from patchloom.data.sources.names import FETCHED
 from patchloom.data.sources.synthetic import Shapes, Tones
 from patchloom.data.splits import pick
-from patchloom.errors import PatchloomError
+from patchloom.errors import PatchloomError, one_line
 from patchloom.system.files import cache_root
 from patchloom.system.network import network_error
 
@@ -49,7 +49,7 @@ class Torchvision(Source):
         if (pixels := self._pixels()) is not None:
             return contents_of(PIXEL_KIND, ([one] for one in pixels[... if chosen is None else chosen]))
         files = self._files()
-        return None if files is None else contents_on_disc(self, lambda i: pieces_of_file(files[i]), chosen)
+        return None if files is None else contents_on_disc(self, files.__getitem__, chosen)
 
     def _pixels(self) -> np.ndarray | None:
         pixels = getattr(self.dataset, "data", None)
@@ -78,8 +78,8 @@ def is_builtin(data: str) -> bool:
     return data == "digits" or data.partition(":")[0] in _MADE or data.partition("@")[0] in FETCHED
 
 
-def open_builtin(data: str, seed: int = 0, fetch: bool = True) -> Data | None:
-    """Open data by its name: ``shapes``, ``shapes:N``, ``tones``, ``digits``, ``cifar10``, ``cifar10@ROOT``..."""
+def open_builtin(data: str, seed: int = 0, fetch: bool = True) -> Data:
+    """Open data by one of its names: ``shapes``, ``shapes:N``, ``tones``, ``digits``, ``cifar10``, ``cifar10@ROOT``."""
     made, _, number = data.partition(":")
     if made in _MADE:
         source, usual, tests, noun = _MADE[made]
@@ -90,8 +90,6 @@ def open_builtin(data: str, seed: int = 0, fetch: bool = True) -> Data | None:
     if data == "digits":
         return _open_digits()
     name, _, root = data.partition("@")
-    if name not in FETCHED:
-        return None
     folder = Path(root).expanduser() if root else cache_root()
     dataset, training, testing = FETCHED[name]
     train = Torchvision(data, "train", _download(name, dataset, folder, training, fetch))
@@ -127,9 +125,8 @@ def _download(name: str, dataset: str, folder: Path, arguments: dict[str, Any], 
         folder.mkdir(parents=True, exist_ok=True)
         return getattr(torchvision.datasets, dataset)(root=folder, download=True, **arguments)
     except Exception as error:  # no network, a dead mirror, a full disc, a missing package: the remedy is the same
-        reason = " ".join(str(error).split())
         raise network_error(
-            f"{name} could not be downloaded ({reason}): put the files of torchvision.datasets.{dataset} into "
+            f"{name} could not be downloaded ({one_line(error)}): put the files of torchvision.datasets.{dataset} into "
             f"{folder}, or name the folder that has them as {name}@FOLDER",
             error,
         ) from error

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -37,7 +38,12 @@ class ConcatSource(View):
         self.to_label = sources[0].to_label if sources else self.to_label
         self.sound = sources[0].sound if sources else None
         if any(source.groups is not None for source in sources):
-            self.groups = _groups(sources)
+            each = []  # different in each; an image of a source without groups is a group
+            for source, end in zip(sources, self.ends.tolist(), strict=True):
+                own = source.groups
+                numbers = np.arange(len(source)) if own is None else np.unique(own, return_inverse=True)[1]
+                each.append(numbers.astype(np.int64) + end - len(source))
+            self.groups = np.concatenate(each)
 
     def __len__(self) -> int:
         return int(self.ends[-1])
@@ -95,13 +101,6 @@ class ConcatSource(View):
         stamps = [source.stamp() for source in self.sources]
         known = [stamp for stamp in stamps if stamp is not None]
         return None if len(known) < len(stamps) else digest(["several", *known])
-
-
-def open_concat(names: Sequence[str | Path], name: str, open_one: Callable[[str | Path], Data]) -> Data:
-    """Open several sources as one: the training images of all, and the test images of those that bring some."""
-    _refuse_twice(names)
-    parts = [open_one(one) for one in names]
-    return concat_data(parts, name)
 
 
 def concat_data(parts: Sequence[Data], name: str) -> Data:
@@ -213,27 +212,16 @@ def _joined(names: Sequence[str]) -> str:
     return ", ".join(dict.fromkeys(names))
 
 
-def _groups(sources: Sequence[Source]) -> np.ndarray:
-    """Return the groups of all sources, different in each; an image of a source without groups is a group."""
-    found: list[np.ndarray] = []
-    start = 0
-    for source in sources:
-        groups = np.arange(len(source)) if source.groups is None else np.unique(source.groups, return_inverse=True)[1]
-        found.append(groups.astype(np.int64) + start)
-        start += len(source)
-    return np.concatenate(found)
-
-
-def _refuse_twice(names: Sequence[str | Path]) -> None:
+def refuse_twice(names: Sequence[str | Path]) -> None:
+    """Refuse names of the same folder or file, and those within another one."""
     there: dict[str, str] = {}
     for name in map(str, names):
-        if "\0" in name:  # which is no path, as opening it will say
-            continue
-        real = os.path.realpath(os.path.expanduser(name))
-        if real in there:
-            raise PatchloomError(f"{name} and {there[real]} are the same: give it once")
-        if os.path.exists(real):
-            there[real] = name
+        with suppress(ValueError):  # no path can have such a name, as opening it will say
+            real = os.path.realpath(os.path.expanduser(name))
+            if real in there:
+                raise PatchloomError(f"{name} and {there[real]} are the same: give it once")
+            if os.path.exists(real):
+                there[real] = name
     for real, name in there.items():
         outer = next((there[str(one)] for one in Path(real).parents if str(one) in there), None)
         if outer is not None:

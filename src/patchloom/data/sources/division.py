@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from math import inf, isfinite
 from typing import Any
@@ -58,10 +58,10 @@ class Division:
         return ",".join(said)
 
 
-def _number(least: float, most: float = inf, whole: bool = True) -> Callable[[str], float]:
+def _number(least: float, most: float = inf, whole: bool = True, odd: bool = False) -> Callable[[str], float]:
     def read(word: str) -> float:
         value: float = int(word) if whole else float(word)
-        if not least <= value <= most or not isfinite(value):
+        if not least <= value <= most or not isfinite(value) or (odd and value % 2 == 0):
             raise ValueError
         return value
 
@@ -82,13 +82,6 @@ def _window(word: str) -> tuple[float, float]:
     return low, high
 
 
-def _odd(word: str) -> int:
-    value = int(word)
-    if value % 2 == 0 or not 1 <= value <= 63:
-        raise ValueError
-    return value
-
-
 def _bands(word: str) -> tuple[str, ...]:
     found = tuple(one.strip() for one in word.split("+"))
     if not all(found):
@@ -103,12 +96,16 @@ _READERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "level": (_number(0, 63), "the number of a resolution, 0 for the finest"),
     "microns": (_number(1e-3, 1e9, whole=False), "the side of a pixel in micrometres, as 0.5"),
     "blank": (_number(0, 1, whole=False), "a share of the contrast of the file, from 0 (keep all) to 1"),
-    "slices": (_odd, "an odd number: 1 for each slice as an image, 3 for each with its neighbours as channels"),
+    "slices": (
+        _number(1, 63, odd=True),
+        "an odd number: 1 for each slice as an image, 3 for each with its neighbours as channels",
+    ),
     "every": (_number(1), "a distance of slices, from 1"),
     "window": (_window, "two values, as -1000:400"),
     "bands": (_bands, "numbers or names of channels with + between, as 4+3+2 or B04+B03+B02"),
     "fps": (_number(1e-4, 1000, whole=False), "frames a second, as 1 or 0.2"),
 }
+_LISTED = 64  # names of channels that a message lists
 _OF_TILE = "overlap", "microns", "blank"
 
 
@@ -125,20 +122,14 @@ def split_division(name: str) -> tuple[str, Division | None]:
     if not given:
         return name, None
     rest = ",".join(f"{key}={value}" for key, value in settings.items() if key not in _READERS)
-    found = Division(**{key: _read(name, key, word) for key, word in given.items()})
-    _check(name, found, given)
-    return f"{file}@{rest}" if rest else file, found
-
-
-def _read(name: str, key: str, word: str) -> Any:
-    read, kind = _READERS[key]
-    try:
-        return read(word)
-    except ValueError:
-        raise PatchloomError(f"{name}: {key}={word} must be {kind}") from None
-
-
-def _check(name: str, found: Division, given: Mapping[str, str]) -> None:
+    values: dict[str, Any] = {}
+    for key, word in given.items():
+        read, kind = _READERS[key]
+        try:
+            values[key] = read(word)
+        except ValueError:
+            raise PatchloomError(f"{name}: {key}={word} must be {kind}") from None
+    found = Division(**values)
     if found.tile is None:
         if alone := next((key for key in _OF_TILE if key in given), None):
             raise PatchloomError(f"{name}: {alone} is of windows: give tile, too, as tile=256")
@@ -150,3 +141,35 @@ def _check(name: str, found: Division, given: Mapping[str, str]) -> None:
         raise PatchloomError(f"{name}: slices are of stacks, and fps is of films: give one")
     if "every" in given and not found.slices:
         raise PatchloomError(f"{name}: every is of slices: give them, too, as slices=1")
+    return f"{file}@{rest}" if rest else file, found
+
+
+def choose_channels(words: Sequence[str], names: Sequence[str], count: int, file: str) -> tuple[int, ...]:
+    """Return the places of the channels, from 0, that a user asked for by numbers, from 1, or by names.
+
+    Args:
+        words: numbers or names.
+        names: names of all channels of the file; empty without.
+        count: number of its channels.
+        file: name of the file, for messages.
+
+    Raises:
+        PatchloomError: the file has no such channel, or two of that name.
+    """
+    plain, found = [name.strip().casefold() for name in names], list[int]()
+    there = f"it has {count} channel{'s' * (count > 1)}"
+    if names:
+        listed = ", ".join(f"{number} {name}" for number, name in enumerate(names[:_LISTED], 1))
+        there += f" ({listed}{', ...' * (count > _LISTED)})"
+    for word in words:
+        if word.isdecimal():
+            if not 1 <= int(word) <= count:
+                raise PatchloomError(f"{file} has no channel {word}: {there}, and their numbers begin with 1")
+            found.append(int(word) - 1)
+        elif plain.count(word.casefold()) == 1:
+            found.append(plain.index(word.casefold()))
+        else:
+            twice = "has several channels of the name" if word.casefold() in plain else "has no channel"
+            remedy = "give numbers" if word.casefold() in plain or not names else "give a name or a number of these"
+            raise PatchloomError(f"{file} {twice} {word}: {there}{'' if names else ' without names'}; {remedy}")
+    return tuple(found)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import chain, starmap
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch import Tensor
 from patchloom.audio.config import Sound
 from patchloom.audio.decode import decode_recording, read_recording
 from patchloom.data.decode import decode_image, read_image
-from patchloom.data.duplicates import contents_on_disc, pieces_of_file
+from patchloom.data.duplicates import contents_on_disc
 from patchloom.data.source import Source, digest, stamp_of_files
 
 
@@ -83,11 +84,7 @@ class EncodedFiles(Source):
         return decode_recording(stored, name, rate) if isinstance(stored, bytes) else read_recording(stored, rate)
 
     def contents(self, chosen: np.ndarray | None = None) -> np.ndarray | None:
-        return contents_on_disc(self, self._pieces, chosen)
-
-    def _pieces(self, i: int) -> Iterable[bytes]:
-        stored = self.stored(i)
-        return [stored] if isinstance(stored, bytes) else pieces_of_file(stored)
+        return contents_on_disc(self, self.stored, chosen)
 
 
 class Files(EncodedFiles):
@@ -155,16 +152,15 @@ class Files(EncodedFiles):
 
     def fingerprint(self) -> str:
         """Return a digest of relative paths, sizes, mtimes and labels; moving the folder does not change it."""
-        return digest(chain(self.classes, self._states()))
 
-    def _states(self) -> Iterator[str]:
-        for i, path in enumerate(self.paths):
-            try:
+        def state(i: int, path: str) -> str:
+            size = changed = -1
+            with suppress(OSError, ValueError):  # ValueError: a name that no file can have
                 stat = os.stat(self._place(path))
                 size, changed = stat.st_size, stat.st_mtime_ns
-            except (OSError, ValueError):  # ValueError: a name that no file can have
-                size = changed = -1
-            yield f"{path}\t{size}\t{changed}\t{-1 if self.labels is None else self.labels[i]}"
+            return f"{path}\t{size}\t{changed}\t{-1 if self.labels is None else self.labels[i]}"
+
+        return digest(chain(self.classes, starmap(state, enumerate(self.paths))))
 
     def _place(self, path: str) -> str:
         # creating a Path for each of a million files would take longer than stat

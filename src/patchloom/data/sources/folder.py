@@ -9,9 +9,8 @@ from patchloom.data.notes import limit_examples, note_on_splits
 from patchloom.data.source import Data, in_classes, number_words
 from patchloom.data.sources.files import Files
 from patchloom.data.sources.label_maps import without_label_maps
-from patchloom.data.sources.media_type import select_kind
 from patchloom.data.sources.names import TEST, choose_splits, split_of
-from patchloom.data.sources.scandir import list_files, note_on_others, some_images, without_runs
+from patchloom.data.sources.scandir import list_files, note_on_others, select_kind, some_images, without_runs
 from patchloom.errors import PatchloomError
 
 

@@ -16,9 +16,8 @@ from patchloom.data.containers.open import suffix_of
 from patchloom.data.decode import IMAGE_SUFFIXES, SOUND
 from patchloom.data.source import Data
 from patchloom.data.sources.files import Files
-from patchloom.data.sources.media_type import select_kind
 from patchloom.data.sources.names import in_foreign
-from patchloom.data.sources.scandir import Listing, endings, note_on_foreign
+from patchloom.data.sources.scandir import Listing, endings, note_on_foreign, select_kind
 from patchloom.data.sources.urls import expand_braces
 from patchloom.errors import PatchloomError
 
@@ -88,7 +87,10 @@ def open_images(paths: Sequence[str], name: str, suffixes: frozenset[str] = froz
     Folders of other programs below the folder that all files share are left out, too, unless all files lie in such.
     """
     files = [path for path in paths if os.path.isfile(path) or suffix_of(path) in ZARR & suffixes]
-    listed, sound, notes = select_kind(Listing.of(files, foreign=_foreign(files), suffixes=suffixes), name)
+    shared = os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in files]) if files else ""
+    foreign = {path for path in files if in_foreign(os.path.relpath(path, shared).replace(os.sep, "/"))}
+    foreign = foreign if len(foreign) < len(files) else set()
+    listed, sound, notes = select_kind(Listing.of(files, foreign=foreign, suffixes=suffixes), name)
     notes += note_on_foreign(listed)
     images = set(listed.paths)
     found = [path for path in files if path in images]
@@ -103,12 +105,6 @@ def open_images(paths: Sequence[str], name: str, suffixes: frozenset[str] = froz
     source = Files(name, Path(root), [os.path.relpath(path, root) for path in found], sound=sound)
     source.no_labels = "files given one by one, or by a pattern, have none"
     return Data(source, None, tuple(notes))
-
-
-def _foreign(files: Sequence[str]) -> set[str]:
-    shared = os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in files]) if files else ""
-    found = {path for path in files if in_foreign(os.path.relpath(path, shared).replace(os.sep, "/"))}
-    return found if len(found) < len(files) else set()
 
 
 def is_single(name: str) -> bool:

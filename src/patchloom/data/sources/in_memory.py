@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,13 +22,13 @@ from torch.utils.data import Subset as TorchSubset
 
 from patchloom.data.conversions import record_conversion
 from patchloom.data.decode import Unreadable, from_array, from_pil, unreadable
-from patchloom.data.duplicates import PIXEL_KIND, contents_of, contents_on_disc, pieces_of_file
+from patchloom.data.duplicates import PIXEL_KIND, contents_of, contents_on_disc
 from patchloom.data.source import Data, Source, digest, in_classes
 from patchloom.data.sources.files import Files
-from patchloom.data.sources.media_type import detect_sound
 from patchloom.data.sources.names import TEST, VALIDATION, choose_splits, split_of
+from patchloom.data.sources.scandir import detect_sound
 from patchloom.display import track_progress
-from patchloom.errors import PatchloomError
+from patchloom.errors import PatchloomError, one_line
 
 # Items of a list or Dataset: image, label, and the order of an array's axes.
 
@@ -213,7 +214,13 @@ class DatasetSource(Source):
                 )
         self.classes, self.labels = stored_labels(dataset) or ((), None)
         if self.labels is None and any(label_of(item) is not None for item in items.values()):
-            self.classes, self.labels = encode_labels([*self._labels_of_items()])
+            what, labels = "reading items for their labels, since the dataset has no targets", []
+            for i in track_progress(range(len(self)), len(self), what):
+                label = None
+                with suppress(Unreadable):  # reported by training
+                    label = label_of(self._item(i))
+                labels.append(label)
+            self.classes, self.labels = encode_labels(labels)
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -226,7 +233,7 @@ class DatasetSource(Source):
         files = getattr(self.dataset, "samples", None)
         if not (isinstance(files, list) and len(files) == len(self) and isinstance(image_of(files[0]), str)):
             return None
-        return contents_on_disc(self, lambda i: pieces_of_file(image_of(files[i])), chosen)
+        return contents_on_disc(self, lambda i: image_of(files[i]), chosen)
 
     def stamp(self) -> None:
         """Return None: changes of an item cannot be noticed."""
@@ -248,16 +255,7 @@ class DatasetSource(Source):
         try:
             return self.dataset[i]
         except Exception as error:  # a dataset may raise anything
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise Unreadable(f"{self.describe(i)} cannot be read as an image: {reason}") from error
-
-    def _labels_of_items(self) -> Iterator[int | str | None]:
-        what = "reading items for their labels, since the dataset has no targets"
-        for i in track_progress(range(len(self)), len(self), what):
-            try:
-                yield label_of(self._item(i))
-            except Unreadable:  # reported by training
-                yield None
+            raise Unreadable(f"{self.describe(i)} cannot be read as an image: {one_line(error)}") from error
 
 
 def stored_labels(dataset: Any) -> tuple[tuple[str, ...], np.ndarray] | None:
@@ -372,40 +370,31 @@ def _source(data: Any, name: str) -> Source:
         raise PatchloomError("the list of images is empty: put images into it")
     kind = type(data).__name__
     if isinstance(data, np.ndarray | Tensor):
-        return InMemorySource(name, _rows(data), kind)
+        shape = tuple(data.shape)
+        if len(shape) == 3 and min(shape[0], shape[-1]) <= 4:
+            raise PatchloomError(
+                f"an array {format_shape(shape)} looks like one image: give [n h w c] or [n c h w], n images"
+            )
+        if len(shape) not in (3, 4):
+            raise PatchloomError(
+                f"an array {format_shape(shape)} is not a set of images: give [n h w], [n h w c] or [n c h w]"
+            )
+        return InMemorySource(name, data, kind)
     if not isinstance(data, list | tuple):
         return DatasetSource(name, data)
     paths = [isinstance(image_of(item), str | os.PathLike) for item in data]
     if all(paths):
-        return _files(data, name)
+        files = [os.path.abspath(os.path.expanduser(image_of(item))) for item in data]
+        if folder := next((path for path in files if os.path.isdir(path)), None):
+            raise PatchloomError(f"{folder} is a folder among image files: give only folders, or only files")
+        if not any(map(os.path.isfile, files)):
+            raise PatchloomError(f"none of the {len(files):,} files of the list exists: the first is {files[0]}")
+        labels = encode_labels([label_of(item) for item in data])
+        return Files(name, Path(os.sep), files, *labels, sound=detect_sound(files, name))
     if any(paths):
         path, other = paths.index(True), paths.index(False)
         raise PatchloomError(f"{kind}[{path}] is a path and {kind}[{other}] is not: give only paths, or only images")
     return InMemorySource(name, data, kind)
-
-
-def _rows(array: np.ndarray | Tensor) -> np.ndarray | Tensor:
-    """Return an array of images if its first axis is n."""
-    shape = tuple(array.shape)
-    if len(shape) == 3 and min(shape[0], shape[-1]) <= 4:
-        raise PatchloomError(
-            f"an array {format_shape(shape)} looks like one image: give [n h w c] or [n c h w], n images"
-        )
-    if len(shape) not in (3, 4):
-        raise PatchloomError(
-            f"an array {format_shape(shape)} is not a set of images: give [n h w], [n h w c] or [n c h w]"
-        )
-    return array
-
-
-def _files(data: Sequence[Any], name: str) -> Files:
-    paths = [os.path.abspath(os.path.expanduser(image_of(item))) for item in data]
-    if folder := next((path for path in paths if os.path.isdir(path)), None):
-        raise PatchloomError(f"{folder} is a folder among image files: give only folders, or only files")
-    if not any(map(os.path.isfile, paths)):
-        raise PatchloomError(f"none of the {len(paths):,} files of the list exists: the first is {paths[0]}")
-    labels = encode_labels([label_of(item) for item in data])
-    return Files(name, Path(os.sep), paths, *labels, sound=detect_sound(paths, name))
 
 
 class InMemorySource(Source):

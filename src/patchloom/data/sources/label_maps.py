@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
+from patchloom.data.containers.open import suffix_of
 from patchloom.data.decode import IMAGE_SUFFIXES, open_pillow, silence_decoders
 from patchloom.data.notes import count_of, left_out, limit_examples
 from patchloom.data.sources.files import PackedStrings
@@ -69,21 +70,18 @@ def read_folders(folders: Iterable[str]) -> dict[str, Folder]:
     said = [{path for path, word in words.items() if kind.search(word)} for kind in (_MAP_WORD, _IMAGE_WORD)]
     around = [{outer for path in some for outer in _prefixes(path)[:-1]} for some in said]
     both = around[0] & around[1]
+    others = {word: _IMAGE_WORD.sub("", _MAP_WORD.sub("", word)) for word in {*words.values()}}
+    others = {word: " ".join(re.split(r"[ _.-]+", other)).strip() for word, other in others.items()}
     found = {}
     for folder, paths in levels.items():
         maps, images = (next((path for path in paths if path in some and path not in both), "") for some in said)
-        found[folder] = Folder(bool(maps), maps or images, tuple(_other_words(words[path]) for path in paths))
+        found[folder] = Folder(bool(maps), maps or images, tuple(others[words[path]] for path in paths))
     return found
 
 
 @lru_cache(maxsize=2**16)
 def _words(name: str) -> str:
     return _CAPITALS.sub("_", name).lower()
-
-
-@lru_cache(maxsize=2**16)
-def _other_words(words: str) -> str:
-    return " ".join(re.split(r"[ _.-]+", _IMAGE_WORD.sub("", _MAP_WORD.sub("", words)))).strip()
 
 
 def _prefixes(path: str) -> list[str]:
@@ -184,7 +182,29 @@ def without_label_maps(root: Path, listed: Listing) -> tuple[PackedStrings, list
     if not marked and sum(suffix.encode() in letters for suffix in IMAGE_SUFFIXES) < 2:
         return listed.paths, []
     paths = [*listed.paths]
-    left, doubtful = _label_maps(paths) if marked else (set[str](), set[str]())
+    left, doubtful = set[str](), set[str]()
+    if marked:
+        folders = read_folders({path.rpartition("/")[0] for path in paths})
+        by_folder, by_name = marked_paths(paths, folders)
+        unmarked = [path for path in paths if path not in by_folder and path not in by_name]
+        left = _named_alike(partners(by_name, unmarked, folders))
+        images = [path for path in paths if path not in by_folder and path not in left]
+        of_images = {folders[path.rpartition("/")[0]].top for path in images} - {""}
+        parents = {top.rpartition("/")[0] for top in of_images}
+        left |= _mostly(by_folder, _named_alike(partners(by_folder, images, folders)))
+        left |= {path for path, top in by_folder.items() if top.rpartition("/")[0] in parents}
+        children: dict[str, set[str]] = {top.rpartition("/")[0]: set() for top in of_images}
+        above = {folder: _prefixes(folder) for folder in {path.rpartition("/")[0] for path in images}}
+        for folder in chain.from_iterable(above.values()):
+            if (parent := folder.rpartition("/")[0]) in children and folder:
+                children[parent].add(folder)
+        alone = {folder for beside in children.values() if len(beside) == 2 for folder in beside - of_images}
+        tops = {folder: top for folder, prefixes in above.items() for top in prefixes if top in alone}
+        # files of folders that are the only one beside a folder of images
+        others = {path: tops[folder] for path in images if (folder := path.rpartition("/")[0]) in tops}
+        compared = partners(others, (path for path in images if path not in others), folders) if others else {}
+        # marked files without an image, and unmarked ones that are named like images
+        doubtful = {*(by_folder if images else ()), *_mostly(others, _named_alike(compared))} - left
     by_values = maps_by_values(root, [path for path in paths if path not in left])
     doubtful -= by_values.keys()
     remedy = f": to keep them, name the files by a pattern, such as '{glob.escape(str(root))}/**/*'"
@@ -203,22 +223,6 @@ def without_label_maps(root: Path, listed: Listing) -> tuple[PackedStrings, list
     return listed.paths.where(kept), notes
 
 
-def _label_maps(paths: list[str]) -> tuple[set[str], set[str]]:
-    """Return the label maps, and possible ones: marked files without an image, and unmarked files named like images."""
-    folders = read_folders({path.rpartition("/")[0] for path in paths})
-    by_folder, by_name = marked_paths(paths, folders)
-    unmarked = [path for path in paths if path not in by_folder and path not in by_name]
-    left = _named_alike(partners(by_name, unmarked, folders))
-    images = [path for path in paths if path not in by_folder and path not in left]
-    of_images = {folders[path.rpartition("/")[0]].top for path in images} - {""}
-    parents = {top.rpartition("/")[0] for top in of_images}
-    left |= _mostly(by_folder, _named_alike(partners(by_folder, images, folders)))
-    left |= {path for path, top in by_folder.items() if top.rpartition("/")[0] in parents}
-    others = _only_neighbours(images, of_images)
-    compared = partners(others, (path for path in images if path not in others), folders) if others else {}
-    return left, {*(by_folder if images else ()), *_mostly(others, _named_alike(compared))} - left
-
-
 def _named_alike(found: Mapping[str, list[str]]) -> set[str]:
     """Return the files with images in exactly one folder: in several, files are numbered alike in each class."""
     return {path for path, images in found.items() if len({image.rpartition("/")[0] for image in images}) == 1}
@@ -230,18 +234,6 @@ def _mostly(tops: Mapping[str, str], named: set[str]) -> set[str]:
     for path, top in tops.items():
         balance[top] += 1 if path in named else -1
     return {path for path, top in tops.items() if balance[top] >= 0}
-
-
-def _only_neighbours(paths: list[str], of_images: set[str]) -> dict[str, str]:
-    """Return the files of each folder that is the only one beside a folder of images, with that folder."""
-    children: dict[str, set[str]] = {top.rpartition("/")[0]: set() for top in of_images}
-    above = {folder: _prefixes(folder) for folder in {path.rpartition("/")[0] for path in paths}}
-    for folder in chain.from_iterable(above.values()):
-        if (parent := folder.rpartition("/")[0]) in children and folder:
-            children[parent].add(folder)
-    alone = {folder for folders in children.values() if len(folders) == 2 for folder in folders - of_images}
-    tops = {folder: top for folder, prefixes in above.items() for top in prefixes if top in alone}
-    return {path: tops[folder] for path in paths if (folder := path.rpartition("/")[0]) in tops}
 
 
 # Label maps by their values, for files of one name in two formats. All pairs of two formats are judged together.
@@ -275,33 +267,17 @@ def maps_by_values(root: Path, paths: Sequence[str]) -> dict[str, str]:
     pairs: dict[tuple[str, ...], list[list[str]]] = {}
     for those in by_name.values():
         if len(those) == 2:
-            those.sort(key=_suffix)
-            pairs.setdefault(tuple(map(_suffix, those)), []).append(those)
+            those.sort(key=suffix_of)
+            pairs.setdefault(tuple(map(suffix_of, those)), []).append(those)
     found: dict[str, str] = {}
     for some in pairs.values():
+        places = np.unique(np.linspace(0, len(some) - 1, _SAMPLED_PAIRS).astype(int)).tolist()
         for image, label in ((0, 1), (1, 0)):
-            if _are_maps(root, [(pair[image], pair[label]) for pair in some]):
+            values = [_values_of_map(root / some[place][image], root / some[place][label]) for place in places]
+            if values.count(0) <= len(places) // 4 and max(values) > 1:
                 found |= {pair[label]: pair[image] for pair in some}
                 break
     return found
-
-
-def _suffix(path: str) -> str:
-    return os.path.splitext(path)[1].lower()
-
-
-def _are_maps(root: Path, pairs: Sequence[tuple[str, str]]) -> bool:
-    """Return whether the second files of pairs are label maps of the first, by a sample of the pairs."""
-    places = np.unique(np.linspace(0, len(pairs) - 1, _SAMPLED_PAIRS).astype(int)).tolist()
-    misses, several = 0, False
-    for place in places:
-        image, label = pairs[place]
-        values = _values_of_map(root / image, root / label)
-        misses += values == 0
-        several |= values > 1
-        if misses > len(places) // 4:
-            return False
-    return several
 
 
 def _values_of_map(image: Path, label: Path) -> int:

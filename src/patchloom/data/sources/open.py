@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -13,7 +12,7 @@ from patchloom.data.containers.open import PLANES, suffix_of
 from patchloom.data.decode import FILMS
 from patchloom.data.source import Data
 from patchloom.data.sources.builtin import is_builtin, open_builtin
-from patchloom.data.sources.concat import concat_data, join_names, open_concat, split_commas
+from patchloom.data.sources.concat import concat_data, join_names, refuse_twice, split_commas
 from patchloom.data.sources.division import split_division
 from patchloom.data.sources.folder import open_folder
 from patchloom.data.sources.glob import absolute_pattern, is_pattern, is_single, matches, may_search_disc, open_images
@@ -80,10 +79,23 @@ def untyped(name: str) -> str | None:
 def _open(data: DataLike, seed: int, group: str | None, fetch: bool) -> Data:
     names = [] if is_object(data) else split_names(data)
     with StatusMessage(f"looking for the files of {join_names(names) if names else object_name(data)}"):
-        if not names:
-            opened = open_objects(data)
-        else:
-            opened = _open_one(names[0], seed, fetch) if len(names) == 1 else _open_each(names, seed, fetch)
+        # the image files among several names are one list, and each other name is a separate source
+        images = []
+        for name in map(str, names) if len(names) > 1 else ():
+            elsewhere = os.path.isdir(name) or is_pattern(name) or is_address(name) or is_hub(name) or is_builtin(name)
+            if is_single(name) and (os.path.isfile(name) or not elsewhere):
+                images.append(name)
+        if gone := [path for path in images if not os.path.isfile(os.path.expanduser(path))]:
+            others = f" (and {len(gone) - 1:,} more of {len(images):,})" if len(gone) > 1 else ""
+            raise PatchloomError(f"{gone[0]}{others} does not exist: give paths of existing images")
+        some = set(images)
+        rest = [name for name in names if os.fspath(name) not in some]
+        parts = [] if names else [open_objects(data)]
+        if rest:
+            parts.append(_open_apart(rest, join_names(rest), seed, fetch))
+        if images:
+            parts.append(open_images([os.path.expanduser(path) for path in images], f"{len(images):,} image files"))
+        opened = concat_data(parts, join_names(names))
         return opened if group is None else with_groups(opened, group)
 
 
@@ -115,26 +127,10 @@ def split_names(data: DataLike) -> list[str | Path]:
     return [*parts] if len(parts) > 1 else [plain_path(data)]
 
 
-def _open_each(names: Sequence[str | Path], seed: int, fetch: bool) -> Data:
-    """Open several names: the image files among them as one list, and each other name as a separate source."""
-    images = [name for name in map(str, names) if is_single(name) and _may_be_file(name)]
-    if gone := [path for path in images if not os.path.isfile(os.path.expanduser(path))]:
-        others = f" (and {len(gone) - 1:,} more of {len(images):,})" if len(gone) > 1 else ""
-        raise PatchloomError(f"{gone[0]}{others} does not exist: give paths of existing images")
-    if len(images) == len(names):
-        return open_images([os.path.expanduser(path) for path in images], f"{len(images):,} image files")
-    some = set(images)
-    rest = [name for name in names if os.fspath(name) not in some]
-    found = open_concat(rest, join_names(rest), partial(_open_one, seed=seed, fetch=fetch))
-    if not images:
-        return found
-    return concat_data([found, open_images(images, f"{len(images):,} image files")], join_names(names))
-
-
-def _may_be_file(name: str) -> bool:
-    """Return whether a name is that of one file, and not of a folder, a pattern or a remote source."""
-    elsewhere = is_address(name) or is_hub(name) or is_builtin(name)
-    return os.path.isfile(name) or not (os.path.isdir(name) or is_pattern(name) or elsewhere)
+def _open_apart(names: Sequence[str | Path], name: str, seed: int, fetch: bool) -> Data:
+    """Open several sources as one: the training images of all, and the test images of those that bring some."""
+    refuse_twice(names)
+    return concat_data([_open_one(one, seed, fetch) for one in names], name)
 
 
 def _open_one(data: str | Path, seed: int, fetch: bool) -> Data:
@@ -144,60 +140,46 @@ def _open_one(data: str | Path, seed: int, fetch: bool) -> Data:
             f"{name} cannot be found by that name: give the same object in Python again, or name other images, with "
             "--data where that is an option"
         )
-    if isinstance(data, str):
-        builtin = open_builtin(data, seed, fetch)
-        if builtin is not None:
-            return builtin
-        if is_hub(name):
-            return open_hub(name)
+    if isinstance(data, str) and is_builtin(name):
+        return open_builtin(name, seed, fetch)
+    if isinstance(data, str) and is_hub(name):
+        return open_hub(name)
     whole, division = split_division(name)
+    file, columns = split_choice(whole)
+    path = Path(file).expanduser()
     if division is not None:
-        return divided(_open_files(whole, FILMS if division.fps is not None else PLANES), division)
-    path = Path(data).expanduser()
+        suffixes = FILMS if division.fps is not None else PLANES
+        if suffix_of(file) in suffixes and os.path.exists(path):
+            return divided(open_images([str(path)], whole, suffixes), division)
+        if os.path.isdir(path):
+            return divided(open_folder(path, whole, suffixes), division)
+        if os.path.isfile(path):
+            return divided(open_list(path, whole, columns, divided=True), division)
+        if is_pattern(whole):
+            return divided(open_images(matches(whole), whole, suffixes), division)
+        raise no_such_path(whole, path, "before @, give a folder of files, one file, a pattern, or a table")
     if os.path.isdir(path):
         if holds_shards(path):
             return open_shard_folder(path, name)
         return open_speech_commands(path, name) if is_speech_commands(path) else open_folder(path, name)
     if is_shards(name):
         return open_shards(name, name)
-    file, columns = split_choice(name)
-    path = Path(file).expanduser()
     if os.path.isfile(path):
         if is_single(file):
             raise PatchloomError(f"{name} is a single image or recording: give the folder that holds it")
         return open_list(path, name, columns)
     if is_pattern(name):
-        return _open_pattern(name, seed, fetch)
+        found = matches(name)
+        if all(map(os.path.isdir, found)):
+            folders = [path for path in found if not is_foreign(path)] or found
+            return _open_apart([*map(Path, folders)], name, seed, fetch)
+        if all(one.endswith(".tar") for one in found):
+            return open_shards(name, name)
+        return open_images(found, name)
     typed = name.lower().partition("@")[0].partition(":")[0].replace("-", "").replace("_", "")
     if near := closest_word(typed, BUILTIN):
         raise PatchloomError(f"{name} does not exist: did you mean the built-in data {near}?")
     raise no_such_path(name, path, f"give a folder, a text file of paths, or one of {', '.join(BUILTIN)}")
-
-
-def _open_files(name: str, suffixes: frozenset[str]) -> Data:
-    """Open files that are divided into images: a folder, one file, a pattern or a table of them."""
-    file, columns = split_choice(name)
-    path = Path(file).expanduser()
-    if suffix_of(file) in suffixes and os.path.exists(path):
-        return open_images([str(path)], name, suffixes)
-    if os.path.isdir(path):
-        return open_folder(path, name, suffixes)
-    if os.path.isfile(path):
-        return open_list(path, name, columns, divided=True)
-    if is_pattern(name):
-        return open_images(matches(name), name, suffixes)
-    raise no_such_path(name, path, "before @, give a folder of files, one file, a pattern, or a table")
-
-
-def _open_pattern(name: str, seed: int, fetch: bool) -> Data:
-    """Open a pattern: as folders or as shards if it matches only these, otherwise as the images among the matches."""
-    found = matches(name)
-    if all(map(os.path.isdir, found)):
-        folders = [path for path in found if not is_foreign(path)] or found
-        return open_concat([*map(Path, folders)], name, partial(_open_one, seed=seed, fetch=fetch))
-    if all(path.endswith(".tar") for path in found):
-        return open_shards(name, name)
-    return open_images(found, name)
 
 
 def _lasting_one(data: str | Path) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,18 +17,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from patchloom.data.channels import choose_channels, collect_channels, record_names
+from patchloom.data.containers.arrays import SeriesContainer, find_series
 from patchloom.data.containers.base import Box, Container
 from patchloom.data.containers.open import check_readers, open_container, suffix_of
-from patchloom.data.containers.volumes import SUFFIXES as DICOM
-from patchloom.data.containers.volumes import SeriesContainer, find_series
-from patchloom.data.decode import FILMS, silence_decoders, unreadable
+from patchloom.data.conversions import collect_conversions, record_names
+from patchloom.data.decode import DICOM, FILMS, silence_decoders, unreadable
 from patchloom.data.duplicates import contents_of
 from patchloom.data.notes import count_of, limit_examples
 from patchloom.data.source import Data, Source, digest
-from patchloom.data.sources.division import Division
+from patchloom.data.sources.division import Division, choose_channels
 from patchloom.data.sources.files import Files
-from patchloom.display import StatusMessage
+from patchloom.display import StatusMessage, track_progress
 from patchloom.errors import PatchloomError
 from patchloom.system.files import cache_root, read_cached, write_sealed
 
@@ -217,7 +216,10 @@ def _divide(source: Source, division: Division, notes: list[str]) -> Parts:
     if source.sound is not None or len(paths) < len(source):
         raise PatchloomError(f"{source.name} cannot be divided by @{division.plain()}: that is for files of images")
     check_readers(map(str, paths))
-    _check_kinds(paths, source.name, division)
+    for path in paths:
+        if (suffix_of(path) in FILMS) != (division.fps is not None):
+            kind, remedy = ("a film", "add fps=1") if division.fps is None else ("no film", "leave out fps")
+            raise PatchloomError(f"{path} is {kind}: {remedy} after @, or give other files than {source.name}")
     if isinstance(source, Files) and source.parts is not None:
         return _divide_listed(source, paths, source.parts, division, notes)
     units, parts, small = list[Unit](), list[np.ndarray](), list[Unit]()
@@ -250,49 +252,36 @@ def _divide(source: Source, division: Division, notes: list[str]) -> Parts:
 def _divide_listed(
     source: Source, paths: Sequence[Path], listed: Sequence[str], division: Division, notes: list[str]
 ) -> Parts:
-    """Open each file of a source once, whose images are the parts that it lists."""
+    """Open each file of a source once, whose images are the parts that it lists, such as ``slice=3,y=0,x=256``."""
     rows_of: dict[Path, list[int]] = {}
     for row, path in enumerate(paths):
         rows_of.setdefault(path, []).append(row)
     if any(suffix_of(path) in DICOM for path in rows_of):
         raise PatchloomError(f"{source.name} lists parts of DICOM series: list their files, or volumes of NIfTI")
+    keys = ["second"] * (division.fps is not None) + ["slice"] * bool(division.slices)
+    keys += ["y", "x"] * (division.tile is not None)
     units, parts = list[Unit](), np.empty(len(paths), _PART)
     for unit, container in _units([*rows_of], division):
         container.close()
         rows = rows_of[unit.paths[0]]
+        ends = unit.planes - 1, unit.whole[0] - unit.size[0], unit.whole[1] - unit.size[1]
         for row in rows:
-            parts[row] = (len(units), *_place_of(listed[row], unit, division, source.describe(row)))
+            name, given = f"{source.describe(row)}#{listed[row]}", dict[str, float]()
+            with suppress(ValueError):
+                pairs = [word.partition("=") for word in listed[row].split(",")]
+                given = {key: float(value) if key == "second" else int(value) for key, _, value in pairs}
+            if sorted(given) != sorted(keys):
+                like = ",".join(f"{key}=0" for key in keys)
+                raise PatchloomError(f"{name} is no part by @{division.plain()}: write its place as #{like}")
+            plane = round(given.get("second", 0) * (division.fps or 0)) or int(given.get("slice", 0))
+            place = plane, int(given.get("y", 0)), int(given.get("x", 0))
+            if not all(0 <= value <= end for value, end in zip(place, ends, strict=True)):
+                raise PatchloomError(f"{name} lies outside of the file: take it out of the table, or correct its place")
+            parts[row] = (len(units), *place)
         units.append(replace(unit, file=rows[0]))
     made = Parts(source, division, units, parts, np.arange(len(paths)))
     notes += _notes(made, 0)
     return made
-
-
-def _place_of(words: str, unit: Unit, division: Division, name: str) -> tuple[int, int, int]:
-    """Return plane, top and left of a part by its name, such as ``slice=3,y=0,x=256``."""
-    keys = ["second"] * (division.fps is not None) + ["slice"] * bool(division.slices)
-    keys += ["y", "x"] * (division.tile is not None)
-    pairs = [word.partition("=") for word in words.split(",")]
-    try:
-        given = {key: float(value) if key == "second" else int(value) for key, _, value in pairs}
-    except ValueError:
-        given = {}
-    if sorted(given) != sorted(keys):
-        like = ",".join(f"{key}=0" for key in keys)
-        raise PatchloomError(f"{name}#{words} is no part by @{division.plain()}: write its place as #{like}")
-    plane = round(given.get("second", 0) * (division.fps or 0)) or int(given.get("slice", 0))
-    top, left = int(given.get("y", 0)), int(given.get("x", 0))
-    ends = unit.planes - 1, unit.whole[0] - unit.size[0], unit.whole[1] - unit.size[1]
-    if not all(0 <= value <= end for value, end in zip((plane, top, left), ends, strict=True)):
-        raise PatchloomError(f"{name}#{words} lies outside of the file: take it out of the table, or correct its place")
-    return plane, top, left
-
-
-def _check_kinds(paths: Iterable[Path], name: str, division: Division) -> None:
-    for path in paths:
-        if (suffix_of(path) in FILMS) != (division.fps is not None):
-            kind, remedy = ("a film", "add fps=1") if division.fps is None else ("no film", "leave out fps")
-            raise PatchloomError(f"{path} is {kind}: {remedy} after @, or give other files than {name}")
 
 
 def _units(paths: Sequence[Path], division: Division) -> Iterator[tuple[Unit, Container]]:
@@ -402,12 +391,11 @@ def _with_contrast(source: Source, division: Division, units: Sequence[Unit], pa
     if known is not None and len(known) == len(parts):
         return np.frombuffer(known, bool)
     found = np.empty(len(parts), bool)
-    with StatusMessage(f"looking for blank windows in the files of {source.name}", len(units)) as waiting:
-        for number, unit in enumerate(units):
-            own = parts["unit"] == number
-            with _readable(source.describe(unit.file)):
-                found[own] = _contrast(unit, division, parts[own]) >= division.blank
-            waiting.advance()
+    what = f"looking for blank windows in the files of {source.name}"
+    for number, unit in enumerate(track_progress(units, len(units), what)):
+        own = parts["unit"] == number
+        with _readable(source.describe(unit.file)):
+            found[own] = _contrast(unit, division, parts[own]) >= division.blank
     if place is not None:
         with suppress(PatchloomError):  # a full or read-only disc only costs another pass
             write_sealed(place, found.tobytes())
@@ -450,7 +438,7 @@ def overview(container: Container, unit: Unit, plane: int) -> np.ndarray:
     found = list[Tensor]()
     for first, last in pairwise(np.linspace(0, rows, min(strips, rows) + 1).round().astype(int).tolist()):
         top, bottom = first * height // rows, max(last * height // rows, first * height // rows + 1)
-        with collect_channels() as seen:
+        with collect_conversions() as seen:
             read = container.read(Box(plane, level, top, 0, bottom - top, width))
         scaled = read.float() / (1 if read.is_floating_point() else 255)
         if seen.missing is not None:

@@ -1,4 +1,4 @@
-"""Listing of the files of a folder, at any depth."""
+"""Listing of the files of a folder, at any depth, and their media type."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
+from patchloom.audio.config import Sound
+from patchloom.audio.decode import soundfile
 from patchloom.data.containers.arrays import ZARR
 from patchloom.data.containers.open import PLANES, suffix_of
-from patchloom.data.decode import EXTRAS, FILMS, IMAGE_SUFFIXES, LOOK_ALIKES, SOUND_SUFFIXES
+from patchloom.data.decode import EXTRAS, FILMS, IMAGE_SUFFIXES, LOOK_ALIKES, SOUND, SOUND_SUFFIXES
 from patchloom.data.notes import MAX_EXAMPLES, count_of, left_out, limit_examples
 from patchloom.data.sources.files import PackedStrings
 from patchloom.data.sources.names import choose_splits, is_foreign
@@ -107,11 +109,6 @@ def list_files(root: Path, suffixes: frozenset[str] = frozenset()) -> Listing:
     return Listing.of(found, folders, foreign, suffixes)
 
 
-def images_in(root: Path, name: str) -> PackedStrings:
-    """Return the sorted paths of the images under a folder, as `list_files` finds them."""
-    return some_images(list_files(root), name).paths
-
-
 def some_images(listed: Listing, name: str) -> Listing:
     """Return the same listing if it has images; refuse it otherwise."""
     if len(listed.paths):
@@ -192,3 +189,49 @@ def _with_remedy(suffix: str) -> str:
         return f"{suffix} (@tile=256 or @slices=1 after the name reads parts)"
     extra = EXTRAS.get(suffix)
     return (suffix or "no suffix") if extra is None else f"{suffix} ({pip_install(extra)} to read them)"
+
+
+# Media type of files: images or recordings, and the choice between them in folders with both.
+
+
+_BESIDE = 0.01  # share of the files below which those of the other kind are left out, such as a cover picture
+
+
+def select_kind(listed: Listing, name: str) -> tuple[Listing, Sound | None, list[str]]:
+    """Select one kind of the files in a folder; return their listing, settings for recordings, and notes."""
+    images, recordings = listed.paths, listed.recordings
+    hears = len(recordings) > len(images)
+    kept, beside = (recordings, images) if hears else (images, recordings)
+    if len(beside) and len(beside) >= _BESIDE * (len(kept) + len(beside)):
+        raise _mixed_kinds(name, images, recordings)
+    kinds = ("image", "recordings") if hears else ("recording", "images")
+    notes = left_out(beside, f", beside {len(kept):,} {kinds[1]}", kinds[0])
+    return replace(listed, paths=kept, recordings=PackedStrings([])), Sound() if hears else None, notes
+
+
+def detect_sound(paths: Iterable[str], name: str) -> Sound | None:
+    """Return settings for recordings if the listed files are such, by their suffixes; None for images."""
+    images, recordings = list[str](), list[str]()
+    for path in paths:
+        suffix = os.path.splitext(path)[1].lower()
+        if suffix in SOUND:
+            recordings.append(path)
+        elif suffix in IMAGE_SUFFIXES:
+            images.append(path)
+    if images and recordings:
+        raise _mixed_kinds(name, images, recordings)
+    if not recordings:
+        return None
+    soundfile()
+    return Sound()
+
+
+def _mixed_kinds(name: str, images: Collection[str], recordings: Collection[str]) -> PatchloomError:
+    pictures, sounds = (
+        f"{count_of(len(paths), kind)} ({limit_examples(paths)})"
+        for paths, kind in ((images, "image"), (recordings, "recording"))
+    )
+    return PatchloomError(
+        f"{name} holds {pictures} and {sounds}: an encoder learns from one kind: put the two into separate folders, "
+        "and give one of them"
+    )

@@ -35,7 +35,7 @@ from patchloom.data.sources.files import EncodedFiles, Files, PackedStrings
 from patchloom.data.sources.names import choose_splits, in_foreign, is_foreign, split_of
 from patchloom.data.sources.urls import PIPE, Shard, addresses_of, connect, error_line, is_address, stat_shards
 from patchloom.data.workers import in_threads
-from patchloom.display import StatusMessage
+from patchloom.display import track_progress
 from patchloom.errors import PatchloomError, TemporaryError
 from patchloom.system.documents import is_whole
 from patchloom.system.files import cache_root, open_regular, write_whole
@@ -138,24 +138,17 @@ def _copied(shard: Shard, to: Path) -> BinaryIO:
 def _run(command: str, to: Path) -> None:
     with to.open("wb") as file:
         done = subprocess.run(command, shell=True, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.PIPE)
-    if done.returncode:
-        lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
-        text = lines[-1] if lines else f"the command ended with code {done.returncode}"
-        raise TemporaryError(text) if _was_unreachable(command, done.returncode) else ValueError(text)
-
-
-def _was_unreachable(command: str, code: int) -> bool:
-    """Return whether a command ended because it did not reach a host, or because of another fault that may pass.
-
-    A shell gives the code of the last command: that of gzip for ``curl ... | gzip -dc``.
-    """
-    lexer = shlex.shlex(command, posix=True, punctuation_chars=True)
+    if not done.returncode:
+        return
+    # a shell gives the code of the last command: that of gzip for ``curl ... | gzip -dc``
+    passing, lexer = {TemporaryError.exit_code}, shlex.shlex(command, posix=True, punctuation_chars=True)
     with contextlib.suppress(ValueError):  # an unbalanced quote
         first, *others = lexer
-        alone = not any(word and set(word) <= set("|&;()") for word in others)
-        codes = _UNREACHABLE.get(os.path.basename(first), ()) if alone else ()
-        return code in (*codes, TemporaryError.exit_code)
-    return code == TemporaryError.exit_code
+        if not any(word and set(word) <= set("|&;()") for word in others):
+            passing.update(_UNREACHABLE.get(os.path.basename(first), ()))
+    lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
+    text = lines[-1] if lines else f"the command ended with code {done.returncode}"
+    raise TemporaryError(text) if done.returncode in passing else ValueError(text)
 
 
 def shard_cache() -> Path:
@@ -276,8 +269,21 @@ def read_index(file: BinaryIO, name: str) -> ShardIndex:
         raise PatchloomError(f"{name} is cut off or damaged after byte {end:,}: make it again")
     index = ShardIndex([], [], [], [], file.seek(0, os.SEEK_END))
     for members in samples.values():
-        image = _image(members, name)
-        if image is not None:
+        # NAME.jpg or the like if there is one, else NAME.npy, else NAME.WORD.jpg or the like
+        kinds: list[list[tarfile.TarInfo]] = [[], [], []]
+        for member in members:
+            suffix = _suffix(member).lower()
+            if suffix in IMAGE_SUFFIXES:
+                kinds[suffix == ".npy"].append(member)
+            elif os.path.splitext(suffix[1:])[1] in IMAGE_SUFFIXES:
+                kinds[2].append(member)
+        found = next(filter(None, kinds), [])
+        if len(found) > 1:
+            raise PatchloomError(
+                f"{name} has several images in one sample ({found[0].name}, {found[1].name}): keep one, since files "
+                "with the same name up to the first dot are one sample"
+            )
+        for image in found:
             index.names.append(image.name)
             index.starts.append(image.offset_data)
             index.sizes.append(image.size)
@@ -292,24 +298,6 @@ def _base(member: tarfile.TarInfo) -> str:
 def _suffix(member: tarfile.TarInfo) -> str:
     """Return the suffix of a member from its first dot on; the name before it is that of the sample."""
     return member.name[len(member.name) - len(_base(member).partition(".")[2]) - 1 :] if "." in _base(member) else ""
-
-
-def _image(members: list[tarfile.TarInfo], shard: str) -> tarfile.TarInfo | None:
-    """Return a sample's image: NAME.jpg or the like if there is one, else NAME.npy, else NAME.WORD.jpg or the like."""
-    suffixes = [_suffix(member).lower() for member in members]
-    kinds: list[list[tarfile.TarInfo]] = [[], [], []]
-    for member, suffix in zip(members, suffixes, strict=True):
-        if suffix in IMAGE_SUFFIXES:
-            kinds[suffix == ".npy"].append(member)
-        elif os.path.splitext(suffix[1:])[1] in IMAGE_SUFFIXES:
-            kinds[2].append(member)
-    found = next(filter(None, kinds), [])
-    if len(found) > 1:
-        raise PatchloomError(
-            f"{shard} has several images in one sample ({found[0].name}, {found[1].name}): keep one, since files with "
-            "the same name up to the first dot are one sample"
-        )
-    return found[0] if found else None
 
 
 def _label(file: BinaryIO, members: list[tarfile.TarInfo]) -> str | None:
@@ -445,10 +433,8 @@ def _source(addresses: list[str], name: str) -> Shards:
     shards = stat_shards(addresses)
     check_cache_room(shards, 2 * WINDOW, name)  # twice, because workers are at different places
     indices: list[ShardIndex] = []
-    waiting = StatusMessage(f"indexing the shards of {name}", len(shards))
-    with waiting, closing(in_threads(index_of, shards)) as made:  # else threads would continue after an exception
-        for number, index in enumerate(made):
-            waiting.advance()
+    with closing(in_threads(index_of, shards)) as made:  # else threads would continue after an exception
+        for number, index in enumerate(track_progress(made, len(shards), f"indexing the shards of {name}")):
             shards[number] = replace(shards[number], size=index.size)
             indices.append(index)
             if shards[number].pipe:  # its size was not known before

@@ -14,8 +14,7 @@ from patchloom.data.decode import EXTRAS
 from patchloom.data.notes import left_out, limit_examples, note_on_splits
 from patchloom.data.source import Data
 from patchloom.data.sources.files import Files, PackedStrings
-from patchloom.data.sources.media_type import select_kind
-from patchloom.data.sources.scandir import list_files, note_on_others
+from patchloom.data.sources.scandir import list_files, note_on_others, select_kind
 from patchloom.errors import PatchloomError, pip_install
 from patchloom.system.files import LIST_FILE, read_text
 

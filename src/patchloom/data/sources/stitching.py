@@ -71,10 +71,5 @@ def write_map(path: Path, found: Stitched) -> None:
             value = tuple((np.reshape(value, (4, 4)) * [across, down, 1, 1]).ravel().tolist())
         kind = _KINDS.get(code, _DOUBLE)
         tags.append((code, kind, 0 if kind == _ASCII else len(value), value, True))
-
-    def write(target: Path) -> None:
-        tifffile.imwrite(
-            target, found.values, photometric="minisblack", planarconfig="separate", metadata=None, extratags=tags
-        )
-
-    write_whole(path, write)
+    how: dict[str, Any] = {"photometric": "minisblack", "planarconfig": "separate", "metadata": None, "extratags": tags}
+    write_whole(path, lambda to: tifffile.imwrite(to, found.values, **how))

@@ -108,8 +108,36 @@ class Shapes(Source):
 
     def _scenes(self, indices: Sequence[int]) -> _Scenes:
         assert self.labels is not None  # drawn images have them
-        rngs = [_rng(_SHAPE_STREAM, self.seed, 0, self.first + i) for i in indices]
-        return _imagine(rngs, self.labels[list(indices)], self.size)
+        rngs, size = [_rng(_SHAPE_STREAM, self.seed, 0, self.first + i) for i in indices], self.size
+        draws, every = _Draws(rngs, _NUMBERS, size), np.arange(len(rngs))
+        radius = size * draws.uniform(*_RADIUS, 1)
+        centre = draws.uniform(radius + 1, size - radius - 1, 2)
+        ground = draws.random(3)
+        second = np.clip(ground + draws.uniform(-_SPREAD, _SPREAD, 3), 0, 1)
+        # The random colour whose distance from the background is nearest to _CONTRAST: the shape is easy to see,
+        # yet distances between the pixels of two images are dominated by the background's colour.
+        colours = draws.random(_COLOURS, 3)
+        apart = np.sqrt(np.minimum(*(((colours - one[:, None]) ** 2).sum(2) for one in (ground, second))))
+        shape = colours[every, np.abs(apart - _CONTRAST).argmin(1)]
+        bits = [draws.uniform(0, size, _BITS, 2), size * draws.uniform(0.01, _BIT, _BITS, 2), draws.random(_BITS, 3)]
+        lines = [
+            draws.uniform(0, np.pi, _LINES, 1),
+            size * draws.uniform(-0.5, 0.5, _LINES, 1),
+            np.full((len(rngs), _LINES, 1), 0.008 * size),
+            size * draws.uniform(0.1, 0.5, _LINES, 1),
+            draws.random(_LINES, 3),
+        ]
+        turn, frequency = draws.uniform(0, 2 * np.pi, _WAVES), draws.uniform(*_CYCLES, _WAVES) * 2 * np.pi / size
+        phase = draws.uniform(0, 2 * np.pi, _WAVES)
+        return _Scenes(
+            self.labels[list(indices)],
+            np.concatenate([centre, radius, draws.uniform(0, 2 * np.pi, 1)], 1),
+            np.stack([shape, ground, second], 1),
+            np.concatenate(bits, 2),
+            np.concatenate(lines, 2),
+            np.stack([frequency * np.cos(turn), frequency * np.sin(turn), phase], 2),
+            draws.noise,
+        )
 
 
 class _Scenes(NamedTuple):
@@ -149,38 +177,6 @@ class _Draws:
 
 
 _NUMBERS = 3 + 6 + 3 * _COLOURS + 7 * _BITS + 6 * _LINES + 3 * _WAVES + 1  # of an image, but for the noise
-
-
-def _imagine(rngs: Sequence[np.random.Generator], labels: np.ndarray, size: int) -> _Scenes:
-    draws, every = _Draws(rngs, _NUMBERS, size), np.arange(len(rngs))
-    radius = size * draws.uniform(*_RADIUS, 1)
-    centre = draws.uniform(radius + 1, size - radius - 1, 2)
-    ground = draws.random(3)
-    second = np.clip(ground + draws.uniform(-_SPREAD, _SPREAD, 3), 0, 1)
-    # The random colour whose distance from the background is nearest to _CONTRAST: the shape is easy to see,
-    # yet distances between the pixels of two images are dominated by the background's colour.
-    colours = draws.random(_COLOURS, 3)
-    apart = np.sqrt(np.minimum(*(((colours - one[:, None]) ** 2).sum(2) for one in (ground, second))))
-    shape = colours[every, np.abs(apart - _CONTRAST).argmin(1)]
-    bits = [draws.uniform(0, size, _BITS, 2), size * draws.uniform(0.01, _BIT, _BITS, 2), draws.random(_BITS, 3)]
-    lines = [
-        draws.uniform(0, np.pi, _LINES, 1),
-        size * draws.uniform(-0.5, 0.5, _LINES, 1),
-        np.full((len(rngs), _LINES, 1), 0.008 * size),
-        size * draws.uniform(0.1, 0.5, _LINES, 1),
-        draws.random(_LINES, 3),
-    ]
-    turn, frequency = draws.uniform(0, 2 * np.pi, _WAVES), draws.uniform(*_CYCLES, _WAVES) * 2 * np.pi / size
-    phase = draws.uniform(0, 2 * np.pi, _WAVES)
-    return _Scenes(
-        labels,
-        np.concatenate([centre, radius, draws.uniform(0, 2 * np.pi, 1)], 1),
-        np.stack([shape, ground, second], 1),
-        np.concatenate(bits, 2),
-        np.concatenate(lines, 2),
-        np.stack([frequency * np.cos(turn), frequency * np.sin(turn), phase], 2),
-        draws.noise,
-    )
 
 
 def _grid(size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -253,23 +249,6 @@ def _paint(canvas: np.ndarray, distance: np.ndarray, colour: np.ndarray) -> None
     canvas += change
 
 
-def _sprinkle(canvas: np.ndarray, bits: np.ndarray) -> None:
-    """Paint small upright rectangles [_BITS b 7] onto canvas [b 3 h w], touching only the pixels around each."""
-    size = canvas.shape[-1]
-    window = np.arange(-int(_BIT * size) - 2, int(_BIT * size) + 3)
-    image, channel = np.arange(len(canvas))[:, None, None, None], np.arange(3)[None, :, None, None]
-    for bit in bits:
-        x, y = bit[:, 0], bit[:, 1]
-        # Clamped to the border: window pixels that fall on the same image pixel have the same value.
-        xs = np.clip(x.astype(int)[:, None] + window, 0, size - 1)
-        ys = np.clip(y.astype(int)[:, None] + window, 0, size - 1)
-        far_x, far_y = np.abs(xs + 0.5 - x[:, None]) - bit[:, 2:3], np.abs(ys + 0.5 - y[:, None]) - bit[:, 3:4]
-        place = image, channel, ys[:, None, :, None], xs[:, None, None, :]
-        part = canvas[place]
-        _paint(part, np.maximum(far_x[:, None, :], far_y[:, :, None]).astype(np.float32), bit[:, 4:])
-        canvas[place] = part
-
-
 def _draw(scenes: _Scenes, size: int) -> np.ndarray:
     """Draw images uint8 [b h w 3]. Clutter lies behind the shape, so that mask and box are exact."""
     px, py = _grid(size)
@@ -283,7 +262,19 @@ def _draw(scenes: _Scenes, size: int) -> np.ndarray:
         across = np.abs(x * np.cos(angle) + y * np.sin(angle) - offset) - thick
         along = np.abs(y * np.cos(angle) - x * np.sin(angle)) - length
         _paint(canvas, np.maximum(across, along), line[:, 4:])
-    _sprinkle(canvas, scenes.bits.swapaxes(0, 1))
+    # small upright rectangles, for which only the pixels around each are touched
+    window = np.arange(-int(_BIT * size) - 2, int(_BIT * size) + 3)
+    image, channel = np.arange(len(canvas))[:, None, None, None], np.arange(3)[None, :, None, None]
+    for bit in scenes.bits.swapaxes(0, 1):
+        x, y = bit[:, 0], bit[:, 1]
+        # Clamped to the border: window pixels that fall on the same image pixel have the same value.
+        xs = np.clip(x.astype(int)[:, None] + window, 0, size - 1)
+        ys = np.clip(y.astype(int)[:, None] + window, 0, size - 1)
+        far_x, far_y = np.abs(xs + 0.5 - x[:, None]) - bit[:, 2:3], np.abs(ys + 0.5 - y[:, None]) - bit[:, 3:4]
+        place = image, channel, ys[:, None, :, None], xs[:, None, None, :]
+        part = canvas[place]
+        _paint(part, np.maximum(far_x[:, None, :], far_y[:, :, None]).astype(np.float32), bit[:, 4:])
+        canvas[place] = part
     _paint(canvas, _distance(scenes, size), shape[..., 0, 0])
     canvas += _NOISE * (scenes.noise[:, None] - 0.5)
     np.clip(canvas, 0, 1, out=canvas)
@@ -344,9 +335,40 @@ class Tones(Source):
     def read(self, i: int) -> Tensor:
         i = range(self.count)[i]
         if i not in self._made:
+            from scipy.signal import lfilter  # takes long to import
+
             assert self.labels is not None and self.sound is not None  # both are set in __init__
-            wave = _synthesised(self.seed, self.first + i, TONES[self.labels[i]].split(), self.sound.rate)
-            self._made[i] = torch.from_numpy(wave)[None, None]
+            rate = self.sound.rate
+            # draws from the first generator are the same at every rate
+            rng, noise = (_rng(_TONE_STREAM, self.seed, kind, self.first + i) for kind in (0, 2))
+            pitch, background = (np.exp(rng.uniform(*np.log(ends))) for ends in (_PITCH, _TONE_NOISE))
+            ratio, dull, rough = rng.uniform(*_GLIDE), rng.uniform(0, _DULL), rng.uniform(-0.6, 0.6)
+            formants = [rng.uniform(*ends) for ends in _FORMANTS]
+            lengths, gaps, loud = rng.uniform(*_LENGTH, 3), rng.uniform(*_GAP, 2), rng.uniform(*_LOUD, 3)
+            own = pitch * rng.uniform(1 / _DETUNED, _DETUNED, 3)
+            onsets = rng.uniform(0, 1 - lengths.sum() - gaps.sum()) + np.cumsum([0, *(lengths[:2] + gaps)])
+
+            voice = np.zeros(rate)
+            for k, sound in enumerate(TONES[self.labels[i]].split()):
+                n = round(lengths[k] * rate)
+                seconds = np.arange(n) / rate
+                if sound == "hiss":
+                    part = _HISS * lfilter([1], [1, rough], noise.standard_normal(n))
+                else:
+                    way = {"hum": 0, "rise": 1, "fall": -1}[sound]
+                    bent = own[k] * ratio ** (way * (np.arange(n) / n - 0.5))
+                    # the sum of all harmonics, each weaker than the one below
+                    part = (1 / (1 - _BRIGHT * np.exp(2j * np.pi * np.cumsum(bent) / rate))).real - 1
+                part *= np.minimum(1, seconds / _EDGES[0]) * np.clip((lengths[k] - seconds) / _EDGES[1], 0, 1)
+                room = voice[round(onsets[k] * rate) :][:n]
+                room += loud[k] * part[: len(room)]
+            for formant in formants:
+                radius, angle = np.exp(-np.pi * _WIDTH / rate), 2 * np.pi * min(formant / rate, 0.45)
+                resonance = lfilter([1 - radius], [1, -2 * radius * np.cos(angle), radius**2], voice)
+                voice = 4 * resonance + 0.3 * voice
+            voice *= _LOUDEST / np.abs(voice).max()
+            wave = voice + lfilter([1 - dull], [1, -dull], background * noise.standard_normal(rate))
+            self._made[i] = torch.from_numpy(np.round(_FULL * wave.clip(-1, 1)).astype(np.int16))[None, None]
         return self._made[i]
 
     def _heard_as(self, sound: Sound) -> Source:
@@ -363,39 +385,3 @@ class Tones(Source):
         """Return hashes of (seed, number), which determine the recordings; nothing is made."""
         numbers = range(self.count) if chosen is None else chosen.tolist()
         return contents_of(DRAWN_KIND, ([f"tones 1 {self.seed} {self.first + i}".encode()] for i in numbers))
-
-
-def _synthesised(seed: int, number: int, order: list[str], rate: int) -> np.ndarray:
-    """Synthesise one second of the sounds in this ``order``, int16 [rate]."""
-    from scipy.signal import lfilter  # takes long to import
-
-    # draws from the first generator are the same at every rate
-    rng, noise = (_rng(_TONE_STREAM, seed, kind, number) for kind in (0, 2))
-    pitch, background = (np.exp(rng.uniform(*np.log(ends))) for ends in (_PITCH, _TONE_NOISE))
-    ratio, dull, rough = rng.uniform(*_GLIDE), rng.uniform(0, _DULL), rng.uniform(-0.6, 0.6)
-    formants = [rng.uniform(*ends) for ends in _FORMANTS]
-    lengths, gaps, loud = rng.uniform(*_LENGTH, 3), rng.uniform(*_GAP, 2), rng.uniform(*_LOUD, 3)
-    own = pitch * rng.uniform(1 / _DETUNED, _DETUNED, 3)
-    onsets = rng.uniform(0, 1 - lengths.sum() - gaps.sum()) + np.cumsum([0, *(lengths[:2] + gaps)])
-
-    voice = np.zeros(rate)
-    for k, sound in enumerate(order):
-        n = round(lengths[k] * rate)
-        seconds = np.arange(n) / rate
-        if sound == "hiss":
-            part = _HISS * lfilter([1], [1, rough], noise.standard_normal(n))
-        else:
-            way = {"hum": 0, "rise": 1, "fall": -1}[sound]
-            bent = own[k] * ratio ** (way * (np.arange(n) / n - 0.5))
-            # the sum of all harmonics, each weaker than the one below
-            part = (1 / (1 - _BRIGHT * np.exp(2j * np.pi * np.cumsum(bent) / rate))).real - 1
-        part *= np.minimum(1, seconds / _EDGES[0]) * np.clip((lengths[k] - seconds) / _EDGES[1], 0, 1)
-        room = voice[round(onsets[k] * rate) :][:n]
-        room += loud[k] * part[: len(room)]
-    for formant in formants:
-        radius, angle = np.exp(-np.pi * _WIDTH / rate), 2 * np.pi * min(formant / rate, 0.45)
-        resonance = lfilter([1 - radius], [1, -2 * radius * np.cos(angle), radius**2], voice)
-        voice = 4 * resonance + 0.3 * voice
-    voice *= _LOUDEST / np.abs(voice).max()
-    wave = voice + lfilter([1 - dull], [1, -dull], background * noise.standard_normal(rate))
-    return np.round(_FULL * wave.clip(-1, 1)).astype(np.int16)

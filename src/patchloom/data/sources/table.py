@@ -10,17 +10,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
-
-import numpy as np
 
 from patchloom.data.decode import IMAGE_SUFFIXES, SOUND_SUFFIXES
 from patchloom.data.near_duplicates import grouping_columns
 from patchloom.data.notes import count_of, limit_examples
 from patchloom.data.source import Data, Source, in_classes, number_words
 from patchloom.data.sources.files import Files
-from patchloom.data.sources.media_type import detect_sound
 from patchloom.data.sources.names import TRAIN, choose_splits, split_of, split_settings
+from patchloom.data.sources.scandir import detect_sound
+from patchloom.data.splits import number_groups
 from patchloom.errors import PatchloomError
 from patchloom.system.files import LIST_FILE, read_text
 
@@ -50,20 +48,6 @@ def split_choice(name: str) -> tuple[str, dict[str, str]]:
     return file, chosen
 
 
-class SourceTable(NamedTuple):
-    """Cells of a table, and the names of its columns.
-
-    Attributes:
-        cells: rows of cells, all as long as ``names``.
-        names: names of the columns; () if the file has none.
-        is_list: whether it is a plain list of paths, with or without tabs and labels.
-    """
-
-    cells: list[list[str]]
-    names: tuple[str, ...]
-    is_list: bool = False
-
-
 def open_list(file: Path, name: str, chosen: Mapping[str, str] | None = None, *, divided: bool = False) -> Data:
     """Open a text file that lists images or recordings: a table (see `parse_table`), or one path per line.
 
@@ -84,24 +68,28 @@ def open_list(file: Path, name: str, chosen: Mapping[str, str] | None = None, *,
         text = "\0"
     if "\0" in text:  # which no path can have
         raise PatchloomError(f"{name} is not text: give a folder of images, or a text file with one path per line")
-    table, chosen = parse_table(text.splitlines(), file), chosen or {}
-    if chosen and table.is_list:
+    (cells, names, is_list), chosen = parse_table(text.splitlines(), file), chosen or {}
+    if chosen and is_list:
         raise PatchloomError(f"{file} is a plain list, which has no columns to choose: give it without @...")
-    if not table.cells:
-        where = f"one path per line, relative to the folder of {file.name}" if table.is_list else "a row for each image"
+    if not cells:
+        where = f"one path per line, relative to the folder of {file.name}" if is_list else "a row for each image"
         raise PatchloomError(f"{name} lists no images: write {where}")
-    names = table.names or _unnamed(table, name, chosen)
+    names = names or _unnamed(cells[0], name, chosen)
     if len(set(names)) < len(names):
         twice = next(one for one in names if names.count(one) > 1)
         raise PatchloomError(f"{name} has two columns called {twice!r}: rename one")
-    columns = {column: [row[i] for row in table.cells] for i, column in enumerate(names)}
+    columns = {column: [row[i] for row in cells] for i, column in enumerate(names)}
     roles = _assign_roles(columns, file, name, chosen)
     columns[roles["path"]] = _with_slashes(columns[roles["path"]], file)
     compared: dict[str, list[str]] = {role: columns[roles[role]] for role in ("label", "split") if role in roles}
-    kept, notes = _existing_rows(columns[roles["path"]], compared, file, name, keep_missing=table.is_list)
+    kept, notes = _existing_rows(columns[roles["path"]], compared, file, name, keep_missing=is_list)
     columns = {column: [values[i] for i in kept] for column, values in columns.items()}
-    if not table.is_list:
-        notes.insert(0, _describe_roles(roles, names, name))
+    if not is_list:
+        used = ", ".join(f"{role} from {column}" if role != column else role for role, column in roles.items())
+        left = [column for column in names if column not in roles.values()]
+        more = "" if "label" in roles else f" ({name.partition('@')[0]}@label=COLUMN takes one as the label)"
+        rest = f"; other columns: {limit_examples(left, most=_MAX_NAMED)}{more}" if left else ""
+        notes.insert(0, f"{name}: columns used: {used}{rest}")
     words = columns[roles["label"]] if "label" in roles else [""] * len(kept)
     called: dict[str, str] = {}  # the first word for each split, such as val for validation
     splits = columns[roles["split"]] if "split" in roles else []
@@ -109,7 +97,7 @@ def open_list(file: Path, name: str, chosen: Mapping[str, str] | None = None, *,
     parts, first, second, said = _parts(splits, len(kept), name)
     asked = f"{name}," if chosen and "label" not in chosen else f"{name.rpartition('@')[0] if chosen else name}@"
     sound = detect_sound(columns[roles["path"]], name)
-    told = {} if table.is_list else {one: values for one, values in columns.items() if one != roles["path"]}
+    told = {} if is_list else {one: values for one, values in columns.items() if one != roles["path"]}
     subjects = grouping_columns({one: values for one, values in told.items() if one not in roles.values()})
 
     def files(rows: Sequence[int]) -> Files:
@@ -118,14 +106,11 @@ def open_list(file: Path, name: str, chosen: Mapping[str, str] | None = None, *,
             comma = "," if chosen else "@"
             raise PatchloomError(f"{name} lists parts of files, such as {part}: say which, as in {name}{comma}tile=256")
         paths = [path for path, _ in listed]
-        groups = None
-        if "group" in roles:
-            each = [columns[roles["group"]][i] or f"\0{i}" for i in rows]  # an empty cell is a group of its own
-            groups = np.unique(each, return_inverse=True)[1].astype(np.int64)
+        groups = number_groups([columns[roles["group"]][i] for i in rows]) if "group" in roles else None
         others = {column: [values[i] for i in rows] for column, values in told.items()}
         found = Files(name, file.parent, paths, *number_words([words[i] for i in rows]), others, sound, groups)
         found.parts = [part for _, part in listed] if any(part for _, part in listed) else None
-        if not table.is_list:
+        if not is_list:
             found.to_label = f"name the column that holds them, {asked}label=COLUMN"
         found.subjects = subjects
         return found
@@ -135,13 +120,15 @@ def open_list(file: Path, name: str, chosen: Mapping[str, str] | None = None, *,
     remedy = remedy if all(map(_is_number, train.classes)) else ""
     test = None if second is None else in_classes(files(parts.pop(second)), train.classes, second, remedy)
     others = {split: in_classes(files(rows), train.classes) for split, rows in parts.items() if split}
-    if not table.is_list:
+    if not is_list:
         said += _notes_on_labels(train, test, roles, name)
     return Data(train, test, (*notes, *said), others)
 
 
-def parse_table(lines: Sequence[str], file: Path) -> SourceTable:
-    """Parse the lines of a file as a table, or as a plain list of paths.
+def parse_table(lines: Sequence[str], file: Path) -> tuple[list[list[str]], tuple[str, ...], bool]:
+    """Parse the lines of a file as a table, or as a plain list of paths, with or without tabs and labels.
+
+    Returns the rows of cells, the names of the columns, () if the file has none, and whether it is a plain list.
 
     A first row is a header if none of its cells is an image, and one of them is a common name for paths, or cells below
     are images. A table without a header is recognised by commas, semicolons, or three columns with tabs between them.
@@ -150,7 +137,11 @@ def parse_table(lines: Sequence[str], file: Path) -> SourceTable:
     begin = next((i for i, line in enumerate(lines) if line.strip() and not line.startswith("#")), len(lines))
     lines = lines[begin:]
     head = [(each, next(iter(_rows(lines[:1], each, 0, file)), [])) for each in ("\t", ",", ";")]
-    if _is_spaced(lines[:_SAMPLED_ROWS], file):
+    rows = [line.split() for line in lines[:_SAMPLED_ROWS] if line.strip()]
+    cells = _with_slashes([cell for row in rows for cell in row], file)
+    there = any(os.path.isfile(os.path.join(file.parent, cell)) for cell in cells)
+    # spaces between cells, and not paths that hold spaces
+    if there and len(set(map(len, rows))) == 1 and not any("\t" in line for line in lines[:_SAMPLED_ROWS]):
         head.append((" ", lines[0].split()))
     head = [
         (delimiter, first)
@@ -159,19 +150,19 @@ def parse_table(lines: Sequence[str], file: Path) -> SourceTable:
     ]
     for delimiter, first in head:
         if _PATH_COLUMNS & set(map(normalize_column, first)) and not _has_image(first, file):
-            return SourceTable(_rows(lines, delimiter, len(first), file)[1:], tuple(first))
+            return _rows(lines, delimiter, len(first), file)[1:], tuple(first), False
     if any(os.path.isfile(os.path.join(file.parent, line.strip())) for line in lines[:_SAMPLED_ROWS] if line.strip()):
         head = []
     for delimiter, first in head:
         if delimiter == "\t" and len(first) == 2:  # a missing path, and its label
             continue
         if _has_image(first, file):
-            return SourceTable(_rows(lines, delimiter, len(first), file), ())
+            return _rows(lines, delimiter, len(first), file), (), False
         below = _rows(lines[1:_SAMPLED_ROWS], delimiter, 0, file)
         if file.suffix.lower() in (".csv", ".tsv") or any(_has_image(row, file) for row in below):
-            return SourceTable(_rows(lines, delimiter, len(first), file)[1:], tuple(first))
-    rows = [line.partition("\t") for line in map(str.strip, lines) if line and not line.startswith("#")]
-    return SourceTable([[path.strip(), label.strip()] for path, _, label in rows], ("path", "label"), True)
+            return _rows(lines, delimiter, len(first), file)[1:], tuple(first), False
+    pairs = [line.partition("\t") for line in map(str.strip, lines) if line and not line.startswith("#")]
+    return [[path.strip(), label.strip()] for path, _, label in pairs], ("path", "label"), True
 
 
 def _has_image(cells: Iterable[str], file: Path) -> bool:
@@ -207,7 +198,13 @@ def _assign_roles(
                     f"file, image or filename: rename the one with the paths, or name it as {typed}@path=COLUMN"
                 )
         if role == "split":
-            found = [one for one in found if _has_splits(one, columns[one], name)]
+            strange = {one: {word for word in columns[one] if word and not split_of(word)} for one in found}
+            for column in [one for one in found if strange[one] and normalize_column(one) == "split"]:
+                raise PatchloomError(
+                    f"{name} has the split {min(strange[column])}: write train, val or test, or ignore the column "
+                    f"{column} by {typed}@split="
+                )
+            found = [one for one in found if not strange[one]]
         if len(found) > 1:
             raise PatchloomError(
                 f"{name} has the columns {' and '.join(found)}, and each could be the {role}: choose one, as "
@@ -216,26 +213,6 @@ def _assign_roles(
         if found:
             roles[role] = found[0]
     return roles
-
-
-def _has_splits(column: str, words: Sequence[str], name: str) -> bool:
-    """Return whether a column has names of splits. A column called split must have them."""
-    strange = {word for word in words if word and not split_of(word)}
-    if strange and normalize_column(column) == "split":
-        raise PatchloomError(
-            f"{name} has the split {min(strange)}: write train, val or test, or ignore the column {column} by "
-            f"{name.partition('@')[0]}@split="
-        )
-    return not strange
-
-
-def _describe_roles(roles: Mapping[str, str], names: Sequence[str], name: str) -> str:
-    """Return a sentence on the roles of the columns."""
-    said = ", ".join(f"{role} from {column}" if role != column else role for role, column in roles.items())
-    left = [column for column in names if column not in roles.values()]
-    more = "" if "label" in roles else f" ({name.partition('@')[0]}@label=COLUMN takes one as the label)"
-    others = f"; other columns: {limit_examples(left, most=_MAX_NAMED)}{more}" if left else ""
-    return f"{name}: columns used: {said}{others}"
 
 
 def normalize_column(column: str) -> str:
@@ -271,14 +248,6 @@ def _is_number(word: str) -> bool:
     return False
 
 
-def _is_spaced(lines: Sequence[str], file: Path) -> bool:
-    """Return whether lines are a table with spaces between cells, and not paths that hold spaces."""
-    rows = [line.split() for line in lines if line.strip()]
-    cells = _with_slashes([cell for row in rows for cell in row], file)
-    there = any(os.path.isfile(os.path.join(file.parent, cell)) for cell in cells)
-    return there and len(set(map(len, rows))) == 1 and not any("\t" in line for line in lines)
-
-
 def _rows(lines: Sequence[str], delimiter: str, width: int, file: Path) -> list[list[str]]:
     """Return rows of stripped cells without empty rows; ``width`` cells each, unless that is 0."""
     reader = (
@@ -302,12 +271,11 @@ def _rows(lines: Sequence[str], delimiter: str, width: int, file: Path) -> list[
     return rows
 
 
-def _unnamed(table: SourceTable, name: str, chosen: Mapping[str, str]) -> tuple[str, ...]:
+def _unnamed(first: Sequence[str], name: str, chosen: Mapping[str, str]) -> tuple[str, ...]:
     """Return names for the columns of a table without a header: the images are the path, another column the label.
 
     Columns that the user chooses are called by their numbers, from 1.
     """
-    first = table.cells[0]
     if chosen:
         return tuple(str(i + 1) for i in range(len(first)))
     images = [i for i, cell in enumerate(first) if os.path.splitext(cell)[1].lower() in _SUFFIXES] or [0]
@@ -337,23 +305,6 @@ def _with_slashes(paths: Sequence[str], file: Path) -> list[str]:
     ]
 
 
-def _note_on_repeated(
-    rows: Sequence[tuple[int, int]], paths: Sequence[str], columns: Mapping[str, Sequence[str]], name: str
-) -> list[str]:
-    """Return a note on files that are listed again; ``rows`` are pairs of the first row of a file and a later one."""
-    if not rows:
-        return []
-    note = f"{name}: {len(rows):,} of {len(paths):,} rows are left out, since their file was listed before"
-    for role, values in columns.items():
-        other = {first: again for first, again in reversed(rows) if values[first] != values[again]}
-        if other:
-            some = (f"{paths[first]}: {values[first]!r}, then {values[again]!r}" for first, again in other.items())
-            have = "has" if len(other) == 1 else "have"
-            note += f"; {len(other):,} of these files {have} another {role} there, and the first one counts "
-            note += f"({limit_examples(some)})"
-    return [note]
-
-
 def _existing_rows(
     paths: list[str], columns: Mapping[str, Sequence[str]], file: Path, name: str, keep_missing: bool
 ) -> tuple[list[int], list[str]]:
@@ -379,9 +330,13 @@ def _existing_rows(
         seen[whole] = i
         rows.append(i)
     if not found:
-        first = next(filter(None, paths), "")
-        folder = _folder_with(first, file.parent)
-        hint = f"; {folder} has such a file: move {file.name} there, or write its paths anew" if folder else ""
+        first, hint, start = next(filter(None, paths), ""), "", file.parent
+        with suppress(OSError, StopIteration):  # a folder inside, beside or above has the first file
+            inside = sorted(islice((one for one in start.iterdir() if one.is_dir()), _SAMPLED_FOLDERS))
+            beside = sorted(islice((one for one in start.parent.iterdir() if one.is_dir()), _SAMPLED_FOLDERS))
+            near = (*inside, *start.parents, *beside, Path.cwd())
+            folder = next(one for one in near if first and os.path.isfile(one / first))
+            hint = f"; {folder} has such a file: move {file.name} there, or write its paths anew"
         raise PatchloomError(
             f"none of the {len(paths)} files listed in {name} exists: paths are relative to {file.parent}, and the "
             f"first is {first}{hint}"
@@ -391,21 +346,19 @@ def _existing_rows(
         those = "count as files that cannot be read" if keep_missing else "are left out"
         some = limit_examples(missing, most=_MAX_NAMED)
         notes.append(f"{name}: {len(missing):,} of {len(paths):,} listed files do not exist ({some}); they {those}")
-    notes += _note_on_repeated(again, paths, columns, name)
+    if again:
+        note = f"{name}: {len(again):,} of {len(paths):,} rows are left out, since their file was listed before"
+        for role, values in columns.items():
+            other = {one: later for one, later in reversed(again) if values[one] != values[later]}
+            pairs = (f"{paths[one]}: {values[one]!r}, then {values[later]!r}" for one, later in other.items())
+            have = "has" if len(other) == 1 else "have"
+            if other:
+                note += f"; {len(other):,} of these files {have} another {role} there, and the first one counts "
+                note += f"({limit_examples(pairs)})"
+        notes.append(note)
     if empty := paths.count(""):
         notes.append(f"{name}: {empty:,} of {len(paths):,} rows are left out, since they have no path")
     return rows, notes
-
-
-def _folder_with(path: str, start: Path) -> Path | None:
-    """Return a folder near ``start`` that has the file ``path``: a folder inside it, beside it or above it."""
-    with suppress(OSError):
-        inside = sorted(islice((one for one in start.iterdir() if one.is_dir()), _SAMPLED_FOLDERS))
-        beside = sorted(islice((one for one in start.parent.iterdir() if one.is_dir()), _SAMPLED_FOLDERS))
-        return next(
-            (one for one in (*inside, *start.parents, *beside, Path.cwd()) if path and os.path.isfile(one / path)), None
-        )
-    return None
 
 
 def _parts(splits: list[str], count: int, name: str) -> tuple[dict[str, list[int]], str, str | None, list[str]]:

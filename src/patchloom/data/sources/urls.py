@@ -86,8 +86,26 @@ def find_remote(name: str) -> str | None:
 def addresses_of(pattern: str) -> list[str]:
     """Expand a pattern to addresses, in order: braces as in a shell, and ``*`` for all existing ones."""
     found: list[str] = []
-    for one in expand_braces(pattern):
-        found += [one] if one.startswith(PIPE) else _remote(one) if "://" in one else _local(one)
+    for address in expand_braces(pattern):
+        if address.startswith(PIPE) or "://" not in address:
+            found += [address] if address.startswith(PIPE) else _local(address)
+            continue
+        fs, path = connect(address)
+        if "file" in fs.protocol:
+            found += _local(path)
+        elif not ("*" in path or "[" in path):  # a ? is common in web addresses
+            found.append(address)
+        else:
+            try:
+                there = sorted(fs.glob(path))
+            except Exception as error:  # each file system has its own exceptions
+                raise _unreachable(address, error) from error
+            before, here, after = address.partition(path)
+            if not (there and here):
+                raise PatchloomError(
+                    f"there is no shard {address}: check it, or count the shards in braces, as {{000..012}}"
+                )
+            found += [before + one + after for one in there]
     return list(dict.fromkeys(found))
 
 
@@ -177,22 +195,6 @@ def _local(pattern: str) -> list[str]:
     if not found:
         raise PatchloomError(f"there is no shard {path}: check the folder, and the numbers in the pattern")
     return found
-
-
-def _remote(address: str) -> list[str]:
-    fs, path = connect(address)
-    if "file" in fs.protocol:
-        return _local(path)
-    if not ("*" in path or "[" in path):  # a ? is common in web addresses
-        return [address]
-    try:
-        found = sorted(fs.glob(path))
-    except Exception as error:  # each file system has its own exceptions
-        raise _unreachable(address, error) from error
-    before, here, after = address.partition(path)
-    if not (found and here):
-        raise PatchloomError(f"there is no shard {address}: check it, or count the shards in braces, as {{000..012}}")
-    return [before + one + after for one in found]
 
 
 def _state(address: str) -> Shard:

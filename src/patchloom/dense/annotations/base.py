@@ -12,11 +12,13 @@ from dataclasses import dataclass, replace
 from io import BytesIO
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from xml.etree import ElementTree
 
 import numpy as np
 from PIL import Image
 from torch import Tensor
+from yaml import YAMLError
 
 from patchloom.data.decode import (
     Unreadable,
@@ -28,8 +30,8 @@ from patchloom.data.notes import count_of, left_out, limit_examples
 from patchloom.data.source import Source, digest
 from patchloom.data.sources.huggingface import splits_of
 from patchloom.data.sources.names import TEST, TRAIN, VALIDATION, is_role, split_of
-from patchloom.errors import PatchloomError
-from patchloom.system.files import LIST_FILE, read_text, regular
+from patchloom.errors import PatchloomError, one_line
+from patchloom.system.files import LIST_FILE, SMALL_FILE, read_bytes, read_text, regular
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -271,6 +273,19 @@ def read_lines(file: Path, errors: str = "strict") -> list[str]:
     return [line.strip() for line in text.rstrip().splitlines()]
 
 
+def read_document(path: Path, kind: str, parse: Callable[[bytes], Any], most: int = SMALL_FILE) -> Any:
+    """Return what ``parse`` makes of the content of a file, such as "JSON"; an error says what is wrong with it."""
+    content = b" "
+    try:
+        content = read_bytes(path, most, follow=True)
+        return parse(content)
+    except (OSError, ValueError, RecursionError, ElementTree.ParseError, YAMLError) as error:
+        why = one_line(error) if content.strip() else "it is empty"
+        if isinstance(error, UnicodeDecodeError):
+            why = "it is not in UTF-8, so save it as that"
+        raise PatchloomError(f"{path} cannot be read as {kind}: {why}") from error
+
+
 def refuse_repeated(file: Path, items: str, values: Iterable[Hashable], key: str) -> None:
     """Raise an error if two of the ``items`` of a file have the same value of ``key``, such as a name."""
     if repeated := [value for value, count in Counter(values).items() if count > 1]:
@@ -325,48 +340,43 @@ def annotation_key(path: str) -> str:
     return "/".join([*(one for one in folders if not is_role(one)), os.path.splitext(name)[0]])
 
 
-class ImageMatcher:
-    """Finds the image of an annotation file, and remembers which were asked for; paths are relative to ``root``."""
+def match_images(root: Path, images: Iterable[str], named: Mapping[str, str]) -> dict[str, str]:
+    """Return the annotation file of each image that has one; all paths are relative to ``root``.
 
-    def __init__(self, root: Path, images: Sequence[str]) -> None:
-        self.root, self.images = root, images
-        self._by_key: dict[str, list[str]] = {}
-        self._by_stem: dict[str, list[str]] = {}
-        for image in images:
-            key = annotation_key(image)
-            self._by_key.setdefault(key, []).append(image)
-            self._by_stem.setdefault(key.rpartition("/")[2], []).append(image)
-        self._taken: dict[str, str] = {}
+    An image of a file has the same `annotation_key`; or else, alone among all images, the same name; or else the name
+    that the file says.
 
-    def image_of(self, annotation: str, named: str = "") -> str | None:
-        """Return the image of an annotation file; None if there is none.
-
-        It has the same `annotation_key`; or else, alone among all images, the same name; or else the name that the
-        file says.
-        """
+    Args:
+        root: common folder.
+        images: paths of images.
+        named: path of each annotation file, with the name of its image that it says, or "".
+    """
+    by_key: dict[str, list[str]] = {}
+    by_stem: dict[str, list[str]] = {}
+    for image in images:
+        key = annotation_key(image)
+        by_key.setdefault(key, []).append(image)
+        by_stem.setdefault(key.rpartition("/")[2], []).append(image)
+    taken: dict[str, str] = {}
+    for annotation, name in named.items():
         key = annotation_key(annotation)
         stem = key.rpartition("/")[2]
-        also = os.path.splitext(named.replace("\\", "/").rpartition("/")[2])[0]
+        also = os.path.splitext(name.replace("\\", "/").rpartition("/")[2])[0]
         beside = f"{key[: len(key) - len(stem)]}{also}"
-        for known, word in ((self._by_key, key), (self._by_stem, stem), (self._by_key, beside), (self._by_stem, also)):
-            found = known.get(word, [])
-            if len(found) > 1:
+        for known, word in ((by_key, key), (by_stem, stem), (by_key, beside), (by_stem, also)):
+            if len(found := known.get(word, [])) > 1:
                 raise PatchloomError(
-                    f"{self.root / annotation} may be of {self.root / found[0]} or of {self.root / found[1]}: give "
-                    "each image a unique name"
+                    f"{root / annotation} may be of {root / found[0]} or of {root / found[1]}: give each image a "
+                    "unique name"
                 )
             if found:
-                if (other := self._taken.setdefault(found[0], annotation)) != annotation:
+                if (other := taken.setdefault(found[0], annotation)) != annotation:
                     raise PatchloomError(
-                        f"{self.root / found[0]} has two annotations, {self.root / other} and "
-                        f"{self.root / annotation}: take one of them away"
+                        f"{root / found[0]} has two annotations, {root / other} and {root / annotation}: take one of "
+                        "them away"
                     )
-                return found[0]
-        return None
-
-    def others(self) -> list[str]:
-        """Return the images that no annotation has asked for."""
-        return [image for image in self.images if image not in self._taken]
+                break
+    return taken
 
 
 def note_on_unnamed(root: Path, images: Sequence[str], count: int) -> list[str]:
@@ -389,27 +399,18 @@ def note_on_lost(root: Path, lost: Sequence[str], count: int, files: str) -> lis
 
 def files_in(root: Path, folders: Iterable[str], suffixes: Iterable[str]) -> list[str]:
     """Sorted paths, relative to ``root``, of the files with these suffixes directly in some of its folders."""
-    ends = tuple(suffixes)
-    return sorted(
-        f"{folder}/{entry.name}" if folder else entry.name
-        for folder in folders
-        for entry in _entries_of(root / folder)
-        if entry.name.lower().endswith(ends) and not entry.name.startswith(".") and entry.is_file()
-    )
-
-
-def _entries_of(folder: Path) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as entries:
-            return [*entries]
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+    ends, found = tuple(suffixes), list[str]()
+    for folder in folders:
+        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(root / folder) as entries:
+            there = [one.name for one in entries if one.name.lower().endswith(ends) and one.is_file()]
+            found += [f"{folder}/{name}" if folder else name for name in there if not name.startswith(".")]
+    return sorted(found)
 
 
 # The size of an image from the head of its file, without decoding it.
 
 
-_SWAPPED = range(5, 9)  # orientations that exchange height and width
+_SWAPPED = 5  # first orientation that exchanges height and width
 _PARTLY_READ = (".tif", ".tiff", ".dcm", ".dicom", ".heic", ".heif", ".hif")  # PIL alone does not read all of them
 
 
@@ -418,13 +419,11 @@ class Header(NamedTuple):
 
     Attributes:
         size: (h, w) of the upright image.
-        turned: whether its EXIF orientation rotates or mirrors it.
-        swapped: whether the rows of the file are the columns of the upright image.
+        orientation: EXIF orientation, 1 to 8: from 2 on it turns the image, and from 5 on it swaps rows and columns.
     """
 
     size: tuple[int, int]
-    turned: bool = False
-    swapped: bool = False
+    orientation: int = 1
 
 
 def as_stored(what: str, image: str, size: tuple[int, int]) -> PatchloomError:
@@ -457,25 +456,19 @@ def header_of(images: Source, i: int) -> Header:
     stored = images.stored(i)
     if isinstance(stored, Path) and not os.path.exists(stored):
         raise Missing(f"{images.describe(i)} is not there")
-    if stored is not None:
-        with suppress(Exception):  # whatever it is, decoding says it better, or can do it
-            return _header_without_decoding(stored)
+    suffix = stored.suffix.lower() if isinstance(stored, Path) else ""
+    if stored is not None and suffix not in _PARTLY_READ:
+        with suppress(Exception), silence_decoders():  # whatever it is, decoding says it better, or can do it
+            file = regular(stored, follow=True) if isinstance(stored, Path) else BytesIO(stored)
+            if suffix == ".npy":
+                h, w = np.load(file, mmap_mode="r", allow_pickle=False).shape[:2]
+                return Header((h, w))
+            with open_pillow(file) as image:
+                width, height = image.size
+                orientation = 1 if image.format == "TIFF" else orientation_of(image)  # PIL has turned that of a TIFF
+            return Header((width, height) if orientation >= _SWAPPED else (height, width), orientation)
     _, h, w = images.read(i).shape
     return Header((h, w))
-
-
-def _header_without_decoding(stored: Path | bytes) -> Header:
-    file = regular(stored, follow=True) if isinstance(stored, Path) else BytesIO(stored)
-    if isinstance(file, Path) and file.suffix.lower() == ".npy":
-        h, w = np.load(file, mmap_mode="r", allow_pickle=False).shape[:2]
-        return Header((h, w))
-    if isinstance(file, Path) and file.suffix.lower() in _PARTLY_READ:
-        raise ValueError("PIL may not read it")
-    with silence_decoders(), open_pillow(file) as image:
-        width, height = image.size
-        orientation = 1 if image.format == "TIFF" else orientation_of(image)  # PIL has turned the size of a TIFF
-    swapped = orientation in _SWAPPED
-    return Header((width, height) if swapped else (height, width), orientation in range(2, 9), swapped)
 
 
 def orientation_of(image: Image.Image) -> int:

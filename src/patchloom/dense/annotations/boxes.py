@@ -37,27 +37,22 @@ def compress_outline(outline: Any, height: int, width: int) -> str:
         except (ValueError, TypeError, RuntimeError, KeyError) as error:
             raise ValueError(f"of {height * width:,} pixels with run lengths that are malformed") from error
     else:
-        runs = codec.merge(codec.frPyObjects(_check_polygons(outline), height, width))
+        try:
+            polygons = [np.asarray(polygon, np.float64) for polygon in outline]
+        except (TypeError, ValueError, OverflowError):
+            polygons = []
+        good = (one.ndim == 1 and len(one) >= 6 and len(one) % 2 == 0 and np.isfinite(one).all() for one in polygons)
+        if not polygons or not all(good):
+            raise ValueError("that is no list of polygons of at least three points")
+        for polygon in polygons:
+            points = polygon.reshape(-1, 2)
+            if np.abs(points).max() > _FARTHEST:
+                raise ValueError(f"with a polygon that reaches {_FARTHEST:,} pixels far")
+            if np.abs(points - np.roll(points, 1, axis=0)).max(1).sum() > _FARTHEST:
+                raise ValueError(f"with a polygon whose sides are longer than {_FARTHEST:,} pixels together")
+        runs = codec.merge(codec.frPyObjects([polygon.tolist() for polygon in polygons], height, width))
     found = runs["counts"]
     return found.decode() if isinstance(found, bytes) else found
-
-
-def _check_polygons(outline: Any) -> list[list[float]]:
-    """Return polygons as lists of floats if COCO's tools can draw them."""
-    try:
-        polygons = [np.asarray(polygon, np.float64) for polygon in outline]
-    except (TypeError, ValueError, OverflowError):
-        polygons = []
-    good = (one.ndim == 1 and len(one) >= 6 and len(one) % 2 == 0 and np.isfinite(one).all() for one in polygons)
-    if not polygons or not all(good):
-        raise ValueError("that is no list of polygons of at least three points")
-    for polygon in polygons:
-        points = polygon.reshape(-1, 2)
-        if np.abs(points).max() > _FARTHEST:
-            raise ValueError(f"with a polygon that reaches {_FARTHEST:,} pixels far")
-        if np.abs(points - np.roll(points, 1, axis=0)).max(1).sum() > _FARTHEST:
-            raise ValueError(f"with a polygon whose sides are longer than {_FARTHEST:,} pixels together")
-    return [polygon.tolist() for polygon in polygons]
 
 
 def told_size(about: Mapping[str, Any]) -> tuple[int, int] | None:
@@ -194,19 +189,19 @@ class BoxedImages(Annotated[Objects]):
 
     def outlined(self, i: int) -> Objects:
         end = int(self.ends[i])
-        there = slice(end - int(self.counts[i]), end)
+        there, outlines, size = slice(end - int(self.counts[i]), end), self.outlines, self.size(i)
+
+        def mask(k: int) -> torch.Tensor:
+            assert outlines is not None  # otherwise it is not used
+            return from_run_lengths([{"size": [*size], "counts": outlines[there.start + k]}], size)[0]
+
         return Objects(
             torch.from_numpy(self.boxes[there].copy()),
             torch.from_numpy(self.labels[there].copy()),
             None,
             torch.from_numpy(self.crowd[there].copy()),
-            None if self.outlines is None else lambda k: self._mask(i, there.start + k),
+            None if outlines is None else mask,
         )
-
-    def _mask(self, i: int, k: int) -> torch.Tensor:
-        assert self.outlines is not None
-        size = self.size(i)
-        return from_run_lengths([{"size": [*size], "counts": self.outlines[k]}], size)[0]
 
     def fingerprint(self) -> str:
         arrays = (self.sizes, self.counts, self.boxes, self.labels, self.crowd)

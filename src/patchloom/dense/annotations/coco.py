@@ -18,12 +18,13 @@ from patchloom.dense.annotations.base import (
     files_in,
     note_on_unnamed,
     part_from_path,
+    read_document,
     refuse_repeated,
 )
 from patchloom.dense.annotations.boxes import AnnotatedFiles, Annotations, ImageAnnotation, in_parts, told_size
 from patchloom.errors import PatchloomError, listing
 from patchloom.system.documents import parse_json
-from patchloom.system.files import LIST_FILE, read_bytes
+from patchloom.system.files import LIST_FILE
 
 _SEARCHED = 100  # folders of images that are searched for JSON files
 _NEAR = re.compile("instances|coco|annot|train|val|test|label", re.IGNORECASE)  # in the names of such files
@@ -42,12 +43,7 @@ def json_files(root: Path, listed: Listing) -> list[str]:
 
 def read_json(path: Path) -> dict[str, Any] | None:
     """Read a JSON file; return None if it is not COCO JSON, which has a list of images."""
-    try:
-        content = read_bytes(path, LIST_FILE, follow=True)
-        found = parse_json(content)
-    except (OSError, ValueError, RecursionError) as error:
-        why = "it is empty" if not isinstance(error, OSError) and not content.strip() else error
-        raise PatchloomError(f"{path} cannot be read as JSON: {why}") from error
+    found = read_document(path, "JSON", parse_json, LIST_FILE)
     return found if isinstance(found, dict) and isinstance(found.get("images"), list) else None
 
 
@@ -70,7 +66,12 @@ def find_coco(
         if "annotations" not in content and part not in (TRAIN, None):
             notes.append(f"{path} is left out, as it has images without annotations")
             continue
-        here = _categories(path, content)
+        here = _entries(path, content, "categories", {"id": int, "name": str})
+        if not here:
+            raise PatchloomError(f"{path} has no categories: name the classes of its annotations")
+        for key in ("id", "name"):
+            refuse_repeated(path, "categories", [one[key] for one in here], key)
+        here = sorted(({"id": one["id"], "name": one["name"]} for one in here), key=lambda one: one["id"])
         if first is not None and here != categories:
             raise PatchloomError(f"{path} has other categories than {first}: give both the same ids and names")
         categories, first = here, path
@@ -143,16 +144,6 @@ def _part_of(file: str) -> str | None:
     """Return the part that the name or the folder of a file says."""
     words = re.split(r"[^A-Za-z]+", os.path.splitext(os.path.basename(file))[0])
     return next(filter(None, map(split_of, words)), part_from_path(file))
-
-
-def _categories(path: Path, content: dict[str, Any]) -> list[dict[str, Any]]:
-    """Ids and names of the categories, in the order of their ids."""
-    found = _entries(path, content, "categories", {"id": int, "name": str})
-    if not found:
-        raise PatchloomError(f"{path} has no categories: name the classes of its annotations")
-    for key in ("id", "name"):
-        refuse_repeated(path, "categories", [one[key] for one in found], key)
-    return sorted(({"id": one["id"], "name": one["name"]} for one in found), key=lambda one: one["id"])
 
 
 def _sheets(path: Path, content: dict[str, Any], number: Mapping[int, int]) -> tuple[list[str], list[ImageAnnotation]]:

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from patchloom.data.decode import Unreadable
 from patchloom.data.notes import count_of, limit_examples
+from patchloom.data.source import digest
 from patchloom.data.sources.builtin import is_builtin, open_builtin
 from patchloom.data.sources.files import PackedStrings
 from patchloom.data.sources.huggingface import Hub, is_hub
@@ -21,6 +23,7 @@ from patchloom.data.sources.synthetic import Shapes
 from patchloom.dense.annotations.base import (
     FEW_LOST,
     PARTS,
+    Annotated,
     AnnotatedData,
     Header,
     Missing,
@@ -41,10 +44,9 @@ from patchloom.dense.annotations.boxes import (
     told_size,
 )
 from patchloom.dense.annotations.coco import find_coco, json_files, read_json
-from patchloom.dense.annotations.synthetic import DrawnObjects
 from patchloom.dense.annotations.voc import find_voc
 from patchloom.dense.annotations.yolo import find_yaml, find_yolo, text_files, yaml_files
-from patchloom.display import StatusMessage
+from patchloom.display import StatusMessage, track_progress
 from patchloom.errors import PatchloomError, listing
 from patchloom.system.files import no_such_path
 
@@ -78,10 +80,8 @@ def find_hub(name: str) -> Annotations:
         wanted = [column for column in (_OBJECTS, "width", "height") if column in dataset.column_names]
         rows = dataset.with_format(None).select_columns(wanted)
         sheets: list[ImageAnnotation] = []
-        with StatusMessage(f"reading the boxes of {name} {split}", len(dataset)) as waiting:
-            for i, row in enumerate(rows):
-                waiting.advance()
-                sheets.append(_sheet(f"{name} {split} #{i}", row))
+        for i, row in enumerate(track_progress(rows, len(dataset), f"reading the boxes of {name} {split}")):
+            sheets.append(_sheet(f"{name} {split} #{i}", row))
         parts[part] = AnnotatedFiles(Hub(name, split, dataset, state), sheets)
     every = [sheet for part in parts.values() for sheet in part.sheets]
     numbers: dict[str | int, int]
@@ -140,8 +140,22 @@ _FEW_BAD = 1e-4  # share of the boxes that may be of no area or outside, and are
 
 def check_annotations(found: Annotations) -> AnnotatedData[Objects]:
     """Check annotations against their images, and pack them."""
-    _refuse_shared(found)
-    masks, notes = _outlined(found)
+    seen: dict[str, str] = {}  # by image, its part: what is trained on must not be tested on
+    for name, part in found.parts.items():
+        for image in map(part.images.describe, range(len(part.sheets))):
+            if (other := seen.setdefault(image, name)) != name:
+                both = listing(sorted((other, name), key=PARTS.index), "and")
+                raise PatchloomError(f"{image} is in two parts, {both}: leave it in one of them alone")
+    sheets = [sheet for part in found.parts.values() for sheet in part.sheets]
+    total = sum(len(sheet.boxes) for sheet in sheets)
+    without = sum(outline is None for sheet in sheets for outline in sheet.outlines)
+    masks, notes = without == 0 < total, list[str]()
+    if 0 < without < total:
+        first = next(sheet.file for sheet in sheets if None in sheet.outlines)
+        notes.append(
+            f"Masks are left out, and boxes alone are taken: {without:,} of {total:,} objects have no segmentation "
+            f"(the first in {first})"
+        )
     parts: dict[str, BoxedImages] = {}
     for name, part in found.parts.items():
         parts[name], said = _boxed(part, found, masks)
@@ -153,36 +167,11 @@ def check_annotations(found: Annotations) -> AnnotatedData[Objects]:
     if not len(parts[TRAIN].labels):
         first = found.parts[TRAIN].sheets[0].file
         raise PatchloomError(f"{first} and all others to train on hold no objects: annotate some")
-    seen = np.bincount(parts[TRAIN].labels, minlength=len(found.classes))
-    if unseen := [name for name, count in zip(found.classes, seen, strict=True) if not count]:
+    counts = np.bincount(parts[TRAIN].labels, minlength=len(found.classes))
+    if unseen := [name for name, count in zip(found.classes, counts, strict=True) if not count]:
         many = "1 class has" if len(unseen) == 1 else f"{len(unseen):,} classes have"
         notes.append(f"{many} no object to train on ({limit_examples(unseen)})")
     return AnnotatedData.of_parts(parts, [*found.notes, *notes])
-
-
-def _refuse_shared(found: Annotations) -> None:
-    """Raise an error if two parts share an image, because a training image must not be tested on."""
-    seen: dict[str, str] = {}
-    for name, part in found.parts.items():
-        for i in range(len(part.sheets)):
-            image = part.images.describe(i)
-            if (other := seen.setdefault(image, name)) != name:
-                both = listing(sorted((other, name), key=PARTS.index), "and")
-                raise PatchloomError(f"{image} is in two parts, {both}: leave it in one of them alone")
-
-
-def _outlined(found: Annotations) -> tuple[bool, list[str]]:
-    """Return whether there are masks: where all objects have an outline."""
-    sheets = [sheet for part in found.parts.values() for sheet in part.sheets]
-    total = sum(len(sheet.boxes) for sheet in sheets)
-    without = sum(outline is None for sheet in sheets for outline in sheet.outlines)
-    if not 0 < without < total:
-        return without < total, []
-    first = next(sheet.file for sheet in sheets if None in sheet.outlines)
-    return False, [
-        f"Masks are left out, and boxes alone are taken: {without:,} of {total:,} objects have no segmentation (the "
-        f"first in {first})"
-    ]
 
 
 def _boxed(part: AnnotatedFiles, found: Annotations, masks: bool) -> tuple[BoxedImages, list[str]]:
@@ -208,11 +197,15 @@ def _boxed(part: AnnotatedFiles, found: Annotations, masks: bool) -> tuple[Boxed
         notes.append(f"{empty:,} of {len(sheets):,} images are without objects (the first is {first})")
     outlines = None
     if masks:
-        texts = [
-            _outline(outline, sheet, (int(h), int(w)))
-            for sheet, (h, w) in zip(sheets, sizes, strict=True)
-            for outline in sheet.outlines
-        ]
+        texts = []
+        for sheet, (h, w) in zip(sheets, sizes.tolist(), strict=True):
+            for outline in sheet.outlines:
+                try:
+                    if sheet.relative:
+                        outline = [[one * (w, h)[k % 2] for k, one in enumerate(polygon)] for polygon in outline]
+                    texts.append(compress_outline(outline, h, w))
+                except ValueError as error:
+                    raise PatchloomError(f"{sheet.file} has a segmentation {error}: mend it or take it out") from error
         outlines = PackedStrings([text for text, good in zip(texts, fine, strict=True) if good])
     counts = np.bincount(owner[fine], minlength=len(sheets)).astype(np.int64)
     packed = boxes[fine].astype(np.float32), labels[fine], crowd[fine]
@@ -224,19 +217,24 @@ def _headers(part: AnnotatedFiles) -> tuple[list[Header | None], list[str]]:
     headers: list[Header | None] = []
     missing: list[int] = []
     broken: dict[int, str] = {}
-    with StatusMessage("reading the sizes of annotated images", len(part.sheets)) as waiting:
-        for i, sheet in enumerate(part.sheets):
-            waiting.advance()
-            name = part.images.describe(i)
-            header = None
-            try:
-                header = header_of(part.images, i)
-                _compare(sheet, header, name)
-            except Missing:
-                missing.append(i)
-            except Unreadable as error:
-                broken[i] = str(error)
-            headers.append(header)
+    reading = track_progress(part.sheets, len(part.sheets), "reading the sizes of annotated images")
+    for i, sheet in enumerate(reading):
+        header = None
+        try:
+            header = header_of(part.images, i)
+        except Missing:
+            missing.append(i)
+        except Unreadable as error:
+            broken[i] = str(error)
+        if header is not None and sheet.size is not None and sheet.size != header.size:
+            image, (h, w), (have_h, have_w) = part.images.describe(i), sheet.size, header.size
+            if header.orientation >= 5 and sheet.size == (have_w, have_h):
+                raise as_stored(f"{sheet.file} has boxes", image, header.size)
+            raise PatchloomError(
+                f"{sheet.file} says that {image} has {w} x {h} pixels, but it has {have_w} x {have_h}: put the image "
+                "that was annotated in its place, or annotate this one"
+            )
+        headers.append(header)
     total = len(headers)
     if len(missing) > FEW_LOST * total:
         raise PatchloomError(
@@ -250,21 +248,10 @@ def _headers(part: AnnotatedFiles) -> tuple[list[Header | None], list[str]]:
         if those:
             names = limit_examples(map(part.images.describe, those))
             notes.append(f"{len(those):,} of {total:,} images {what}, and are left out ({names})")
-    turned = [part.images.describe(i) for i, header in enumerate(headers) if header is not None and header.turned]
+    turned = [
+        part.images.describe(i) for i, header in enumerate(headers) if header is not None and header.orientation > 1
+    ]
     return headers, notes + note_on_turned(turned, total, "boxes")
-
-
-def _compare(sheet: ImageAnnotation, header: Header, image: str) -> None:
-    """Refuse an image of another size than its annotation says."""
-    if sheet.size is None or sheet.size == header.size:
-        return
-    (h, w), (have_h, have_w) = sheet.size, header.size
-    if header.swapped and sheet.size == (have_w, have_h):
-        raise as_stored(f"{sheet.file} has boxes", image, header.size)
-    raise PatchloomError(
-        f"{sheet.file} says that {image} has {w} x {h} pixels, but it has {have_w} x {have_h}: put the image that was "
-        "annotated in its place, or annotate this one"
-    )
 
 
 def _within(
@@ -301,15 +288,19 @@ def _within(
     return inside, ~wrong, notes
 
 
-def _outline(outline: Any, sheet: ImageAnnotation, size: tuple[int, int]) -> str:
-    """Return an outline as compressed run lengths."""
-    height, width = size
-    try:
-        if sheet.relative:
-            outline = [[one * (width, height)[k % 2] for k, one in enumerate(polygon)] for polygon in outline]
-        return compress_outline(outline, height, width)
-    except ValueError as error:
-        raise PatchloomError(f"{sheet.file} has a segmentation {error}: mend it or take it out") from error
+class DrawnObjects(Annotated[Objects]):
+    """Drawn shapes, each with its box and its mask."""
+
+    def __init__(self, images: Shapes) -> None:
+        self.shapes, self.images, self.classes = images, images, images.classes
+
+    def truth(self, i: int) -> Objects:
+        label, box, mask = self.shapes.annotation(i)
+        boxes, labels = torch.tensor([box], dtype=torch.float32), torch.tensor([label])
+        return Objects(boxes, labels, torch.from_numpy(mask)[None], torch.zeros(1, dtype=torch.bool))
+
+    def fingerprint(self) -> str:
+        return digest(["objects", self.shapes.fingerprint()])
 
 
 _LAYOUTS = (
@@ -328,7 +319,7 @@ def open_boxes(data: DataLike, seed: int = 0) -> AnnotatedData[Objects]:
         if name.partition(":")[0] != "shapes":
             raise PatchloomError(f"{name} has no boxes: of the built-in data, only shapes has")
         opened = open_builtin(name, seed)
-        assert opened is not None and isinstance(opened.train, Shapes) and isinstance(opened.test, Shapes)
+        assert isinstance(opened.train, Shapes) and isinstance(opened.test, Shapes)
         return AnnotatedData(DrawnObjects(opened.train), None, DrawnObjects(opened.test))
     with StatusMessage(f"looking for the boxes of {name}"):
         return check_annotations(find_hub(name) if is_hub(name) else _in_folder(name))
@@ -337,7 +328,17 @@ def open_boxes(data: DataLike, seed: int = 0) -> AnnotatedData[Objects]:
 def _in_folder(name: str) -> Annotations:
     path = Path(name).expanduser()
     if os.path.isfile(path):
-        return _of_file(name, path)
+        suffix = path.suffix.lower()
+        if suffix in (".yaml", ".yml"):
+            return find_yaml(name, path)
+        if suffix != ".json":
+            raise PatchloomError(f"{name} is no JSON and no YAML file: give a folder with {_LAYOUTS}")
+        if (content := read_json(path)) is None:
+            raise PatchloomError(f"{name} is no COCO JSON, as it has no list of images")
+        root = path.absolute().parent  # images lie in the folder of the file, or beside it
+        root = root.parent if is_role(root.name) else root
+        within = {path.absolute().relative_to(root).as_posix(): content}
+        return find_coco(name, root, list_files(root), within, alone=True)
     if not os.path.isdir(path):
         raise no_such_path(name, path, f"give a folder with {_LAYOUTS}, or shapes")
     listed = list_files(path)
@@ -354,7 +355,6 @@ def _in_folder(name: str) -> Annotations:
         )
     if len(yamls) > 1:
         raise PatchloomError(f"{name} holds {listing(yamls, 'and')}: give one of them instead of the folder")
-    found = None
     if coco:
         found = find_coco(name, path, listed, coco)
     elif voc:
@@ -363,26 +363,11 @@ def _in_folder(name: str) -> Annotations:
         found = find_yaml(name, path / yamls[0])
     elif text:
         found = find_yolo(name, path, listed, text)
-    if found is not None:
-        found.notes += note_on_foreign(listed)
-        return found
-    strange = next(iter(read), None)
-    if strange is not None:
+    elif read:
         raise PatchloomError(
-            f"{path / strange} is no COCO JSON, as it has no list of images: give a folder with {_LAYOUTS}"
+            f"{path / next(iter(read))} is no COCO JSON, as it has no list of images: give a folder with {_LAYOUTS}"
         )
-    raise PatchloomError(f"{name} holds no annotations that are known: give a folder with {_LAYOUTS}")
-
-
-def _of_file(name: str, path: Path) -> Annotations:
-    """Return the images that a JSON or YAML file names; those of a JSON lie in its folder, or beside it."""
-    if path.suffix.lower() in (".yaml", ".yml"):
-        return find_yaml(name, path)
-    if path.suffix.lower() != ".json":
-        raise PatchloomError(f"{name} is no JSON and no YAML file: give a folder with {_LAYOUTS}")
-    content = read_json(path)
-    if content is None:
-        raise PatchloomError(f"{name} is no COCO JSON, as it has no list of images")
-    root = path.absolute().parent
-    root = root.parent if is_role(root.name) else root
-    return find_coco(name, root, list_files(root), {path.absolute().relative_to(root).as_posix(): content}, alone=True)
+    else:
+        raise PatchloomError(f"{name} holds no annotations that are known: give a folder with {_LAYOUTS}")
+    found.notes += note_on_foreign(listed)
+    return found

@@ -9,7 +9,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -40,7 +40,7 @@ from patchloom.data.sources.label_maps import (
 )
 from patchloom.data.sources.names import TRAIN, VALIDATION, split_of
 from patchloom.data.sources.scandir import list_files, note_on_foreign, some_images
-from patchloom.data.sources.synthetic import Shapes
+from patchloom.data.sources.synthetic import SHAPES, Shapes
 from patchloom.data.workers import in_threads
 from patchloom.dense.annotations.base import (
     ADE_CLASSES,
@@ -60,8 +60,7 @@ from patchloom.dense.annotations.base import (
     read_ade_classes,
     read_classes,
 )
-from patchloom.dense.annotations.synthetic import DrawnMaps
-from patchloom.display import StatusMessage
+from patchloom.display import StatusMessage, track_progress
 from patchloom.errors import PatchloomError, listing, one_line
 from patchloom.system.files import LIST_FILE, cache_root, no_such_path, read_bytes, read_cached, write_sealed
 
@@ -148,12 +147,19 @@ def _checked(array: np.ndarray, name: str, colours: np.ndarray | None, threshold
     if array.ndim == 3 and (array.shape[2] == 1 or grey):
         array = array[..., 0]
     if array.ndim == 3 and array.shape[2] in (3, 4) and array.dtype == np.uint8:
-        if colours is not None:
-            return _places(array, colours, name)
-        raise PatchloomError(
-            f"{name} shows classes by colours: save one number a pixel, or name the colours in classes.txt, a line "
-            "'R G B NAME' for each"
-        )
+        if colours is None:
+            raise PatchloomError(
+                f"{name} shows classes by colours: save one number a pixel, or name the colours in classes.txt, a line "
+                "'R G B NAME' for each"
+            )
+        weights = np.array([65536, 256, 1], np.int64)
+        known, pixels = colours @ weights, array[..., :3] @ weights
+        order = np.argsort(known)
+        places = order[np.searchsorted(known[order], pixels).clip(max=len(known) - 1)]
+        if (strange := known[places] != pixels).any():
+            colour = tuple(map(int, array[strange][0, :3]))
+            raise PatchloomError(f"{name} has the colour {colour}, which classes.txt does not name: add a line for it")
+        return places
     if array.ndim != 2 or array.dtype.kind not in "uib":
         channels = f"{array.shape[2]} channels" if array.ndim == 3 else "values that are no whole numbers"
         raise PatchloomError(f"{name} has {channels}: a label map has one whole number a pixel")
@@ -162,18 +168,6 @@ def _checked(array: np.ndarray, name: str, colours: np.ndarray | None, threshold
     if threshold is not None:
         array = np.where(array >= threshold, np.uint8(255), np.uint8(0))
     return array.astype(np.uint8) if array.dtype == np.bool_ else array
-
-
-def _places(array: np.ndarray, colours: np.ndarray, name: str) -> np.ndarray:
-    """Return the place in ``colours`` [k 3] of each pixel's colour, int64 [h w]."""
-    weights = np.array([65536, 256, 1], np.int64)
-    known, pixels = colours @ weights, array[..., :3] @ weights
-    order = np.argsort(known)
-    places = order[np.searchsorted(known[order], pixels).clip(max=len(known) - 1)]
-    if (strange := known[places] != pixels).any():
-        colour = tuple(map(int, array[strange][0, :3]))
-        raise PatchloomError(f"{name} has the colour {colour}, which classes.txt does not name: add a line for it")
-    return places
 
 
 # Which label map belongs to which image, and to which part of the data, by the names of files and folders alone.
@@ -292,21 +286,12 @@ def _chosen(image: str, maps: Sequence[str]) -> str:
 _FORMAT = "label maps 3"  # to be raised with changes of the code that reads label maps
 
 
-class StoredLabels(Protocol):
-    """Label maps as they are stored, each a path, the bytes of a file, or an array [h w]; methods as in `Source`."""
-
-    def stored(self, i: int) -> Any: ...
-    def describe(self, i: int) -> str: ...
-    def fingerprint(self) -> str: ...
-    def stamp(self) -> str | None: ...
-
-
 @dataclass(frozen=True)
 class StoredMaps:
     """Images and the label map of each, in the same order, with ``colours`` and ``threshold`` as for `read_ids`."""
 
     images: Source
-    labels: StoredLabels
+    labels: Source | GivenLabels
     colours: np.ndarray | None = None
     threshold: int | None = None
 
@@ -324,15 +309,6 @@ class StoredMaps:
             return read_ids(stored, self.labels.describe(i), self.colours, self.threshold)
         return _checked(np.asarray(stored), self.labels.describe(i), None, self.threshold)
 
-    def is_turned(self, i: int) -> bool:
-        """Return whether the label map of image i has an EXIF orientation of its own."""
-        stored = self.labels.stored(i)
-        try:
-            with silence_decoders(), open_checked(stored if isinstance(stored, Path) else BytesIO(stored)) as image:
-                return orientation_of(image) != 1
-        except Exception:  # an array, or a file without such a tag
-            return False
-
 
 def ids_of(maps: StoredMaps, where: str) -> np.ndarray:
     """Read all label maps, before anything is trained; the result is cached until a file changes.
@@ -342,18 +318,14 @@ def ids_of(maps: StoredMaps, where: str) -> np.ndarray:
     """
     stamp = maps.stamp()
     place = None if stamp is None else cache_root() / "label_maps" / digest([_FORMAT, stamp, str(maps.threshold)])
-    known = None if place is None else _read(place)
-    if known is not None:
-        return known
+    known = None if place is None else read_cached(place)
+    if known is not None and len(known) % 40 == 0:
+        return np.frombuffer(known, np.int64).reshape(-1, 5)
     found: list[np.ndarray] = []
     problems: list[PatchloomError] = []
     n = len(maps.images)
-    with (
-        StatusMessage(f"reading the label maps of {where}", n) as waiting,
-        closing(in_threads(lambda i: _look(maps, i), range(n))) as looks,
-    ):
-        for i, look in enumerate(looks):
-            waiting.advance()
+    with closing(in_threads(lambda i: _look(maps, i), range(n))) as looks:
+        for i, look in enumerate(track_progress(looks, n, f"reading the label maps of {where}")):
             if isinstance(look, PatchloomError):
                 problems.append(look)
             else:
@@ -373,7 +345,12 @@ def _look(maps: StoredMaps, i: int) -> np.ndarray | PatchloomError:
     try:
         ids = maps.ids(i)
         header = header_of(maps.images, i)
-        turned = header.turned and not maps.is_turned(i)
+        stored: Any = maps.labels.stored(i)
+        turned = header.orientation > 1
+        if turned:
+            with suppress(Exception), silence_decoders():  # an array, or a file without such a tag
+                with open_checked(stored if isinstance(stored, Path) else BytesIO(stored)) as own:
+                    turned = orientation_of(own) == 1
         size = header.size
         if size != ids.shape:  # a head may tell another size than what decoding makes of the file
             _, h, w = maps.images.read(i).shape
@@ -383,7 +360,7 @@ def _look(maps: StoredMaps, i: int) -> np.ndarray | PatchloomError:
     label, image = maps.labels.describe(i), maps.images.describe(i)
     if size != ids.shape:
         (h, w), (height, width) = ids.shape, size
-        if header.swapped and size == (w, h):
+        if header.orientation >= 5 and size == (w, h):
             return as_stored(f"{label} is the label map", image, size)
         return PatchloomError(
             f"{label} has {h} x {w} pixels and its image {image} {height} x {width}: label maps have the size of their "
@@ -410,12 +387,6 @@ def _on_slopes(ids: np.ndarray) -> np.ndarray:
         before, here, after = values[:-2], values[1:-1], values[2:]
         on_slopes[1:-1] |= ((before < here) & (here < after)) | ((before > here) & (here > after))
     return found
-
-
-def _read(place: Path) -> np.ndarray | None:
-    """Return the rows in a cached file; None if there is none, or it is damaged."""
-    content = read_cached(place)
-    return None if content is None or len(content) % 40 else np.frombuffer(content, np.int64).reshape(-1, 5)
 
 
 # Images with a class for each pixel.
@@ -479,11 +450,9 @@ def image_class_pixels(annotated: Annotated[Tensor]) -> np.ndarray:
     if annotated.pixels is not None:
         return annotated.pixels
     counts = np.zeros((len(annotated), len(annotated.classes)), np.int64)
-    with StatusMessage("counting the pixels of each class", len(annotated)) as waiting:
-        for i in range(len(annotated)):
-            truth = annotated.truth(i).numpy()
-            counts[i] = np.bincount(truth[truth != IGNORED], minlength=counts.shape[1])
-            waiting.advance()
+    for i in track_progress(range(len(annotated)), len(annotated), "counting the pixels of each class"):
+        truth = annotated.truth(i).numpy()
+        counts[i] = np.bincount(truth[truth != IGNORED], minlength=counts.shape[1])
     return counts
 
 
@@ -512,14 +481,12 @@ class GivenLabels:
         return os.fspath(label) if is_path else f"the label map of {self.images.describe(i)}"
 
     def fingerprint(self) -> str:
-        return digest(map(self._content, range(len(self.maps))))
-
-    def _content(self, i: int) -> str:
-        stored = self.stored(i)
-        if isinstance(stored, Path):
-            return read_bytes(stored, LIST_FILE, follow=True).hex()
-        array = np.asarray(stored)
-        return f"{array.shape} {array.tobytes().hex()}"
+        contents = []
+        for stored in map(self.stored, range(len(self.maps))):
+            array = None if isinstance(stored, Path) else np.asarray(stored)
+            content = read_bytes(stored, LIST_FILE, follow=True) if array is None else array.tobytes()
+            contents.append(content.hex() if array is None else f"{array.shape} {content.hex()}")
+        return digest(contents)
 
     def stamp(self) -> None:
         """Return None: changes of an object cannot be noticed."""
@@ -532,20 +499,6 @@ def is_pairs(data: Any) -> bool:
     return (
         isinstance(data, list | tuple) and bool(data) and all(isinstance(one, tuple) and len(one) == 2 for one in data)
     )
-
-
-def _open_pairs(data: Any, ignore: int, threshold: int | None) -> AnnotatedData[Tensor]:
-    """Open what `is_pairs` accepts."""
-    lists = data if isinstance(data, Mapping) else {TRAIN: data}
-    words = {str(split_of(word)): word if isinstance(data, Mapping) else "" for word in lists}
-    if TRAIN not in words:
-        raise PatchloomError("a dict of images with label maps has the key train: name its parts so")
-    maps = {}
-    for word, pairs in lists.items():
-        images = open_objects([image for image, _ in pairs]).train
-        labels = GivenLabels(images, [label for _, label in pairs])
-        maps[str(split_of(word))] = StoredMaps(images, labels, None, threshold)
-    return assemble_label_maps("the pairs given in Python", maps, words, None, ignore, (), threshold)
 
 
 # Images with label maps in a Hugging Face data set: two columns of images, one of which holds label maps.
@@ -630,12 +583,27 @@ def open_label_maps(
     """
     if threshold is not None and ignore not in (-1, 255):
         raise PatchloomError(f"--ignore {ignore} has no effect with --threshold, where all pixels count: leave it out")
-    if (drawn := _shapes_of(data, seed)) is not None:
+    drawn = data if isinstance(data, Data) else Data(data, None) if isinstance(data, Source) else None
+    if isinstance(data, str) and is_builtin(data):
+        if data.partition(":")[0] != "shapes":
+            raise PatchloomError(f"{data} has no label maps: {_KINDS}")
+        drawn = open_builtin(data, seed)
+    if drawn is not None:
+        train, test = DrawnMaps(drawn.train), None if drawn.test is None else DrawnMaps(drawn.test)
         if threshold is not None:
             raise PatchloomError("shapes has label maps of ten classes: leave out --threshold")
-        return drawn
+        return AnnotatedData(train, None, test)
     if is_pairs(data):
-        return _open_pairs(data, ignore, threshold)
+        lists: Any = data if isinstance(data, Mapping) else {TRAIN: data}
+        words = {str(split_of(word)): word if isinstance(data, Mapping) else "" for word in lists}
+        if TRAIN not in words:
+            raise PatchloomError("a dict of images with label maps has the key train: name its parts so")
+        maps = {}
+        for word, pairs in lists.items():
+            images = open_objects([image for image, _ in pairs]).train
+            labels = GivenLabels(images, [label for _, label in pairs])
+            maps[str(split_of(word))] = StoredMaps(images, labels, None, threshold)
+        return assemble_label_maps("the pairs given in Python", maps, words, None, ignore, (), threshold)
     if not isinstance(data, str | os.PathLike):
         raise PatchloomError(f"these images have no label maps: {_KINDS}")
     name = os.fspath(data)
@@ -647,23 +615,22 @@ def open_label_maps(
     raise no_such_path(name, folder, _KINDS)
 
 
-def _shapes_of(data: DataLike, seed: int) -> AnnotatedData[Tensor] | None:
-    """Return the label maps of drawn shapes, given by name or as an object."""
-    if isinstance(data, str) and is_builtin(data):
-        opened = open_builtin(data, seed) if data.partition(":")[0] == "shapes" else None
-        if opened is None:
-            raise PatchloomError(f"{data} has no label maps: {_KINDS}")
-    elif isinstance(data, Data | Source):
-        opened = data if isinstance(data, Data) else Data(data, None)
-    else:
-        return None
-    return AnnotatedData(_drawn(opened.train), None, None if opened.test is None else _drawn(opened.test))
+class DrawnMaps(Annotated[Tensor]):
+    """Drawn shapes on a background, which is a class, too."""
 
+    classes = ("background", *SHAPES)
 
-def _drawn(source: Source) -> DrawnMaps:
-    if not isinstance(source, Shapes):
-        raise PatchloomError(f"{source.name} has no label maps: {_KINDS}")
-    return DrawnMaps(source)
+    def __init__(self, images: Source) -> None:
+        if not isinstance(images, Shapes):
+            raise PatchloomError(f"{images.name} has no label maps: {_KINDS}")
+        self.shapes, self.images = images, images
+
+    def truth(self, i: int) -> Tensor:
+        drawn = self.shapes.annotation(i)
+        return torch.from_numpy(drawn.mask.astype(np.int16) * np.int16(drawn.label + 1))
+
+    def fingerprint(self) -> str:
+        return digest(["label maps", self.shapes.fingerprint()])
 
 
 def _open_folder(folder: Path, name: str, ignore: int, threshold: int | None) -> AnnotatedData[Tensor]:
@@ -671,7 +638,10 @@ def _open_folder(folder: Path, name: str, ignore: int, threshold: int | None) ->
         listed = list_files(folder)
         paths = [*some_images(listed, name).paths]
         layout = layout_of(folder, paths, name, lossy=threshold is not None)
-        classes = _classes_of(folder, layout)
+        places = [folder / place / CLASSES for place in layout.folders]
+        classes = next((read_classes(place) for place in places if place.is_file()), None)
+        if (folder / ADE_CLASSES).is_file():
+            classes = read_ade_classes(folder / ADE_CLASSES)
     colours = None if classes is None else classes.colours
     maps = {
         part: StoredMaps(Files(name, folder, images), Files(name, folder, labels), colours, threshold)
@@ -680,14 +650,6 @@ def _open_folder(folder: Path, name: str, ignore: int, threshold: int | None) ->
     notes = (*layout.notes, *note_on_foreign(listed))
     ade = (layout.words.get(TRAIN), layout.words.get(VALIDATION)) == ("training", "validation")
     return assemble_label_maps(name, maps, layout.words, classes, ignore, notes, threshold, ade)
-
-
-def _classes_of(folder: Path, layout: Layout) -> ClassList | None:
-    """Return the list of classes in a folder, if there is one."""
-    if (folder / ADE_CLASSES).is_file():
-        return read_ade_classes(folder / ADE_CLASSES)
-    places = [folder / place / CLASSES for place in layout.folders]
-    return next((read_classes(place) for place in places if place.is_file()), None)
 
 
 def assemble_label_maps(

@@ -10,20 +10,21 @@ from patchloom.data.notes import left_out
 from patchloom.data.sources.names import TRAIN, split_of
 from patchloom.data.sources.scandir import Listing
 from patchloom.dense.annotations.base import (
-    ImageMatcher,
     by_folder,
+    match_images,
     note_on_lost,
     note_on_unnamed,
+    read_document,
     read_lines,
 )
 from patchloom.dense.annotations.boxes import Annotations, ImageAnnotation, in_parts, number_labels
-from patchloom.display import StatusMessage
+from patchloom.display import track_progress
 from patchloom.errors import PatchloomError
 from patchloom.system.documents import parse_number, parse_xml
-from patchloom.system.files import read_bytes
 
 _DEVKIT = "Annotations", "JPEGImages"  # folders of VOC's own sets
-_LISTS = ("train", "val", "test")  # files that say which image belongs to which part
+# files that say which image belongs to which part; trainval stands for train where there is no other
+_LISTS = ("train", "val", "test", "trainval")
 
 
 def find_voc(name: str, root: Path, listed: Listing, files: Sequence[str]) -> Annotations:
@@ -40,35 +41,23 @@ def find_voc(name: str, root: Path, listed: Listing, files: Sequence[str]) -> An
     if kits:
         images = [image for image in images if image.startswith(f"{kits[0]}{_DEVKIT[1]}/")]
         files = [file for file in files if file.startswith(f"{kits[0]}{_DEVKIT[0]}/")]
-    partners = ImageMatcher(root, images)
-    of_image: dict[str, ImageAnnotation] = {}
-    lost: list[str] = []
-    with StatusMessage(f"reading the annotations of {name}", len(files)) as waiting:
-        for file in files:
-            waiting.advance()
-            annotation = read_voc(root / file)
-            image = partners.image_of(file, annotation.image)
-            if image is None:
-                lost.append(file)
-            else:
-                of_image[image] = annotation
-    notes = note_on_unnamed(root, partners.others(), len(images))
-    notes += note_on_lost(root, lost, len(files), "XML files")
-    lists = _lists(root / kits[0] / "ImageSets" / "Main") if kits else {}
+    reading = track_progress(files, len(files), f"reading the annotations of {name}")
+    read = {file: read_voc(root / file) for file in reading}
+    taken = match_images(root, images, {file: annotation.image for file, annotation in read.items()})
+    of_image, used = {image: read[file] for image, file in taken.items()}, {*taken.values()}
+    notes = note_on_unnamed(root, [image for image in images if image not in taken], len(images))
+    notes += note_on_lost(root, [file for file in files if file not in used], len(files), "XML files")
+    lists: dict[str, Path] = {}  # the file that lists the images of each part
+    for word in _LISTS if kits else ():
+        path = root / kits[0] / "ImageSets" / "Main" / f"{word}.txt"
+        if path.is_file():
+            lists.setdefault(str(split_of(word)), path)
     by_part, said = _by_list(root, lists, of_image) if lists else by_folder(root, sorted(of_image))
     parts = in_parts(name, root, by_part, of_image)
     sheets = [sheet for part in parts.values() for sheet in part.sheets]
     classes = tuple(sorted({label for sheet in sheets for label in sheet.labels}))
     number_labels(sheets, {one: k for k, one in enumerate(classes)})
     return Annotations(classes, parts, [*said, *notes])
-
-
-def _lists(folder: Path) -> dict[str, Path]:
-    """Return the file that lists the images of each part; ``trainval`` stands for train where there is no other."""
-    found = {str(split_of(word)): folder / f"{word}.txt" for word in _LISTS if (folder / f"{word}.txt").is_file()}
-    if TRAIN not in found and (folder / "trainval.txt").is_file():
-        found[TRAIN] = folder / "trainval.txt"
-    return found
 
 
 def _by_list(
@@ -106,14 +95,7 @@ def read_voc(path: Path) -> ImageAnnotation:
     box in COCO's or YOLO's format. ``difficult`` objects become `Objects.crowd`: VOC's scores count neither a detection
     nor a miss of them.
     """
-    try:
-        content = read_bytes(path, follow=True)
-        root = parse_xml(content)
-    except UnicodeDecodeError as error:
-        raise PatchloomError(f"{path} cannot be read as XML: it is not in UTF-8, so save it as that") from error
-    except (OSError, ElementTree.ParseError, ValueError, RecursionError) as error:
-        why = "it is empty" if isinstance(error, ElementTree.ParseError) and not content.strip() else error
-        raise PatchloomError(f"{path} cannot be read as XML: {why}") from error
+    root = read_document(path, "XML", parse_xml)
     if root.tag != "annotation":
         raise PatchloomError(f"{path} is no annotation of Pascal VOC: it begins with <{root.tag}>, not <annotation>")
     height, width = (_number(path, root, f"size/{side}", "0") for side in ("height", "width"))

@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from patchloom.data.notes import limit_examples
 from patchloom.data.sources.names import TRAIN, is_role, split_of
-from patchloom.data.sources.scandir import Listing, images_in, list_files
+from patchloom.data.sources.scandir import Listing, list_files, some_images
 from patchloom.dense.annotations.base import (
     MOST_CLASSES,
     PARTS,
     by_folder,
     files_in,
     note_on_lost,
+    read_document,
     read_lines,
     refuse_repeated,
 )
 from patchloom.dense.annotations.boxes import Annotations, ImageAnnotation, in_parts
-from patchloom.display import StatusMessage
+from patchloom.display import track_progress
 from patchloom.errors import PatchloomError
 from patchloom.system.documents import parse_number
-from patchloom.system.files import read_bytes, read_yaml
+from patchloom.system.files import read_yaml
 
 _NAMES = ("classes.txt", "classes.names", "obj.names", "names.txt", "labels.txt")
 _PIXELS = 2.0  # a share beyond that is no share
@@ -80,7 +80,8 @@ def find_yaml(name: str, path: Path) -> Annotations:
         raise PatchloomError(f"{path} has names that are no list: write names: [a, b]")
     if isinstance(content.get("nc"), int) and content["nc"] != len(names):
         raise PatchloomError(f"{path} says nc: {content['nc']}, and has {len(names)} names: mend one of them")
-    root = path.parent
+    root, base = path.parent, os.path.join(os.path.abspath(path.parent), "")
+    bases = [root / str(content["path"]), root] if content.get("path") else [root]
     parts: dict[str, list[str]] = {}
     notes: list[str] = []
     for part in PARTS:
@@ -88,15 +89,25 @@ def find_yaml(name: str, path: Path) -> Annotations:
         places = [given] if isinstance(given, str) else given
         if not (isinstance(places, list) and all(isinstance(place, str) for place in places)):
             raise PatchloomError(f"{path} has for {part} no folder and no list of folders, but {given}")
-        found = [_place(path, content.get("path"), place) for place in places]
+        found: list[Path | None] = []
+        for place in places:  # Roboflow's paths start one folder too high
+            words = place, re.sub(r"^(?:\.\./)+", "", place)
+            tried = (one / word for word in words for one in bases)
+            found.append(next((one for one in tried if os.path.exists(one)), None))
         lost = [place for place, there in zip(places, found, strict=True) if there is None]
         if lost and part == TRAIN:
             raise PatchloomError(f"{path} has {lost[0]} for train, which does not exist: mend the path")
         if lost:
             notes.append(f"The part {part} is left out, as {lost[0]}, which {path} names, does not exist")
         elif found:
-            each = (_images_at(there) for there in found if there is not None)
-            parts[part] = [_relative(image, root) for image in chain.from_iterable(each)]
+            parts[part] = []
+            for there in filter(None, found):
+                if there.is_dir():
+                    images = [there / image for image in some_images(list_files(there), str(there)).paths]
+                else:
+                    images = [there.parent / line for line in read_lines(there) if line]
+                plain = (os.path.normpath(os.path.abspath(image)).removeprefix(base) for image in images)
+                parts[part] += [image.replace(os.sep, "/") for image in plain]
     listed = list_files(root)
     return _annotations(name, root, parts, _names(names, path), text_files(root, listed), notes)
 
@@ -109,23 +120,30 @@ def _annotations(
     files: Sequence[str],
     notes: list[str],
 ) -> Annotations:
-    """Read the labels of some images."""
-    label_of = {image: _label_of(root, image) for images in parts.values() for image in images}
+    """Read the labels of some images.
+
+    The text file of one is in ``labels`` instead of ``images``, or beside it, or in ``labels`` beside it.
+    """
+    label_of: dict[str, str | None] = {}
     image_of: dict[str, str] = {}
-    for image, label in label_of.items():
+    for image in chain.from_iterable(parts.values()):
+        *folders, file = image.split("/")
+        stem = f"{os.path.splitext(file)[0]}.txt"
+        swaps = [i for i in reversed(range(len(folders))) if is_role(folders[i])]
+        tried = [[*folders[:i], "labels", *folders[i + 1 :], stem] for i in swaps]
+        tried += [[*folders, stem], [*folders, "labels", stem]]
+        label = next((one for one in map("/".join, tried) if os.path.isfile(root / one)), None)
+        label_of[image] = label
         if label is not None and (other := image_of.setdefault(label, image)) != image:
             raise PatchloomError(
                 f"{root / label} may be of {root / other} or of {root / image}: give each image a unique name"
             )
     notes += note_on_lost(root, [file for file in files if file not in image_of], len(files), "text files")
     sheets: dict[str, ImageAnnotation] = {}
-    with StatusMessage(f"reading the labels of {name}", len(label_of)) as waiting:
-        for image, label in label_of.items():
-            waiting.advance()
-            missing = ImageAnnotation(str(root / image), relative=True)
-            sheets[image] = (
-                missing if label is None else read_yolo(root / label, None if classes is None else len(classes))
-            )
+    for image, label in track_progress(label_of.items(), len(label_of), f"reading the labels of {name}"):
+        sheets[image] = ImageAnnotation(str(root / image), relative=True)
+        if label is not None:
+            sheets[image] = read_yolo(root / label, None if classes is None else len(classes))
     without = [image for image, label in label_of.items() if label is None]
     if without:
         notes.append(
@@ -169,23 +187,8 @@ def read_yolo(path: Path, classes: int | None) -> ImageAnnotation:
     return sheet
 
 
-def _label_of(root: Path, image: str) -> str | None:
-    """Find the text file of an image: in ``labels`` instead of ``images``, or beside it, or in ``labels`` beside it."""
-    *folders, file = image.split("/")
-    stem = f"{os.path.splitext(file)[0]}.txt"
-    swaps = [i for i in reversed(range(len(folders))) if is_role(folders[i])]
-    tried = [[*folders[:i], "labels", *folders[i + 1 :], stem] for i in swaps]
-    for parts in [*tried, [*folders, stem], [*folders, "labels", stem]]:
-        if os.path.isfile(root / "/".join(parts)):
-            return "/".join(parts)
-    return None
-
-
 def _read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        found = read_yaml(read_bytes(path, follow=True))
-    except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
-        raise PatchloomError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}") from error
+    found = read_document(path, "YAML", read_yaml)
     return found if isinstance(found, dict) else {}
 
 
@@ -197,28 +200,3 @@ def _names(names: Iterable[Any], path: Path) -> tuple[str, ...]:
         raise PatchloomError(f"{path} has {len(said):,} names of classes: give up to {MOST_CLASSES:,}")
     refuse_repeated(path, "classes", said, "name")
     return said
-
-
-def _place(path: Path, base: object, place: str) -> Path | None:
-    """Return the path of a folder or list of a YAML file, or None; Roboflow's paths start one folder too high."""
-    above = path.parent
-    bases = [above / str(base), above] if base else [above]
-    within = place
-    while within.startswith("../"):
-        within = within[3:]
-    return next((one / word for word in (place, within) for one in bases if os.path.exists(one / word)), None)
-
-
-def _images_at(place: Path) -> Iterator[Path]:
-    """Return the images of a folder, or those that a text file lists."""
-    if place.is_dir():
-        yield from (place / image for image in images_in(place, str(place)))
-        return
-    yield from (place.parent / line for line in read_lines(place) if line)
-
-
-def _relative(path: Path, root: Path) -> str:
-    """Return a path within a folder relative to it; return other paths unchanged."""
-    plain = os.path.normpath(os.path.abspath(path))
-    base = os.path.join(os.path.abspath(root), "")
-    return (plain[len(base) :] if plain.startswith(base) else plain).replace(os.sep, "/")
