@@ -226,7 +226,7 @@ def test_refusals(tiny: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.
         ({"to": tmp_path / "mine.npz"}, "was not written by embed"),
         ({"to": tmp_path / "mine.safetensors"}, "was not written by embed"),
         ({"to": tmp_path / "folder.npz"}, "is a folder"),
-        ({"devices": 0}, "--devices must be 1 or more"),
+        ({"devices": 0}, "--devices must be 1 to 1,024"),
         ({"layer": 4}, "--layer 4 does not exist: .* block 1 to 3 and norm"),
         ({"layer": "first"}, "--layer first does not exist"),
         ({"top": 0}, "--top must be 1 or more"),
