@@ -9,17 +9,7 @@ import numpy as np
 from PIL import Image
 
 from patchloom.look.charts import Line, Panel
-from patchloom.report.page import (
-    Cloud,
-    Number,
-    Page,
-    Picture,
-    Recording,
-    RunPart,
-    Setting,
-    Slider,
-    Table,
-)
+from patchloom.report.page import Cloud, Number, Page, Picture, Recording, RunPart, Setting, Slider, Table
 from patchloom.results.result import Result
 
 HOSTILE = [
