@@ -22,13 +22,7 @@ from sklearn.utils import Bunch
 from patchloom.cli import main
 from patchloom.data.source import Data
 from patchloom.data.sources import builtin
-from patchloom.options.parse import (
-    VERBS,
-    evaluate_spec,
-    parse_call,
-    pretrain_spec,
-    verb_spec,
-)
+from patchloom.options.parse import VERBS, evaluate_spec, parse_call, pretrain_spec, verb_spec
 from patchloom.options.protocols import PROTOCOLS
 from patchloom.tasks import TASKS
 
