@@ -153,8 +153,6 @@ def test_one_of_two_checkpoints_is_intact_wherever_saving_is_interrupted(run, mo
     assert again.read()[1]["step"] == 1001 and read(again.before)[1] == about_found
 
 
-# Other files of a run.
-
 VERBS = {"look": ["look"], "knn": ["evaluate", "knn"], "export": ["export"]}
 FILES = ("config.yaml", "requested.yaml", "data.yaml", "metrics.csv", store.FILE, "summary.txt")
 FILES += ("encoder.safetensors", "instance_head.safetensors", "projection.safetensors", "log.txt")
