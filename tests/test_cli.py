@@ -12,6 +12,7 @@ import patchloom
 from patchloom.cli import main
 from patchloom.options.parse import parse_call, parse_pretrain
 from patchloom.runs.settings import request
+from patchloom.sizes import in_pixels
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
 
@@ -25,7 +26,6 @@ def photos(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run(photos, tmp_path_factory):
-    """A finished run on it."""
     out = tmp_path_factory.mktemp("runs") / "run"
     assert main(["pretrain", str(photos), "--out", str(out), *QUICK]) == 0
     return out
@@ -137,6 +137,7 @@ def test_configuration_files(tmp_path):
 
 def test_sides_of_patches(tmp_path):
     file = tmp_path / "run.yaml"
+    assert [in_pixels(one) for one in (8, (40, 1), [32, 32], "auto")] == ["8", "40x1", "32x32", "auto"]
     for typed, size in {"40x1": (40, 1), "[40, 1]": (40, 1), "8x8": 8, "8": 8}.items():
         file.write_text(f"patch_size: {typed}")
         for words in (["--patch_size", typed], ["--config", str(file)]):

@@ -94,7 +94,6 @@ def commands_of(text: str) -> list[list[str]]:
 
 
 def parse(words: list[str]) -> None:
-    """Parse a command as the command line does."""
     assert words, "patchloom without a verb"
     verb, *rest = [word for word in words if word != "--json"]  # not among the options of a verb
     if (verb, *rest[:1]) == ("look", "curves"):

@@ -30,8 +30,6 @@ ROTARY = "vit_small_patch16_dinov3"
 
 
 class Noted(TorchDispatchMode):
-    """Mode that notes the operations."""
-
     def __init__(self):
         super().__init__()
         self.names = set()

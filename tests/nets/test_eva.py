@@ -108,7 +108,6 @@ def test_features_are_those_of_timms_masked_attention(vit, images, fused):
 
 
 def embedded(vit, images):
-    """Return tokens and rotations of all patches."""
     given = all_patches(images, N)
     return embed(vit, given), rotations(vit, given)
 

@@ -29,7 +29,6 @@ def guesses(task, given):
 
 
 def parts_of(given):
-    """Return the encoder's input for each mask separately."""
     masks = len(given.visible) // len(given.images)
     return [EncoderInput(given.images, part) for part in given.visible.chunk(masks)]
 

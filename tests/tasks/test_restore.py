@@ -38,7 +38,6 @@ def plain(task, images):
 
 
 def degraded(task, images, generator=None):
-    """Return all patches of the task's views of images."""
     return task.degradation(all_patches(images, task.geometry.n), task.mean, task.std, generator)
 
 

@@ -43,7 +43,6 @@ IMAGENET = (0.485, 0.456, 0.406)
 
 @pytest.fixture(scope="module")
 def images(unlabelled_images):
-    """Images that need no evaluation."""
     return unlabelled_images
 
 

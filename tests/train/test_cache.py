@@ -70,7 +70,6 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def result(run: Path) -> tuple[bytes, list[dict[str, str]]]:
-    """Return the weights of a run, and its metrics without times."""
     return (run / "encoder.safetensors").read_bytes(), rows(run)
 
 

@@ -20,7 +20,6 @@ OPEN |= {"epochs": 1}
 
 @pytest.fixture(scope="module")
 def images(unlabelled_images):
-    """Images that need no evaluation."""
     return unlabelled_images
 
 

@@ -270,7 +270,6 @@ def arrays():
 
 
 def trained(arrays, out, task="mae", **more):
-    """Train briefly; return the run's folder, and the card of its encoder."""
     folder = patchloom.pretrain(arrays, task, out=out, **GIVEN | more).folder
     return folder, load_encoder(folder)[1]
 

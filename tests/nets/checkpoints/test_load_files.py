@@ -27,7 +27,6 @@ def under(prefix, state):
 
 
 def flat(states):
-    """Return one state dict of several."""
     return {f"{part}.{name}": value for part, state in states.items() for name, value in state.items()}
 
 
@@ -132,8 +131,6 @@ def test_other_contents_of_papers_files_are_skipped(tmp_path, monkeypatch):
 
 
 class Bomb:
-    """Object whose unpickling writes a file."""
-
     def __init__(self, path):
         self.path = path
 
