@@ -12,6 +12,7 @@ import patchloom
 from patchloom.cli import main
 from patchloom.options.parse import parse_call, parse_pretrain
 from patchloom.runs.settings import request
+from patchloom.sizes import in_pixels
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
 
@@ -25,7 +26,6 @@ def photos(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run(photos, tmp_path_factory):
-    """A finished run on it."""
     out = tmp_path_factory.mktemp("runs") / "run"
     assert main(["pretrain", str(photos), "--out", str(out), *QUICK]) == 0
     return out
@@ -39,14 +39,6 @@ def test_a_run_is_one_folder(run):
     log = (run / "log.txt").read_text()
     assert "patch_size" in log and "reconstruction error" in log and "by kNN" in log
     assert "broken.jpg" in (run / "unreadable.txt").read_text() and "1 file could not be read" in log
-
-
-def test_the_same_command_again_loses_nothing_and_another_is_refused(run, photos, capsys):
-    before = {path: path.read_bytes() for path in run.rglob("*.safetensors")}
-    assert main(["pretrain", str(photos), "--out", str(run), *QUICK]) == 0
-    said = failed(capsys, "pretrain", photos, "--out", run, *QUICK[:-2], "--batch_size", "8")
-    assert "batch_size: was 16, now 8" in said and "--out" in said
-    assert {path: path.read_bytes() for path in before} == before
 
 
 @pytest.mark.parametrize("finished", [True, False])
@@ -99,9 +91,6 @@ def test_folders_without_images(capsys, tmp_path):
     [
         ("pretrain shaps", "shapes"),
         ("pretrain shapes --epochs 0", "--epochs must be above 0 and at most 2,147,483,647, not 0"),
-        ("pretrain shapes:50 --task.mask_rato 0.5", "did you mean --task.mask_ratio"),
-        ("pretrain shapes:50 --task.mask_ratio 1.5", "--task.mask_ratio must be 0 or more and below 1, not 1.5"),
-        ("pretrain shapes:50 --model vit_tinny_patch16_224", "did you mean vit_tiny_patch16_224"),
         ("pretrain shapes:50 --model resnet18", "resnet18 is timm's ResNet, and patchloom supports plain"),
         ("pretrain shapes:50 --model beit_base_patch16_224", "the nearest of these is vit_base_patch16_224"),
         (
@@ -110,8 +99,6 @@ def test_folders_without_images(capsys, tmp_path):
             "of these is vit_base_patch16_224.augreg2_in21k_ft_in1k",
         ),
         ("pretrain shapes:50 --model vit_base_patch16_sapiens2", "random rotations in training"),
-        ("pretrain shapes:50 --img_size 60 --patch_size 8", "do not divide images of 60x60"),
-        ("pretrain shapes:50 --model.num_heads 7", "timm cannot build"),
         ("pretrain shapes:50 --device cuda", "cuda"),
         ("pretrain shapes:50 --model dinov2", "did you mean vit_small_patch14_dinov2,"),
         ("pretrain shapes:50 --model qqqq", "no model is called qqqq. Choose nano,"),
@@ -150,6 +137,7 @@ def test_configuration_files(tmp_path):
 
 def test_sides_of_patches(tmp_path):
     file = tmp_path / "run.yaml"
+    assert [in_pixels(one) for one in (8, (40, 1), [32, 32], "auto")] == ["8", "40x1", "32x32", "auto"]
     for typed, size in {"40x1": (40, 1), "[40, 1]": (40, 1), "8x8": 8, "8": 8}.items():
         file.write_text(f"patch_size: {typed}")
         for words in (["--patch_size", typed], ["--config", str(file)]):
@@ -194,11 +182,7 @@ def test_several_trackers_are_not_taken_for_data():
 
 def test_several_sources_get_the_options_of_their_task(tmp_path):
     (file := tmp_path / "run.yaml").write_text("data: [shapes:20, photos]\n")
-    for words, task in (
-        (["shapes:20", "photos"], "mae"),
-        (["--config", str(file)], "mae"),
-        (["shapes:20"], "droppos"),
-    ):
+    for words, task in ((["shapes:20", "photos"], "mae"), (["--config", str(file)], "mae"), (["shapes:20"], "droppos")):
         given, _ = parse_pretrain(words)
         data, chosen = given.pop("data"), given.pop("task")
         assert request(data, chosen, given).task["name"] == task

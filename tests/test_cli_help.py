@@ -8,16 +8,8 @@ import sys
 
 import pytest
 
-from patchloom.data.sources.names import BUILTIN
 from patchloom.options.help import HELP_EXAMPLES, help_page, overview
-from patchloom.options.parse import (
-    VERBS,
-    evaluate_spec,
-    parse_call,
-    parse_pretrain,
-    pretrain_spec,
-    verb_spec,
-)
+from patchloom.options.parse import VERBS, evaluate_spec, parse_call, parse_pretrain, pretrain_spec, verb_spec
 from patchloom.options.protocols import PROTOCOLS
 from patchloom.tasks import TASKS
 
@@ -138,20 +130,6 @@ def test_every_option_is_named_and_all_are_explained(words, taken):
     assert "more, explained by" not in whole
 
 
-def test_options_are_grouped():
-    text = help_page("pretrain", ["--help"])
-    assert re.findall(r"^(\w+)$", text, re.MULTILINE) == ["data", "model", "task", "training", "machine", "run"]
-    assert re.search(r"^  --epochs float or auto +passes over", text, re.MULTILINE)
-    assert text.index("patchloom pretrain photos/") < text.index("--epochs float"), "examples come first"
-
-
-def test_help_lists_the_kinds_of_data():
-    kinds = (*BUILTIN, "list.txt", "table.csv", "pattern", "several", "hf:NAME", "pipe:COMMAND")
-    for verb in ("check", "pretrain", "evaluate", "look", "bench"):
-        assert all(re.search(rf"\b{kind}\b", help_page(verb, ["--help"])) for kind in kinds)
-    assert "speech_commands/" in help_page("evaluate", ["keywords", "--help"])
-
-
 def test_examples_are_commands():
     for command in (command for found in HELP_EXAMPLES.values() for command, _ in found):
         _, verb, *words = command.split()
@@ -177,11 +155,3 @@ def test_names_may_have_hyphens_and_switches_need_no_value():
     assert (given["checkpointing"], given["data"]) == (True, "photos")
     assert parse_pretrain(["photos", "--flip", "false"])[0]["flip"] is False
     assert parse_call("evaluate", ["finetune", "run", "photos", "--from-scratch"])["from_scratch"] is True
-
-
-def test_the_table_of_tasks(printed):
-    out = printed[0][("tasks",)][1]
-    for name, entry in TASKS.items():
-        line = next(line for line in out.splitlines() if line.startswith(f"{name} "))
-        assert all(f"×{cost}" in line for cost in entry.cost or ())
-    assert "patchloom bench" in out and out.splitlines()[0].split()[-2:] == ["nano", "ViT-S"]

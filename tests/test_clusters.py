@@ -44,7 +44,6 @@ sys.exit(1)
 
 @pytest.fixture
 def programs(tmp_path):
-    """Folder of the stand-ins."""
     (tmp_path / "bin").mkdir()
     for name, content in (("srun", SRUN), ("scontrol", SCONTROL), ("patchloom", PATCHLOOM)):
         (tmp_path / "bin" / name).write_text(content)
@@ -53,7 +52,6 @@ def programs(tmp_path):
 
 
 def blocks(page: str, fence: str) -> list[str]:
-    """Return the fenced blocks of a page that begin with this line."""
     return re.findall(rf"^```{fence}\n(.*?)^```$", (PAGES / page).read_text(), re.MULTILINE | re.DOTALL)
 
 

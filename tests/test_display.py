@@ -2,8 +2,6 @@
 
 import pytest
 
-from patchloom.bench import Bench
-from patchloom.check import CheckResult, Proposal
 from patchloom.display import (
     Displayable,
     Lines,
@@ -15,9 +13,6 @@ from patchloom.display import (
     truncate_middle,
     visible,
 )
-from patchloom.export.encoder import Export
-from patchloom.results.evaluation import Evaluation
-from patchloom.train.loop import Run
 
 TABLE = TextTable(
     ("encoder", "k", "a heading of words", "text"),
@@ -68,12 +63,6 @@ def test_a_notebook_gets_tables_and_nothing_that_would_be_markup() -> None:
     assert "<script>" not in html and "<b>" not in html and "&lt;script&gt;" in html
     assert html.count("<table>") == 1 and "<th>a&amp;b</th>" in html and "<td>&lt;b&gt;x&lt;/b&gt;<br>y</td>" in html
     assert "a/very/long/name/of/an/encoder" in Result()._repr_html_()
-
-
-def test_all_results_are_displayable() -> None:
-    for kind in (Bench, CheckResult, Export, Proposal, Evaluation, Run):
-        assert issubclass(kind, Displayable) and "parts" in vars(kind)
-        assert not {"__repr__", "__str__", "_repr_html_", "text"} & vars(kind).keys()
 
 
 def test_at_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:

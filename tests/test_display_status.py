@@ -66,13 +66,6 @@ def test_without_a_terminal_lines_are_printed_at_intervals(screen, monkeypatch):
     assert re.fullmatch(r"\d s left · reading images: 2 of 3\n", log.getvalue())
 
 
-def test_until_an_item_is_done_a_line_tells_the_seconds_so_far():
-    with StatusMessage("reading images", 3) as waited:
-        assert waited.line() == "reading images: 0 of 3 (0 s)"
-    with StatusMessage("starting") as waited:
-        assert waited.line() == "starting (0 s)"
-
-
 def test_a_notebook_shows_the_status_line_on_stdout(screen, monkeypatch):
     monkeypatch.setattr(sys, "stderr", screen)
     monkeypatch.setitem(sys.modules, "ipykernel", display)  # which a program may import and be no notebook

@@ -151,11 +151,7 @@ def test_a_student_is_refused_as_an_encoder_with_what_to_do(tmp_path):
     [
         ({"student": "convnext_ato"}, "convnext_atto"),
         ({"student": "convnext_atto", "side": 16}, "16x16 pixels are too small.*--side 32 or more"),
-        ({"epochs": 0.0}, "--epochs"),
-        ({"batch_size": 1}, "--batch_size"),
         ({"decay": -1.0}, "--decay"),
-        ({"dense": float("nan")}, "--dense"),
-        ({"side": 4}, "--side"),
         ({"seeds": 2}, "--labels"),
         ({"out": "taken"}, "another --out"),
     ],

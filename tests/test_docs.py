@@ -22,13 +22,7 @@ from sklearn.utils import Bunch
 from patchloom.cli import main
 from patchloom.data.source import Data
 from patchloom.data.sources import builtin
-from patchloom.options.parse import (
-    VERBS,
-    evaluate_spec,
-    parse_call,
-    pretrain_spec,
-    verb_spec,
-)
+from patchloom.options.parse import VERBS, evaluate_spec, parse_call, pretrain_spec, verb_spec
 from patchloom.options.protocols import PROTOCOLS
 from patchloom.tasks import TASKS
 
@@ -100,7 +94,6 @@ def commands_of(text: str) -> list[list[str]]:
 
 
 def parse(words: list[str]) -> None:
-    """Parse a command as the command line does."""
     assert words, "patchloom without a verb"
     verb, *rest = [word for word in words if word != "--json"]  # not among the options of a verb
     if (verb, *rest[:1]) == ("look", "curves"):

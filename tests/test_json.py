@@ -38,7 +38,6 @@ def photos(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run(photos, tmp_path_factory) -> Path:
-    """A finished run on them."""
     out = tmp_path_factory.mktemp("runs") / "run"
     assert cli.main(["pretrain", str(photos), "--out", str(out), *SMALL]) == 0
     return out

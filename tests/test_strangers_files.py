@@ -40,9 +40,6 @@ def test_numbers_are_finite_and_whole_ones_fit_into_64_bits():
     assert not any(map(is_whole, ("", "-1", "1.5", "²", "9" * 19, "9" * 5000)))
 
 
-# Annotations.
-
-
 def voc(root: Path, content: bytes) -> Path:
     root.mkdir(exist_ok=True)
     Image.new("RGB", (20, 16)).save(root / "a.png")
@@ -148,9 +145,6 @@ def test_labels_of_yolo_that_are_no_numbers(tmp_path):
         assert "a.txt, line 1, " in refusal(open_boxes, tmp_path)
 
 
-# Lists, tables and shards.
-
-
 LISTS = {
     "nul.txt": b"a\0b.png\nimages/0.png\n",
     "nul.csv": b"path,label\na\0b.png,1\nimages/0.png,2\n",
@@ -194,9 +188,6 @@ def test_labels_of_more_digits_than_int_reads(tmp_path):
             tar.add(path, f"{i}.png")
             tar.add(tmp_path / "label", f"{i}.cls")
     assert open_data(tmp_path / "a.tar").train.classes == ("0" * 5000, "1" * 5000)
-
-
-# Runs, checkpoints, weights and vectors.
 
 
 def test_dates_in_the_settings_of_a_run(tmp_path):
@@ -279,9 +270,6 @@ def test_every_flag_bit_of_a_zip(tmp_path):
                 assert read_rows(tmp_path / "b.npz").vectors.shape == (1, 2)
             except PatchloomError as error:
                 assert "cannot be read as vectors" in str(error)
-
-
-# The command line.
 
 
 def test_a_terminal_without_the_letters():

@@ -93,8 +93,6 @@ def test_what_an_arm_needs_comes_before_it() -> None:
 
 
 class Done(subprocess.Popen):
-    """Finished process that has left its results."""
-
     def __init__(self, study: Study, job: tuple[str, int], code: int) -> None:
         self.returncode = code
         for path in study.files(*job) if not code else ():

@@ -107,7 +107,6 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def script(tmp_path):
-    """A script with phases that fail."""
     path = tmp_path / "phases.py"
     path.write_text(PHASES)
     return [sys.executable, str(path), "--tiny", "--out", str(tmp_path / "out")]
@@ -152,7 +151,6 @@ def test_a_stopped_call_leaves_no_process(script, environment, tmp_path, number)
 
 
 def within(seconds, true):
-    """Wait until a condition holds, and return whether it does."""
     end = time.monotonic() + seconds
     while not true() and time.monotonic() < end:
         time.sleep(0.05)
@@ -160,7 +158,6 @@ def within(seconds, true):
 
 
 def gone(file):
-    """Whether the process whose number a file holds ends soon."""
     stat = Path("/proc", file.read_text(), "stat")
 
     def has_ended():

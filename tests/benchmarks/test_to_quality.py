@@ -14,7 +14,6 @@ def trial(arm: str, tmp_path: Path = Path("out"), job: str = "cifar") -> quality
 
 
 def options(words: list[str]) -> dict[str, str]:
-    """Return the value of each option that has one."""
     return {word[2:]: value for word, value in zip(words, words[1:], strict=False) if word.startswith("--")}
 
 

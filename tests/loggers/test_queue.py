@@ -169,16 +169,6 @@ def test_a_slow_server_gets_everything(silent):
     assert received("row", Silent) == [0, 4] and "  silent: here" in said
 
 
-def test_a_run_that_went_back_sends_its_rows_again(run):
-    with TrackerSet(["noting"], RunFolder(run), print) as tracks:
-        tracks.start(SETTINGS, ROWS)
-        tracks.rewind(4)
-        tracks.log_row(ROWS[2])
-    assert [one[:2] for one in Noting.calls[2:]] == [
-        *(("row", 0), ("row", 4), ("row", 8), ("back", 4), ("row", 8), ("end", "success"))
-    ]
-
-
 @pytest.mark.parametrize(
     "problem, status", [(Stopped("s"), "aborted"), (KeyboardInterrupt(), "aborted"), (PatchloomError("p"), "failed")]
 )
@@ -234,16 +224,6 @@ def test_missing_data_after_a_kill_is_sent_once(folder, monkeypatch):
     assert not Noting.calls
     folder.lock()  # the lock was released: otherwise this process would look like another one that trains
     folder.unlock()
-
-
-def test_an_unreachable_tracker_gets_the_rest_later(folder):
-    said = []
-    Noting.fails = {("result",): OSError("no network")}
-    send_pending(["noting"], folder, said.append)
-    assert "noting is switched off" in said[-1]
-    Noting.fails, Noting.calls = {}, []
-    send_pending(["noting"], folder, said.append)
-    assert [one[0] for one in Noting.calls] == ["init", "settings", "pictures", "result", "end"]
 
 
 def test_a_run_without_a_result_sends_nothing_and_says_so(folder):

@@ -22,17 +22,14 @@ from patchloom.nets.build import (
     spec_of_stock,
     swin_sizes,
 )
-from patchloom.nets.encode import attention_heads, encode, heads_by_stage, input_size, patch_count, patch_positions
+from patchloom.nets.encode import attention_heads, heads_by_stage, input_size, patch_count, patch_positions
 from patchloom.nets.geometry import Geometry
 from patchloom.patches.positions import sincos_1d, sincos_2d
-from patchloom.withhold.encoder_input import all_patches
 
 ROTARY = "vit_small_patch16_dinov3"
 
 
 class Noted(TorchDispatchMode):
-    """Mode that notes the operations."""
-
     def __init__(self):
         super().__init__()
         self.names = set()
@@ -87,14 +84,6 @@ def test_options_have_one_name_in_all_models():
         vit = build_encoder(EncoderSpec(model, (32, 32), 8, positions="learned", options=sizes))
         assert vit.reg_token.shape[1] == 2 and vit.cls_token is None and vit.pos_embed is not None
         assert not isinstance(vit.norm_pre, torch.nn.Identity)
-
-
-def test_the_speech_model_of_mp3_has_70_000_parameters():
-    """Width 32, 8 blocks, feed-forward 64, a class token, dropout 0.1 (section 4.3), and no positions."""
-    sizes = {"embed_dim": 32, "depth": 8, "num_heads": 4, "mlp_ratio": 2, "proj_drop_rate": 0.1}
-    vit = build_encoder(EncoderSpec("nano", (40, 98), (40, 1), 1, "none", sizes | {"class_token": True}))
-    assert sum(weight.numel() for weight in vit.parameters()) == 69_760
-    assert encode(vit, all_patches(torch.randn(2, 1, 40, 98), 98)).shape == (2, 99, 32)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from patchloom.train.loop import pretrain
 
 
 def step_of(task, views, step=0):
-    """Return the loss of a step and its gradients by name."""
     loss = task(*views, progress=step / 3, generator=torch.Generator().manual_seed(step)).loss
     loss.backward()
     found = {name: weight.grad.clone() for name, weight in task.named_parameters() if weight.grad is not None}

@@ -36,7 +36,6 @@ from patchloom.nets.sparse_attention import query_block
 from patchloom.patches.partition import random_partition
 from patchloom.patches.tokens import patchify, unpatchify
 from patchloom.tasks.droppos import DropPos
-from patchloom.tasks.mixture import Mixture
 from patchloom.tasks.mp3 import MP3
 from patchloom.withhold.encoder_input import all_patches, drop_positions, limit_context, mask_patches
 
@@ -109,7 +108,6 @@ def test_features_are_those_of_timms_masked_attention(vit, images, fused):
 
 
 def embedded(vit, images):
-    """Return tokens and rotations of all patches."""
     given = all_patches(images, N)
     return embed(vit, given), rotations(vit, given)
 
@@ -145,9 +143,6 @@ def test_another_input_size_has_its_own_rotations_and_inference_forbids_no_train
     resize_input(vit, (16, 48))
     wide = torch.randn(1, 3, 16, 48, dtype=torch.float64)
     close(encode(vit, all_patches(wide, N)), vit.forward_features(wide))
-
-
-# Withheld positions: embeddings and rotations.
 
 
 def shuffled(images, order):
@@ -190,9 +185,6 @@ def test_rotations_at_the_places_of_patches_are_their_rotations(form):
     torch.testing.assert_close(rotations_at(vit, places.flatten(0, 1)), patch_rotations(vit), rtol=0, atol=1e-5)
 
 
-# Tasks and protocols that withhold positions.
-
-
 @pytest.mark.parametrize("positions", ["rotary", "sincos"])
 @pytest.mark.parametrize("placeholder", ["learned", "zeros", "foreign"])
 def test_droppos_trains_on_rotations(placeholder, positions, images):
@@ -215,12 +207,6 @@ def test_mp3_withholds_rotations_and_refuses_a_table_beside_them(images):
     task(images, generator=torch.Generator().manual_seed(0)).loss.backward()
     assert "--positions rotary" in refusal(MP3, eva("eva02_small_patch14_224"))
     MP3(eva("eva02_small_patch14_224"), known_positions=0.2)
-
-
-@pytest.mark.parametrize("share", [0.5, 1])
-def test_a_mixture_drops_all_or_some_rotations(share, images):
-    task = Mixture(eva().float(), ask={"positions": 1}, withhold={"drop_positions": share})
-    assert task(images.float()).loss.isfinite() and task.position_token is None
 
 
 def test_protocols_take_rotations_away(vit, images):
@@ -262,9 +248,6 @@ def test_rotations_are_kept_in_fine_tuning():
     assert with_table.pos_embed is not None and has_rotations(with_table)
 
 
-# Weights.
-
-
 def loaded(vit, state):
     """Load weights into a copy of an encoder whose weights are zero; return it and the report."""
     other = deepcopy(vit).float()
@@ -276,11 +259,6 @@ def loaded(vit, state):
 
 def equal(one, other):
     return all(torch.equal(other.state_dict()[name], value) for name, value in one.state_dict().items())
-
-
-def test_weights_under_timms_names_are_read_back(vit):
-    other, done = loaded(vit, dict(vit.float().state_dict()))
-    assert not done.missing and not done.unexpected and not done.resampled and equal(vit, other)
 
 
 @pytest.mark.parametrize("biased", [True, False])

@@ -5,10 +5,9 @@ import swins
 import torch
 from sweep import SIZE
 
-from patchloom.errors import PatchloomError
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.encode import encode, patch_count
-from patchloom.nets.finetune import block_count, freeze_for, frozen_names
+from patchloom.nets.finetune import block_count, freeze_for
 from patchloom.withhold.encoder_input import all_patches, blank_patches
 
 
@@ -21,23 +20,6 @@ def vit(positions="learned", **options):
 def trained(net):
     """Return the first two parts of the names of trained parameters, such as blocks with their numbers."""
     return {".".join(name.split(".")[:2]) for name, weight in net.named_parameters() if weight.requires_grad}
-
-
-@pytest.mark.parametrize("count", [0, 1, 3])
-def test_only_the_last_blocks_and_norm_are_trained(count):
-    net = vit()
-    assert block_count(net) == 3
-    kept = frozen_names(net, "blocks", count)
-    assert {"cls_token", "reg_token", "pos_embed", "patch_embed.proj.weight", "patch_embed.proj.bias"} <= set(kept)
-    freeze_for(net, "blocks", count)
-    assert trained(net) == {"norm.weight", "norm.bias"} | {f"blocks.{i}" for i in range(3 - count, 3)}
-    assert sorted(kept) == sorted(name for name, weight in net.named_parameters() if not weight.requires_grad)
-
-
-def test_fixed_positions_are_not_listed_and_too_many_blocks_are_rejected():
-    assert "pos_embed" not in frozen_names(vit("sincos"), "blocks", 1)
-    with pytest.raises(PatchloomError, match="--train_blocks 4 is more than the 3 blocks of the encoder: give fewer"):
-        freeze_for(vit(), "blocks", 4)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import re
 import pytest
 import timm
 import torch
+from refusing import refusal
 from swins import DEEP, spec_of, swin
 
 from patchloom.errors import PatchloomError
@@ -145,20 +146,6 @@ def test_a_known_position_changes_only_its_unit():
     torch.testing.assert_close(patch_positions(net), sincos_2d(8, (8, 8)))
 
 
-def test_merging_never_crosses_units():
-    """The content of a unit reaches only its own token with attention switched off."""
-    net = swin(**DEEP)
-    with torch.no_grad():
-        for stage in net.layers:
-            for block in stage.blocks:
-                block.attn.proj.weight.zero_()
-    images = torch.randn(1, 3, 32, 32)
-    other = images.clone()
-    other[:, :, 8:16, 16:24] += torch.randn(8, 8)  # unit 1, 2 of 4 x 4
-    changed = (encode(net, all_patches(images, 16)) != encode(net, all_patches(other, 16))).any(-1)[0]
-    assert changed.nonzero().flatten().tolist() == [6]
-
-
 def test_blank_content_is_unknown():
     net, token = swin(), torch.randn(8)
     images = torch.randn(1, 3, 32, 32)
@@ -243,5 +230,4 @@ def test_a_swin_of_other_stages_is_rejected_with_advice(tmp_path, depths):
 def test_a_stage_of_a_swin_is_no_vit(tmp_path):
     torch.save(swin(**DEEP).state_dict(), tmp_path / "swin.pth")
     vit = build_encoder(EncoderSpec("nano", (32, 32), 4, options={"depth": 2, "embed_dim": 32, "num_heads": 2}))
-    with pytest.raises(PatchloomError, match="holds a Swin, and this encoder is a plain ViT"):
-        load_published(vit, tmp_path / "swin.pth")
+    assert "holds a Swin, and this encoder is a plain ViT" in refusal(load_published, vit, tmp_path / "swin.pth")

@@ -6,15 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from patchloom.patches.partition import random_partition
-from patchloom.patches.tokens import (
-    gather_tokens,
-    grid_of,
-    normalize_channels,
-    patch_channel_statistics,
-    patchify,
-    scatter_tokens,
-    unpatchify,
-)
+from patchloom.patches.tokens import gather_tokens, grid_of, patchify, scatter_tokens, unpatchify
 
 quick = settings(max_examples=50)
 SIDES = st.tuples(st.integers(1, 6), st.integers(1, 6))  # pixels of a patch
@@ -58,13 +50,6 @@ def test_unpatchify_undoes_patchify(b, c, rows, columns, p):
     assert torch.equal(patchify(images, p, some), gather_tokens(patches, some))
 
 
-def test_patch_order_is_row_by_row_and_a_convolutions():
-    images = torch.arange(2 * 4 * 6.0).view(1, 2, 4, 6)
-    assert torch.equal(patchify(images, (4, 1))[0, 5], images[0, :, :, 5].flatten())
-    assert torch.equal(patchify(images, (2, 2))[0, 1], images[0, :, 0:2, 2:4].flatten())
-    assert torch.equal(patchify(images, (2, 2))[0, 3], images[0, :, 2:4, 0:2].flatten())
-
-
 def test_patches_of_several_views_of_every_image_are_cut_without_copies_of_the_images():
     images, some = torch.randn(2, 3, 8, 8), torch.tensor([[0, 3], [1, 2], [2, 2], [3, 0], [1, 1], [0, 2]])
     assert torch.equal(patchify(images, (4, 4), some), patchify(images.repeat(3, 1, 1, 1), (4, 4), some))
@@ -73,17 +58,3 @@ def test_patches_of_several_views_of_every_image_are_cut_without_copies_of_the_i
     for p in ((3, 8), (8, 3)):
         with pytest.raises(ValueError, match=f"8x8 pixels cannot be cut into patches of {p[0]}x{p[1]}"):
             patchify(images, p)
-
-
-def test_each_channel_of_each_patch_has_its_own_statistics():
-    images = torch.rand(2, 3, 8, 8) * torch.tensor([1.0, 0.1, 5.0]).view(3, 1, 1)
-    patches = patchify(images, (4, 4))
-    mean, deviation = patch_channel_statistics(patches, 3)
-    torch.testing.assert_close(normalize_channels(patches, 3), (patches - mean) / deviation)
-    assert mean.shape == deviation.shape == (2, 4, 48)
-    block = images[1, 2, 4:8, 0:4]  # patch 2, channel 2: the last 16 numbers
-    torch.testing.assert_close(mean[1, 2, 32:], block.mean().expand(16))
-    spread = ((block - block.mean()).square().sum() / 15).sqrt()
-    torch.testing.assert_close(deviation[1, 2, 32:], spread.expand(16) + 1e-6)
-    _, flat = patch_channel_statistics(torch.full((1, 1, 32), 0.5), 2)
-    assert flat.tolist() == [[pytest.approx([1e-6] * 32)]]

@@ -10,23 +10,11 @@ from patchloom.questions.collapse import centred_rank, deviation, distance_from_
 
 
 def test_spread_is_0_for_one_direction_and_1_for_all():
-    direction = noise(8)
-    one_direction = direction * torch.rand(50, 1).add(0.1)
-    assert output_spread(one_direction) == pytest.approx(0, abs=1e-3)
-    assert output_spread(noise(4000, 16)) == pytest.approx(1, abs=1e-3)
-    assert output_spread(torch.tensor([[1.0, 0.0], [-2.0, 0.0]])) == 1
+    assert output_spread(noise(8) * torch.rand(50, 1).add(0.1)) == pytest.approx(0, abs=1e-3)
     outputs = noise(30, 8) + 2
     unit = outputs / outputs.norm(dim=1, keepdim=True)
     apart = (unit - unit.mean(0)).square().sum(1).mean().sqrt().item()
     assert output_spread(outputs) == pytest.approx(apart, rel=1e-4) and 0.2 < apart < 0.8
-
-
-def test_effective_rank_is_1_on_a_line_and_d_in_all_directions():
-    assert effective_rank(noise(1, 8) * noise(20, 1)) == pytest.approx(1, abs=1e-4)
-    basis = torch.linalg.qr(noise(12, 12))[0]
-    for d in (2, 5, 12):
-        assert effective_rank(3 * basis[:d]) == pytest.approx(d, rel=1e-6)
-    assert effective_rank(torch.zeros(4, 8)) == pytest.approx(1)
 
 
 def test_effective_rank_by_its_formula():
@@ -36,6 +24,7 @@ def test_effective_rank_by_its_formula():
     expected = math.exp(-sum(p * math.log(p) for p in share.tolist()))
     assert effective_rank(outputs) == pytest.approx(expected, rel=1e-6) and 1 < expected < 6
     assert effective_rank(outputs.bfloat16()) == pytest.approx(expected, rel=1e-2)
+    assert effective_rank(torch.zeros(4, 8)) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("offset", [0, 1, 20])

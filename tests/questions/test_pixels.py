@@ -79,9 +79,6 @@ def test_right_predictions_recover_the_image():
     torch.testing.assert_close(sheet.columns["recovered, own statistics"], images, rtol=1e-4, atol=1e-4)
 
 
-# blank patches: their number in the input and in the question
-
-
 def blank_input(images, blank):
     """Return input with all patches, those of ``blank`` [b k] without content."""
     return encoded_of(images, blank_patches(all_patches(images, geometry_of(images, 4).n), blank))
@@ -129,9 +126,6 @@ def test_another_number_of_blank_patches_is_an_error(which, blank, asked, call, 
     progress = [0.0] if call == "forward" else []
     with pytest.raises(PatchloomError, match=words):
         getattr(blank_question(images, blank, asked), call)(encoded, *progress)
-
-
-# restoration: targets and losses beside plain loops
 
 
 def restoring(images, normalized, whole=None, band_weight=None):

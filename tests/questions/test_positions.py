@@ -7,25 +7,9 @@ from small import seeded, small
 from torch.nn import functional as F
 
 from patchloom.patches.tokens import patchify
-from patchloom.questions.positions import (
-    PositionPrediction,
-    Positions,
-    chance_accuracy,
-    loss_weights,
-    shift_note,
-    weighted_mean,
-    whole_shifts,
-)
+from patchloom.questions.positions import PositionPrediction, Positions, chance_accuracy, shift_note, whole_shifts
 from patchloom.tasks.droppos import DropPos
 from patchloom.withhold.encoder_input import blank_patches, drop_positions
-
-
-def test_only_dropped_positions_count():
-    dropped = torch.tensor([[True, False, True]])
-    weights = loss_weights(dropped, torch.tensor([[0.2, 0.1, 0.4]]))
-    assert weights.tolist() == [[pytest.approx(0.2), 0.0, pytest.approx(0.4)]]
-    assert weighted_mean(torch.tensor([[1.0, 100.0, 4.0]]), weights).item() == pytest.approx((0.2 + 1.6) / 0.6)
-    assert loss_weights(dropped).tolist() == [[1.0, 0.0, 1.0]]
 
 
 @pytest.mark.parametrize("class_token", [True, False])

@@ -7,14 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from patchloom.results.claims import (
-    Claim,
-    Difference,
-    constant_remark,
-    difference,
-    difference_over_splits,
-    raw_remark,
-)
+from patchloom.results.claims import Claim, Difference, constant_remark, difference, difference_over_splits, raw_remark
 from patchloom.results.intervals import Z, student
 
 

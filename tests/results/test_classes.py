@@ -103,13 +103,6 @@ def test_the_rule_of_the_headline() -> None:
     assert "y 5" in explain_measure(np.repeat([0, 1], (95, 5)), ("x", "y"))
 
 
-def test_equally_frequent_classes_have_the_accuracy_as_balanced_accuracy() -> None:
-    accuracy, balanced, *_ = class_results("e", "knn", {}, _drawn((25, 25, 25)))
-    assert accuracy.quoted and not balanced.quoted
-    assert balanced.value == pytest.approx(accuracy.value)
-    assert balanced.high - balanced.low == pytest.approx(accuracy.high - accuracy.low, rel=0.1)
-
-
 def test_whole_groups_widen_the_interval() -> None:
     labels, groups = np.tile([0, 1], 50), np.arange(100) // 10
     right = (groups % 2).astype(float)

@@ -91,24 +91,6 @@ def test_a_baseline_that_is_perfect_can_be_met_or_missed():
     assert level_of(between(1.0, 1.0, 19)) is Level.NONE and level_of(between(0.5, 1.0, 19)) is Level.WORSE
 
 
-@pytest.mark.parametrize(
-    ("value", "baseline", "n", "level"),
-    [
-        (0.299, 0.175, 2000, Level.CLEAR),  # shapes, seed 0, beside raw pixels
-        (0.420, 0.371, 10_000, Level.WEAK),  # CIFAR-10, 36 minutes of droppos
-        (0.345, 0.367, 10_000, Level.WORSE),  # CIFAR-10, 4 minutes of mae
-        (0.375, 0.371, 10_000, Level.NONE),
-        (0.375, 0.371, 10**6, Level.HARDLY),
-        (0.583, 0.500, 12, Level.UNKNOWN),
-        (0.75, 0.30, 12, Level.UNSURE),
-    ],
-)
-def test_the_share_between_accuracies(value, baseline, n, level):
-    share = between(value, baseline, n)
-    assert level_of(share) is level, share
-    assert share.value == pytest.approx((value - baseline) / (1 - baseline))
-
-
 def test_newcombes_interval_of_his_own_example():
     """Newcombe 1998, table II, (a): 56/70 against 48/80 by method 10 is 0.0524 to 0.3339."""
     share = share_over(Result.of_share("", "", {}, 56 / 70, 70), Result.of_share("", "", {}, 48 / 80, 80), UNKNOWN)

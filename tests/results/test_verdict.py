@@ -11,15 +11,7 @@ from patchloom.results.claims import START
 from patchloom.results.evaluation import compare_results
 from patchloom.results.result import SHARE, Baseline, Result
 from patchloom.results.shares import level_of
-from patchloom.results.verdict import (
-    RULES,
-    Health,
-    Signs,
-    closing_sentence,
-    judge,
-    read_health,
-    write_health,
-)
+from patchloom.results.verdict import RULES, Health, Signs, closing_sentence, judge, read_health, write_health
 from patchloom.system.checksummed import write_checksummed
 
 # shares of the way by their level: value and interval
@@ -177,9 +169,6 @@ def test_recordings_are_not_called_images(case):
     assert "image" not in said.replace("(--held_out)", "") and "recording" in said
 
 
-# The file, which anybody may have written.
-
-
 INVALID = {
     "verdict": ["splendid", ["healthy"]],
     "why": [3, "two\nlines"],
@@ -208,9 +197,6 @@ def test_a_missing_or_edited_verdict_is_none(tmp_path):
     assert read_health(tmp_path) is None
     path.write_text("[]")
     assert read_health(tmp_path) is None
-
-
-# The closing sentence.
 
 
 @pytest.mark.parametrize(

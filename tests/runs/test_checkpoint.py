@@ -9,21 +9,14 @@ from typing import Any
 import pytest
 import torch
 from pseudo_cuda import pseudo_cuda
+from refusing import refusal
 from safetensors.torch import save_file
 
 from patchloom.errors import PatchloomError, TemporaryError
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.read import checksum
 from patchloom.runs import checkpoint
-from patchloom.runs.checkpoint import (
-    _MARGIN,
-    _ROUNDED,
-    Checkpoints,
-    SaveTimer,
-    all_finite,
-    restore,
-    tensors_of,
-)
+from patchloom.runs.checkpoint import _MARGIN, _ROUNDED, Checkpoints, SaveTimer, all_finite, restore, tensors_of
 from patchloom.tasks import build_task
 from patchloom.train.step import pretraining_optimizer
 
@@ -64,24 +57,6 @@ def test_weights_that_are_not_finite_are_found_by_one_wait_for_a_gpu():
         assert not all_finite(weights)
 
 
-def test_resuming_equals_an_uninterrupted_run(tmp_path):
-    task, optimizer = make()
-    for number in range(3):
-        step(task, optimizer, number)
-    save(tmp_path, task, optimizer, 3)
-    other, fresh = make(seed=9)
-    tensors, about, problems = Checkpoints(tmp_path).read()
-    restore(tensors, other, fresh)
-    assert about == {"step": 3} and problems == []
-    for group in fresh.param_groups:
-        group["lr"] = 1e-3
-    for number in range(3, 6):
-        step(task, optimizer, number)
-        step(other, fresh, number)
-    for (name, one), two in zip(task.state_dict().items(), other.state_dict().values(), strict=True):
-        assert torch.equal(one, two), name
-
-
 def test_checkpoints_are_readable_by_others(tmp_path):
     (tmp_path / "plain").write_text("")
     kept = save(tmp_path, *make(), 0)
@@ -95,8 +70,7 @@ def test_values_of_a_stranger_are_checked(about, tmp_path):
     kept = save(tmp_path / "checkpoints", *make(), 0)
     tensors, _, _ = kept.read()
     save_file(tensors, kept.last, {"about": about, "sha256": checksum(tensors, about)})
-    with pytest.raises(PatchloomError, match="is damaged"):
-        kept.newest()
+    assert "is damaged" in refusal(kept.newest)
     assert kept.about() == {} and kept.progress() == (0, 0.0)
 
 
@@ -113,9 +87,6 @@ def test_a_checkpoint_of_another_task_or_size_is_refused(changed, said):
     task, optimizer = make()
     with pytest.raises(PatchloomError, match=f"another task or model.*{said}|{said}.*--from"):
         restore(changed(tensors_of(task, optimizer)), task)
-
-
-# When the next checkpoint is due: soon after the start, then ever later, never so often that writing takes long.
 
 
 @pytest.mark.parametrize(
@@ -140,9 +111,6 @@ def test_seconds_between_checkpoints(monkeypatch, limits, took, pauses) -> None:
         found.append(now[0] - begun - 1)  # due once more than the pause has passed
         timer.saved(took)
     assert found == pauses
-
-
-# Checkpoints of a GPU are copies there, which a thread writes while training goes on.
 
 
 class Held:

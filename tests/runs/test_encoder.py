@@ -59,9 +59,6 @@ def interrupted(small_run, tmp_path):
     return copy
 
 
-# Interrupted runs.
-
-
 @pytest.mark.parametrize("task", ["droppos", "extrema"])
 def test_an_interrupted_run_can_be_evaluated_exported_and_looked_at(task, interrupted, small_run, images, tmp_path):
     stopped, finished = interrupted(task), shutil.copytree(small_run(task), tmp_path / task)
@@ -116,9 +113,6 @@ def test_a_path_near_a_run_suggests_the_run(interrupted, monkeypatch):
     assert suggest_run(runs.parent / "elsewhere" / "zebra") == suggest_run("\0") == suggest_run("x" * 5000) == ""
     for said in (load_encoder, lambda path: evaluate("positions", path, "digits")):
         assert "it is part of the run" in refusal(said, stopped / "checkpoints" / "last.safetensors")
-
-
-# Files of bare weights.
 
 
 @pytest.fixture(scope="module")
@@ -198,9 +192,6 @@ def test_a_run_starts_from_bare_weights_with_a_model_name(plain, unlabelled_imag
     assert f"normalization init (timm's for {NAME}: mean 0.5, 0.5, 0.5; standard deviation 0.5, 0.5, 0.5)" in told
 
 
-# Student and teacher of a run.
-
-
 @pytest.mark.parametrize("task", ["extrema", "lut", "latent", "loca"])
 def test_a_run_with_a_teacher_has_both(small_run, interrupted, task):
     run = small_run(task)
@@ -260,8 +251,6 @@ def test_features_before_the_last_norm(run, images):
     found = evaluate("knn", run, images, last_norm=False, device="cpu", pooling="mean", ks=(5,))
     assert found.results[0].settings["last_norm"] is False
 
-
-# Every verb takes every kind of source, or refuses it with the same message.
 
 VERBS = {
     "load_encoder": lambda source, images, out: load_encoder(source),

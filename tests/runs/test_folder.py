@@ -73,22 +73,8 @@ def test_columns_may_appear_later(tmp_path):
     assert (tmp_path / "metrics.csv").read_text().splitlines() == ["step,loss,knn", "10,1.42857,", "20,2.85714,0.5"]
 
 
-# Differences of settings.
-
-
 def differing(before, run, task="extrema", **settings):
     return setting_differences(before, request("photos", task, settings), {}, run)
-
-
-def test_differences_are_named_with_both_values(tmp_path):
-    before = request("photos", {"name": "extrema", "loss": "byol"}, {"weight_decay": 0.05, "held_out": 0.05}).plain()
-    assert differing(before, tmp_path, {"name": "extrema", "loss": "byol"}, weight_decay=0.05, held_out=0.05) == []
-    assert differing(before, tmp_path, {"name": "extrema", "loss": "infonce"}, weight_decay=0.1) == [
-        "held_out: was 0.05, now auto",
-        "task.loss: was byol, now infonce",
-        "weight_decay: was 0.05, now 0.1",
-    ]
-    assert differing(before, tmp_path, "mae")[-2:] == ["task: was extrema, now mae", "weight_decay: was 0.05, now auto"]
 
 
 def test_what_starts_a_run_may_change(tmp_path):
@@ -102,8 +88,6 @@ def test_a_patch_is_the_same_by_its_side_and_by_both(tmp_path):
     assert differing(before, tmp_path, "mae", patch_size=(8, 8)) == []
     assert differing(before, tmp_path, "mae", patch_size=[40, 1]) == ["patch_size: was 8, now 40x1"]
 
-
-# Lists of names, and records of training images.
 
 HARD = ["two\nlines.png", "a\r.png", "a\u2028b.png", "a\x85.png", '"quoted".png', '"', "", "two\n\udcff.png"]
 PLAIN = ["plain.png", "back\\nslash.png", "C:\\new\\x.png", "\udcff.png", 'in "quotes".png', "äö.png"]

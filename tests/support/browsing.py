@@ -9,7 +9,6 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 
 
 def missing() -> str:
-    """Return why no browser can be started, or ""."""
     try:
         import playwright.sync_api  # noqa: F401
     except ImportError:

@@ -73,7 +73,6 @@ def _rank(
 
 
 def segment_together(run: Path, world: int, cache: Path, **options: Any) -> tuple[list[int], list[str], list[str]]:
-    """See `evaluate_together`."""
     return evaluate_together("segment", run, "squares", world, cache, **options)
 
 

@@ -57,7 +57,6 @@ def read(path: Path) -> Read:
 
 
 def read_parts(folder: Path) -> dict[str, Read]:
-    """Read the parts of a folder by name."""
     return {path.name: read(path) for path in sorted(folder.glob("[!.]*-*"))}
 
 

@@ -14,21 +14,18 @@ from patchloom.data.decode import Unreadable, decode_image, read_image
 
 
 def tiff(array: np.ndarray, **how: Any) -> bytes:
-    """Return an array as a TIFF that tifffile writes."""
     file = BytesIO()
     tifffile.imwrite(file, array, **how)
     return file.getvalue()
 
 
 def encoded(image: Image.Image | np.ndarray, kind: str = "PNG", **how: Any) -> bytes:
-    """Return an image as a file that Pillow writes."""
     file = BytesIO()
     (Image.fromarray(image) if isinstance(image, np.ndarray) else image).save(file, kind, **how)
     return file.getvalue()
 
 
 def npy(array: np.ndarray) -> bytes:
-    """Return an array as a file that NumPy writes."""
     file = BytesIO()
     np.save(file, array)
     return file.getvalue()

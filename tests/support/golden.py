@@ -61,7 +61,6 @@ class Oracle:
         return {name.removeprefix(f"{TEACHER_PREFIX}."): value for name, value in ours.items()}
 
     def saved(self) -> dict[str, object]:
-        """Return the weights as the authors' code saves them."""
         weights = self.theirs("w.")
         if self.program is EXTREMA_PROGRAM:  # a MoCo v3 at heart
             return {"epoch": 300, "arch": "vit_base", "state_dict": {f"module.{key}": w for key, w in weights.items()}}

@@ -144,7 +144,6 @@ def left_behind(run: Path) -> dict[str, Any]:
 
 
 def typed(images: Path, out: Path, options: dict[str, Any]) -> list[str]:
-    """Return the command-line arguments of the same run."""
     words = ["pretrain", str(images), f"--out={out}"]
     for name, value in (SMALL | options).items():
         pairs = {f"{name}.{key}": one for key, one in value.items()} if isinstance(value, dict) else {name: value}

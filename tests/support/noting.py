@@ -20,7 +20,6 @@ class Noting(Tracker):
 
     @staticmethod
     def forget():
-        """Reset the records before a test."""
         Noting.calls, Noting.fails, Noting.let_go, Other.calls, Other.fails = [], {}, threading.Event(), [], {}
 
     def _note(self, name, *values):

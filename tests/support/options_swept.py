@@ -30,11 +30,7 @@ OPTION_SETS: dict[str, list[dict[str, Any]]] = {
         {"mask_ratio": 0.5, "prediction_ratio": 0.5, "normalized_pixels": False, "encoder_maps": 2},
         {"encoder_maps": 1, "decoder_depth": 1, **_DECODER},
     ],
-    "simmim": [
-        {},
-        {"mask_ratio": 0.75, "mask_unit": 4},
-        {"mask_ratio": 0.3, "normalized_pixels": True},
-    ],
+    "simmim": [{}, {"mask_ratio": 0.75, "mask_unit": 4}, {"mask_ratio": 0.3, "normalized_pixels": True}],
     "droppos": [
         {},
         {"mask_ratio": 0.0, "position_mask_ratio": 1.0, "sigma": 0.0, "placeholder": "zeros"},
@@ -124,25 +120,10 @@ OPTION_SETS: dict[str, list[dict[str, Any]]] = {
         {"sampling": "random", "mask_ratio": 0.5, "decoder_depth": 1, **_DECODER},
         {"sampling": "inverse", "decoder": "conv", "decoder_width": 48},
     ],
-    "diet": [
-        {},
-        {"images": 20, "smoothing": 0.0, "color": "none"},
-    ],
-    "jigsaw": [
-        {},
-        {"mask_ratio": 0.0},
-        {"mask_ratio": 0.9},
-    ],
-    "part": [
-        {},
-        {"pairs": 100, "head": "linear"},
-        {"context_mask_ratio": 0.5},
-    ],
-    "loca": [
-        {},
-        {"mask_ratio": 0.0, "context_ratio": 1.0, "momentum": 0.9},
-        {"mask_ratio": 0.9, "context_ratio": 0.1},
-    ],
+    "diet": [{}, {"images": 20, "smoothing": 0.0, "color": "none"}],
+    "jigsaw": [{}, {"mask_ratio": 0.0}, {"mask_ratio": 0.9}],
+    "part": [{}, {"pairs": 100, "head": "linear"}, {"context_mask_ratio": 0.5}],
+    "loca": [{}, {"mask_ratio": 0.0, "context_ratio": 1.0, "momentum": 0.9}, {"mask_ratio": 0.9, "context_ratio": 0.1}],
     "nepa": [{}],
     "mixture": [
         {},

@@ -9,17 +9,7 @@ import numpy as np
 from PIL import Image
 
 from patchloom.look.charts import Line, Panel
-from patchloom.report.page import (
-    Cloud,
-    Number,
-    Page,
-    Picture,
-    Recording,
-    RunPart,
-    Setting,
-    Slider,
-    Table,
-)
+from patchloom.report.page import Cloud, Number, Page, Picture, Recording, RunPart, Setting, Slider, Table
 from patchloom.results.result import Result
 
 HOSTILE = [
@@ -39,7 +29,6 @@ _COLOURS = ["#2b6cb0", "#c05621", "#2f855a", "#97266d"]
 
 
 def uri_of(image: Image.Image) -> str:
-    """Encode an image as a data URI."""
     written = io.BytesIO()
     image.save(written, "png", optimize=True)
     return f"data:image/png;base64,{base64.b64encode(written.getvalue()).decode()}"
@@ -177,7 +166,6 @@ def run_part(name: str = "shapes-mae", tone: str = "good") -> RunPart:
 
 
 def one_run(tone: str = "good") -> Page:
-    """Return the page of one run."""
     charts = [
         chart(["shapes-mae"]),
         Panel("Loss", "Of each epoch.", [Line("shapes-mae", [1, 2, 3, 4], [0.9, 0.5, 0.4, 0.35])]),
@@ -186,7 +174,6 @@ def one_run(tone: str = "good") -> Page:
 
 
 def comparison() -> Page:
-    """Return the page of three runs."""
     names = ["shapes-droppos", "shapes-mae", "shapes-mp3"]
     table = Table(
         "kNN accuracy on 2,000 held-out images",

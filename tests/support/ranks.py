@@ -111,8 +111,7 @@ def run_together(
     beside, port, begin = out.parent / f"{out.name}-of-{world}", free_port(), time.monotonic()
     processes = [
         context.Process(
-            target=_rank,
-            args=(rank, world, port, str(images), str(out), options, str(beside), sent, dict(os.environ)),
+            target=_rank, args=(rank, world, port, str(images), str(out), options, str(beside), sent, dict(os.environ))
         )
         for rank in range(world)
     ]

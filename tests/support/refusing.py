@@ -20,7 +20,6 @@ def rejection(call: Callable[..., Any], *given: Any, **options: Any) -> Patchloo
 
 
 def refusal(call: Callable[..., Any], *given: Any, **options: Any) -> str:
-    """Return the single line of the error that a call raises."""
     return str(rejection(call, *given, **options))
 
 

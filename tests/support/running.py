@@ -16,7 +16,6 @@ from patchloom.train.step import Stepper
 
 
 def csv_rows(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a CSV file."""
     with open(path, newline="") as file:
         return list(csv.DictReader(file))
 

@@ -37,7 +37,6 @@ RESULT = FinalResult(8, "healthy: half of the way.", "The task is clearly being 
 
 
 def png(path: Path, grey: int) -> Path:
-    """Draw a small uniform grey picture."""
     Image.new("RGB", (4, 2), (grey, grey, grey)).save(path)
     return path
 

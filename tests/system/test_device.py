@@ -50,15 +50,6 @@ def test_tf32_is_of_gpus_since_ampere(precision, capability, fits, monkeypatch):
             hardware.check_precision(precision, device)
 
 
-@pytest.mark.parametrize("tf32", [True, False])
-def test_products_and_convolutions_have_one_precision(tf32):
-    places = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = [place.allow_tf32 for place in places]
-    with hardware.float32_products(tf32):
-        assert [place.allow_tf32 for place in places] == [tf32, tf32]
-    assert [place.allow_tf32 for place in places] == before
-
-
 def test_threads_are_torchs_or_fewer_in_a_container(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
     for there, threads, why in ((64, 8, "torch's default"), (8, 8, "torch's"), (3, 3, "3 cores"), (1, 1, "one core")):

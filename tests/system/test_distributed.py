@@ -111,14 +111,6 @@ def test_only_a_lost_connection_means_that_another_process_has_died(monkeypatch,
     assert kind is RuntimeError or "another process has died" in str(raised.value)
 
 
-def test_a_batch_norm_needs_two_images():
-    images = torch.tensor([[1.0, 2.0], [3.0, 8.0]])
-    norm = distributed.SharedBatchNorm(2)
-    assert torch.allclose(norm(images), torch.tensor([[-1.0, -1.0], [1.0, 1.0]]), atol=1e-4)
-    with pytest.raises(ValueError, match="2 or more images"):
-        norm(images[:1])
-
-
 def test_a_refusal_of_all_processes_is_reported_by_the_first(monkeypatch):
     for number, kind in enumerate((PatchloomError, AlreadyReported)):
         monkeypatch.setattr(distributed, "rank", lambda number=number: number)

@@ -129,10 +129,7 @@ def test_a_run_reports_when_a_machine_becomes_busy_and_quiet_but_not_often(monke
     pass_time(60)
     busy[0] = False
     pass_time(1000)
-    assert said == [
-        (120, "other programs use 1.6 of 2 cores"),
-        (420, "the machine is no longer busy"),
-    ]
+    assert said == [(120, "other programs use 1.6 of 2 cores"), (420, "the machine is no longer busy")]
     for _ in range(240):  # it changes every half minute
         busy[0] = not busy[0]
         pass_time(30)

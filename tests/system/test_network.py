@@ -49,7 +49,6 @@ def test_reasons_for_an_unreachable_hub(monkeypatch):
 
 
 def answer(status):
-    """Return the error of an HTTP client with the state of an answer."""
     error = Exception("no answer")
     error.status = status
     return error
@@ -60,7 +59,6 @@ class EndpointConnectionError(Exception):
 
 
 def behind(error):
-    """Return an error that was raised because of ``error``."""
     outer = ValueError("it failed")
     outer.__cause__ = error
     return outer

@@ -22,13 +22,6 @@ import torch
 from torch import nn
 
 class Turns(nn.Module):
-    \"\"\"Which way up is the image?
-
-    Args:
-        encoder: encoder to train.
-        hidden: width of the head.
-    \"\"\"
-
     def __init__(self, encoder, hidden: int = 8):
         super().__init__()
         self.encoder = encoder

@@ -14,7 +14,6 @@ from patchloom.patches.partition import random_dropped
 from patchloom.questions.positions import Positions
 from patchloom.questions.question import Outcome
 from patchloom.system.distributed import draw
-from patchloom.system.fake_cuda import CUDA, Waits, fake_cuda_with_copies
 from patchloom.tasks.check import check_task
 from patchloom.tasks.task import Task
 from patchloom.withhold.encoder_input import all_patches, drop_positions
@@ -132,10 +131,3 @@ def test_a_sound_task_passes_and_leaves_the_global_generator_alone():
 def test_each_fault_is_named(task, words):
     with pytest.raises(PatchloomError, match=f"{task.__name__}.*{words}"):
         check_task(task)
-
-
-def test_a_generator_of_another_device_is_refused_as_on_a_gpu():
-    with fake_cuda_with_copies():
-        torch.rand(3, generator=torch.Generator()).to(CUDA)
-        with pytest.raises(Waits):
-            torch.randint(4, (3,), generator=torch.Generator(), device=CUDA)

@@ -126,7 +126,6 @@ def test_invalid_tasks_are_refused_in_one_sentence(name, text, words, tmp_path, 
 
 @pytest.fixture(scope="module")
 def run(unlabelled_images, tmp_path_factory, quick_probe):
-    """A run of a task in a file, with the file."""
     folder = tmp_path_factory.mktemp("run")
     (folder / "half.py").write_text(HALF)
     task = {"name": str(folder / "half.py:Half"), "share": 0.25}

@@ -15,17 +15,6 @@ from patchloom.withhold.encoder_input import all_patches, drop_positions
 make = partial(small, DropPos, encoder={"depth": 1})
 
 
-@pytest.mark.parametrize(
-    ("mask", "position", "visible", "dropped"), [(0.75, 0.75, 16, 12), (0, 1, 64, 64), (0.5, 0.25, 32, 8)]
-)
-def test_the_numbers_of_masked_and_dropped_patches(mask, position, visible, dropped):
-    task = make(mask_ratio=mask, position_mask_ratio=position)
-    given = task.given(torch.randn(2, 3, 32, 32), seeded())
-    assert (given.visible.shape[1], given.masked.shape[1]) == (visible, 64 - visible)
-    assert given.dropped.sum(1).tolist() == [dropped] * 2
-    assert set(given.visible[0].tolist()).isdisjoint(given.masked[0].tolist())
-
-
 def test_auto_keeps_enough_patches_to_predict_positions():
     assert make().mask_ratio == 0.75 and make().questions["positions"].temperature == 0.1
     few = make(size=(16, 16), p=4)
@@ -33,13 +22,6 @@ def test_auto_keeps_enough_patches_to_predict_positions():
     assert make(size=(24, 24), p=4).mask_ratio == pytest.approx(1 - 16 / 36)
     given = make(size=(56, 56), p=4).given(torch.randn(1, 3, 56, 56), seeded())
     assert given.visible.shape[1] == 49
-
-
-def test_shuffle_only_changes_the_order():
-    images = torch.randn(2, 3, 32, 32)
-    plain, shuffled = (make(shuffle=shuffle).given(images, seeded()).visible for shuffle in (False, True))
-    assert not torch.equal(plain, shuffled)
-    assert torch.equal(plain, shuffled.sort(1).values)
 
 
 @pytest.mark.parametrize("placeholder", ["learned", "zeros", "foreign"])

@@ -12,6 +12,7 @@ from refusing import refusal
 from small import seeded
 from sweep import FRAMES, OBLONG, asked_of, build, spec_of, views_of
 
+import patchloom.tasks
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.teacher import Teacher
 from patchloom.options.declare import declared
@@ -202,6 +203,7 @@ def test_an_input_of_nothing_and_a_foreign_encoder_are_refused():
 
 def test_every_option_is_documented_and_a_task_is_ready_if_it_needs_none(name):
     cls = task_class(name)
+    assert getattr(patchloom.tasks, cls.__name__) is cls
     declaration = declared(TASKS[name].options)
     assert declaration.about == inspect.getdoc(cls).splitlines()[0]
     assert ["encoder", *(one.name for one in declaration.options)] == list(inspect.signature(cls).parameters)
@@ -226,6 +228,8 @@ def test_every_option_is_documented_and_a_task_is_ready_if_it_needs_none(name):
 )
 def test_unknown_names_and_values_are_refused(wrong, words):
     assert words in refusal(with_defaults, wrong)
+    with pytest.raises(ImportError, match="Droppos"):
+        exec("from patchloom.tasks import Droppos")
 
 
 def test_impossible_mask_ratios_are_refused(name):

@@ -86,11 +86,7 @@ DATA2VEC = {"layers": [2, 3, 4], "combine": "mean", "source": "mlp", "sampling":
     ("options", "target", "predict"),
     [
         ({}, bootleg, transformer),
-        (
-            {"layers": [4], "encoder": {"class_token": False}, "masks": 2},
-            ijepa,
-            transformer,
-        ),
+        ({"layers": [4], "encoder": {"class_token": False}, "masks": 2}, ijepa, transformer),
         (DATA2VEC | {"decoder": "conv", "decoder_width": 48, "decoder_depth": 3}, data2vec, convolutions),
     ],
     ids=["Bootleg", "I-JEPA", "data2vec 2.0"],

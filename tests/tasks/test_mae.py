@@ -1,6 +1,5 @@
 """MAE beside a plain program of the same method: all patches embedded, some kept, mask tokens in order, all decoded."""
 
-from copy import deepcopy
 from functools import partial
 
 import pytest
@@ -8,47 +7,12 @@ import torch
 from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
-from small import pixel_targets, plain_tokens, same_loss_and_gradients, seeded, small
+from small import seeded, small
 from torch.nn import functional as F
 
 from patchloom.tasks.mae import MAE
 
 make = partial(small, MAE)
-
-
-def plain_mae(vit, decoder, images, visible, normalized):
-    """Compute the loss as in the authors' program: mask tokens put in order, all patches decoded."""
-    b, n, prefix = len(images), vit.patch_embed.num_patches, vit.num_prefix_tokens
-    rows = torch.arange(b)[:, None]
-    x = decoder.embed(vit.norm(plain_tokens(vit, vit.patch_embed(images), visible)))
-    whole = decoder.mask_token.expand(b, n, -1).clone()
-    whole[rows, visible] = x[:, prefix:]
-    x = torch.cat([x[:, :prefix], whole + decoder.positions], dim=1)
-    answers = decoder.answer(decoder.norm(decoder.blocks(x)))[:, prefix:]
-    target = pixel_targets(images, vit.patch_embed.patch_size[0], normalized)
-    mask = torch.ones(b, n).scatter(1, visible, 0)
-    return ((answers - target).square().mean(-1) * mask).sum() / mask.sum()
-
-
-@pytest.mark.parametrize(
-    "how",
-    [
-        {},
-        {"encoder": {"class_token": False}, "normalized_pixels": False},
-        {"size": (16, 40), "channels": 1, "mask_ratio": 0.3},
-        {"decoder_width": 24, "decoder_depth": 1, "decoder_heads": 3, "mask_ratio": 0.5},
-        {"positions": "none", "encoder": {"class_token": False}},
-        {"mask_unit": 8, "encoder": {"reg_tokens": 7}, "positions": "learned", "decoder_depth": 4},  # Pixio
-    ],
-)
-def test_loss_and_gradients_are_those_of_a_plain_program(how):
-    task = make(**how)
-    other = deepcopy(task)
-    images = torch.randn(3, task.geometry.channels, *task.augment.size)
-    given = task.given(images, seeded())
-    decoder = other.questions["pixels"].decoder
-    theirs = plain_mae(other.encoder, decoder, images, given.visible, how.get("normalized_pixels", True))
-    same_loss_and_gradients(task, task(images, given=given).loss, other, theirs)
 
 
 def visible_by_pixio(b, grid, side, ratio, seed):

@@ -111,19 +111,6 @@ def test_mp3s_predicts_every_patch_from_few_keys():
     assert measure.baselines["chance"].tolist() == pytest.approx([1 / 64] * 4)
 
 
-def test_luts_agrees_with_a_teacher_that_sees_all_of_the_second_view():
-    task, (one, two) = make(**LUT).eval(), images(n=2)
-    made, question = encoded(task, one, two), task.questions["agreement"]
-    vit = question.teacher.encoder
-    target = question.teacher.projection(vit.forward_features(two)[:, 1:].mean(1))
-    guess = question.prediction(question.projection(made.tokens[:, 1:].mean(1)))
-    expected = (2 - 2 * F.cosine_similarity(guess, target, dim=-1)).mean()
-    close(task(one, two, generator=seeded()).metrics["agreement_loss"], expected.detach())
-    assert task(one, one, generator=seeded()).metrics["agreement_loss"] != expected
-    assert (task.augment.crop, task.augment.color) == ("own", "none")
-    assert "teacher" not in task.chosen and make(ask={"agreement": 1.0}).chosen["teacher"][0] == "same"
-
-
 @pytest.mark.parametrize("options", [DROPPOS, LUT, EVERYTHING], ids=["one question", "two", "three"])
 def test_the_loss_is_the_weighted_sum(options):
     task, views = make(**options), images(n=2 if "teacher" in options else 1)

@@ -1,22 +1,44 @@
 """Beyond Masking's degradations as a task: targets, losses of perfect predictions, and errors."""
 
-from typing import get_args
-
 import pytest
 import torch
 from refusing import refusal
-from restoring import DEGRADATIONS, MANY, WITH_RATIOS, degraded, make, pictures, plain
-from small import pixel_targets, seeded
+from small import SIZES, pixel_targets, seeded
 from torch.nn import functional as F
 from torchvision.transforms.v2 import functional as V
 
-from patchloom.nets.build import EncoderSpec, outline
+from patchloom.nets.build import EncoderSpec, build_encoder, outline
 from patchloom.options.tasks import block_of
 from patchloom.patches.tokens import gather_tokens, patchify, unpatchify
 from patchloom.tasks import build_task, check_step_size
+from patchloom.tasks.restore import Restore
 from patchloom.withhold.canvas import centre_crop, shrink
-from patchloom.withhold.degradation import DegradationKind
 from patchloom.withhold.encoder_input import all_patches
+
+DEGRADATIONS = ["masked", "zoom_in", "zoom_out", "fisheye", "wave", "blur", "decolorize", "none"]
+MEAN, STD = (0.4, 0.5, 0.3), (0.2, 0.3, 0.25)
+
+
+def make(size=(32, 32), p=4, channels=3, statistics=True, **options):
+    torch.manual_seed(0)
+    task = Restore(build_encoder(EncoderSpec("nano", size, p, channels, options=SIZES)), **options)
+    if statistics:
+        task.normalized_by(MEAN[:channels], STD[:channels])
+    return task
+
+
+def pictures(task, b=3, seed=1):
+    """Return smooth normalised images [b c H W] of the task's input size."""
+    coarse = torch.rand(b, task.geometry.channels, 6, 6, generator=seeded(seed))
+    return (F.interpolate(coarse, task.augment.size, mode="bicubic").clamp(0, 1) - task.mean) / task.std
+
+
+def plain(task, images):
+    return images * task.std + task.mean
+
+
+def degraded(task, images, generator=None):
+    return task.degradation(all_patches(images, task.geometry.n), task.mean, task.std, generator)
 
 
 def encoded(task, images, given=None):
@@ -29,7 +51,14 @@ def in_each_channel(patches):
     return ((colours - colours.mean(-1, keepdim=True)) / (colours.std(-1, keepdim=True) + 1e-6)).flatten(2)
 
 
-@pytest.mark.parametrize(("degradation", "ratio"), [case for case in WITH_RATIOS if case != ("zoom_in", 0.5)])
+# nothing is asked of unmasked images; and two errors of a part are in the golden vector
+APART = [("masked", 0.0), ("zoom_in", 0.5)]
+
+
+@pytest.mark.parametrize(
+    ("degradation", "ratio"),
+    [(kind, ratio) for kind in DEGRADATIONS for ratio in (0.0, 0.5) if (kind, ratio) not in APART],
+)
 def test_a_perfect_prediction_has_no_error(degradation, ratio):
     """The target is the clean image: the whole canvas for zoom_in, its centre if it is bent, else the image."""
     canvas = {"canvas": 40} if degradation in ("zoom_in", "fisheye", "wave") else {}
@@ -60,20 +89,6 @@ def errors_of(task, images, picture):
     made, question = encoded(task, images), task.questions["pixels"]
     asked, _ = question.answer(made)
     return question.errors(made, asked, gather_tokens(picture, asked))
-
-
-def test_a_canvas_has_a_perfect_prediction():
-    """One twice as large, of equal 2 x 2 pixels, has one of both errors; of others that of the band is."""
-    task, small = make(canvas=64, normalized_pixels=False), torch.rand(2, 3, 32, 32)
-    images = (small.repeat_interleave(2, 2).repeat_interleave(2, 3) - task.mean) / task.std
-    errors = errors_of(task, images, patchify(small, (4, 4)))
-    assert errors.keys() == {"loss", "mask_loss", "band_loss"}
-    assert all(values.max() < 1e-9 for values in errors.values())
-    task = make(canvas=40)
-    images = pictures(task)
-    target = in_each_channel(patchify(F.interpolate(plain(task, images), (32, 32), mode="area"), (4, 4)))
-    errors = errors_of(task, images, target)
-    assert errors["band_loss"].max() < 1e-9 < 0.01 < errors["mask_loss"].min()
 
 
 @pytest.mark.parametrize(("normalized", "norm"), [(False, "auto"), (True, "channel"), (True, "patch")])
@@ -124,14 +139,11 @@ def test_baselines_predict_the_same_targets(degradation):
 def test_block_sampling_shows_one_rectangle(size, ratio):
     task = make(size=size, degradation="masked", sampling="block", mask_ratio=ratio)
     given = task.given(torch.randn(30, 3, *size), seeded())
-    visible, masked, (rows, columns), n = given.visible, given.masked, task.block, task.geometry.n
-    asked = (1 - ratio) * n
+    visible, (rows, columns), asked = given.visible, task.block, (1 - ratio) * task.geometry.n
     assert abs(rows * columns - asked) <= max(rows, columns) and visible.shape[1] == rows * columns
-    assert task.sizes == (rows * columns, n - rows * columns)
     for i in range(30):
         row, column = visible[i] // task.geometry.grid[1], visible[i] % task.geometry.grid[1]
         assert row.max() - row.min() + 1 == rows and column.max() - column.min() + 1 == columns
-        assert sorted(visible[i].tolist() + masked[i].tolist()) == list(range(n))
     assert len(visible[:, 0].unique()) > 2
 
 
@@ -174,19 +186,20 @@ def test_the_default_is_the_papers_best():
     task = make(size=(224, 224), p=16)
     assert (task.degradation.kind, task.augment.size, task.sizes) == ("zoom_in", (320, 320), (49, 147))
     assert task.questions["pixels"].band_weight == 0.2
-    strengths = {
-        kind: make(size=(224, 224), p=16, degradation=kind).degradation.strengths for kind in MANY if kind != "zoom_in"
+    usual = {
+        "zoom_out": (160 / 224,),
+        "fisheye": (0.2, 0.25),
+        "blur": (9.0,),
+        "decolorize": (0.3,),
+        "wave": (0.05, 0.1),
     }
-    usual = {"zoom_out": (160 / 224,), "fisheye": (0.2, 0.25), "blur": (9.0,), "decolorize": (0.3,)}
-    assert strengths == usual | {"wave": (0.05, 0.1)}
+    for kind, strengths in usual.items():
+        assert make(size=(224, 224), p=16, degradation=kind).degradation.strengths == strengths
     assert make(degradation="blur").sizes == (64, 0) and make(degradation="blur").degradation.strengths == (3.0,)
     for name, sizes in {"small": (384, 4, 6), "large": (512, 4, 8)}.items():
         encoder = outline(EncoderSpec(f"vit_{name}_patch16_224", (224, 224), 16))
         decoder = build_task({"name": "restore"}, encoder).questions["pixels"].decoder
         assert (decoder.embed.out_features, len(decoder.blocks), decoder.blocks[0].attn.num_heads) == sizes
-
-
-# degradations as options: strengths, canvases, and random draws per image
 
 
 @pytest.mark.parametrize("place", ["auto", "random"])
@@ -227,18 +240,6 @@ def test_black_is_black_once_it_is_normalised():
     is_black = (seen - black).abs().amax(1) < 1e-5
     assert is_black.sum((1, 2)).tolist() == [32 * 32 - 8 * 8] * 20
     assert torch.allclose(plain(task, seen)[is_black[:, None].expand_as(seen)], torch.zeros(()), atol=1e-6)
-
-
-def test_amid_patches_of_other_images_none_is_the_images_own():
-    task = make(degradation="zoom_out", fill="images", scale=0.25, statistics=False)
-    colours = torch.arange(5.0).view(5, 1, 1, 1).expand(5, 3, 32, 32)
-    seen = degraded(task, colours, seeded()).images.round()  # shrinking also rounds
-    for i, image in enumerate(seen):
-        around = (image != i).all(0)
-        assert around.sum() == 32 * 32 - 8 * 8  # only the small copy is the image's own
-        assert set(image.unique().tolist()) == set(range(5))
-        for patch in patchify(image[None], (4, 4))[0]:
-            assert len(set(patch.tolist()) - {float(i)}) <= 1  # one patch of another image, perhaps covered
 
 
 @pytest.mark.parametrize(("size", "grid"), [((32, 32), (4, 4)), ((24, 40), (3, 5))])
@@ -295,6 +296,19 @@ def test_a_bent_canvas_is_resized_or_cropped_and_its_centre_is_the_target(degrad
     assert apart < 0.08 * images.std() < (given.images - centre_crop(images, (32, 32))).abs().mean()
 
 
+TITLES = {
+    "zoom_in at a random place": {"zoom_place": "random"},
+    "zoom_out": {"degradation": "zoom_out"},
+    "zoom_out on black": {"degradation": "zoom_out", "fill": "black"},
+    "zoom_out amid patches of other images": {"degradation": "zoom_out", "fill": "images"},
+    "zoom_out without padding": {"degradation": "zoom_out", "fill": "none"},
+    "blur by xavier kernels": {"degradation": "blur", "kernel_init": "xavier"},
+    "blur, alike for all channels": {"degradation": "blur", "kernel_of": "image"},
+    "wave of a larger picture, resized": {"degradation": "wave", "canvas": 40},
+    "fisheye of a larger picture, cropped": {"degradation": "fisheye", "canvas": 40, "canvas_fit": "crop"},
+}
+
+
 @pytest.mark.parametrize("of", ["channel", "image"])
 def test_blur_changes_colours_by_a_kernel_for_each_channel_alone(of):
     """Beyond Masking 4.1 (d): each of the RGB channels is convolved individually, so that colours change."""
@@ -307,19 +321,6 @@ def test_blur_changes_colours_by_a_kernel_for_each_channel_alone(of):
     point = F.pad(torch.ones(200, 3, 1, 1), (16, 15, 16, 15))  # shows the kernel
     kernels = degraded(make(degradation="blur", kernel_init="kaiming", kernel=3), point, seeded()).images
     assert kernels[:, 0, 15:18, 15:18].std().item() == pytest.approx((2 / 9) ** 0.5, rel=0.05)
-
-
-TITLES = {
-    "zoom_in at a random place": {"zoom_place": "random"},
-    "zoom_out": {"degradation": "zoom_out"},
-    "zoom_out on black": {"degradation": "zoom_out", "fill": "black"},
-    "zoom_out amid patches of other images": {"degradation": "zoom_out", "fill": "images"},
-    "zoom_out without padding": {"degradation": "zoom_out", "fill": "none"},
-    "blur by xavier kernels": {"degradation": "blur", "kernel_init": "xavier"},
-    "blur, alike for all channels": {"degradation": "blur", "kernel_of": "image"},
-    "wave of a larger picture, resized": {"degradation": "wave", "canvas": 40},
-    "fisheye of a larger picture, cropped": {"degradation": "fisheye", "canvas": 40, "canvas_fit": "crop"},
-}
 
 
 def test_captions_describe_the_degradation():
@@ -337,22 +338,6 @@ def test_patches_of_other_images_need_two_images(name):
     check_step_size({"name": name, **withheld}, 1, 100)
 
 
-@pytest.mark.parametrize("degradation", MANY)
-def test_each_image_draws_its_own_strength_from_a_list(degradation):
-    task = make(degradation=degradation, **MANY[degradation])
-    one = pictures(task, b=1)
-    images = one.expand(40, -1, -1, -1)
-    seen = degraded(task, images, seeded()).images
-    kinds = seen.flatten(1).unique(dim=0)
-    assert len(kinds) == 2 if degradation in ("zoom_in", "decolorize") else len(kinds) > 20
-    again = degraded(task, images, seeded()).images
-    other = degraded(task, images, seeded(1)).images
-    assert torch.equal(seen, again) and not torch.equal(seen, other)
-    single = make(degradation=degradation, **{name: values[1] for name, values in MANY[degradation].items()})
-    fixed = degraded(single, images, seeded()).images
-    assert (len(fixed.flatten(1).unique(dim=0)) == 1) == (degradation in ("zoom_in", "decolorize"))
-
-
 @pytest.mark.parametrize(("canvas", "size", "expected"), [(40, (32, 32), (40, 40)), (36, (24, 40), (36, 60))])
 @pytest.mark.parametrize("degradation", ["zoom_in", "fisheye"])
 def test_a_canvas_keeps_the_aspect_and_shows_its_middle(degradation, canvas, size, expected):
@@ -364,7 +349,3 @@ def test_a_canvas_keeps_the_aspect_and_shows_its_middle(degradation, canvas, siz
     assert seen.shape[2:] == size
     if degradation == "zoom_in":
         assert torch.equal(seen, centre_crop(images, size))
-
-
-def test_every_degradation_was_tried():
-    assert set(DEGRADATIONS) == set(get_args(DegradationKind)) == {"masked", "none", *MANY}

@@ -43,7 +43,6 @@ IMAGENET = (0.485, 0.456, 0.406)
 
 @pytest.fixture(scope="module")
 def images(unlabelled_images):
-    """Images that need no evaluation."""
     return unlabelled_images
 
 
@@ -57,9 +56,6 @@ def earlier(images, tmp_path_factory):
     out = tmp_path_factory.mktemp("earlier") / "run"
     run = pretrain(images, "mae", out=out, normalization="imagenet", **DEEP | {"epochs": 1})
     return str(run.folder / "encoder.safetensors")
-
-
-# Defaults.
 
 
 @pytest.mark.parametrize(
@@ -109,9 +105,6 @@ def test_what_an_encoder_lacks_cannot_be_asked_for(images, earlier, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-# Normalisation.
-
-
 def means(run):
     return RunFolder(run).read_stats().mean
 
@@ -143,9 +136,6 @@ def test_weights_without_statistics_leave_those_of_the_data(images, earlier, tmp
     ):
         with pytest.raises(PatchloomError, match=said):
             pretrain(images, "mae", out=tmp_path / "no", normalization="init", **DEEP | given)
-
-
-# Layer decay, and heads first.
 
 
 def test_each_layer_has_its_rate_and_heads_have_the_whole():
@@ -183,8 +173,6 @@ def test_the_encoder_keeps_its_weights_while_heads_train_first(images, earlier, 
     name = "encoder.blocks.1.attn.qkv.weight"
     assert len(seen) == 3 and not torch.equal(seen[0][name], seen[1][name])
 
-
-# Runs by what they train.
 
 HOW = {
     "gentle": ("mae", {"heads_first": 0.5}),
@@ -265,19 +253,6 @@ def test_the_encoder_is_merged_and_the_checkpoint_has_the_updates(how, adapted, 
     torch.testing.assert_close(encode(plain, given), encode(task.encoder, given), rtol=0, atol=1e-5)
     one, other = plain.state_dict(), merged(task.encoder.state_dict())
     assert all(torch.equal(value, one[name]) for name, value in other.items())
-
-
-def test_another_run_begins_from_the_merged_weights(adapted, images, tmp_path):
-    _, _, run = adapted("lora")
-    copied = shutil.copytree(run, tmp_path / "copied")
-    (copied / "encoder.safetensors").unlink()  # so that the checkpoint is read
-    out = pretrain(images, "mae", out=tmp_path / "run", from_run=str(copied), blr=1e-12, **OPEN).folder
-    first, second = load_file(run / "encoder.safetensors"), load_file(out / "encoder.safetensors")
-    for key, value in first.items():
-        torch.testing.assert_close(second[key], value, rtol=0, atol=1e-5)
-
-
-# The anchor.
 
 
 @pytest.fixture(scope="module")

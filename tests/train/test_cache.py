@@ -70,7 +70,6 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def result(run: Path) -> tuple[bytes, list[dict[str, str]]]:
-    """Return the weights of a run, and its metrics without times."""
     return (run / "encoder.safetensors").read_bytes(), rows(run)
 
 
@@ -120,8 +119,7 @@ ENLARGED = {"name": "restore", "scale": 0.714}  # crops of the usual size
 
 
 @pytest.mark.parametrize(
-    ("task", "size", "needed"),
-    [("mae", (24, 16), 24), (ZOOMED, (16, 32), 44), (BENT, 16, 20), (ENLARGED, 16, 16)],
+    ("task", "size", "needed"), [("mae", (24, 16), 24), (ZOOMED, (16, 32), 44), (BENT, 16, 20), (ENLARGED, 16, 16)]
 )
 def test_fewer_pixels_than_the_tasks_crops_have_are_refused(photos, tmp_path, monkeypatch, task, size, needed):
     """The size that the message proposes is the smallest that enlarges no crop."""
@@ -134,8 +132,6 @@ def test_fewer_pixels_than_the_tasks_crops_have_are_refused(photos, tmp_path, mo
     assert not (tmp_path / "run").exists() and not (cache_root() / "images").exists()
     assert patchloom.pretrain(photos, cache=needed, dry_run=True, **how).planned["settings"]["cache"] == needed
 
-
-# Random crops that are resized on the device.
 
 ON = SMALL | {"crop_on": "device", "epochs": 1}
 

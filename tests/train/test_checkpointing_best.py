@@ -15,7 +15,6 @@ from torch import nn
 
 from patchloom.nets.checkpoints.format import read_encoder_card
 from patchloom.questions.question import Measure
-from patchloom.runs.checkpoint import as_best
 from patchloom.runs.encoder import load_encoder
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.settings import Settings
@@ -59,14 +58,6 @@ def test_the_best_is_by_the_measures_direction(values, higher, step, failed):
     assert (best.step, found, best.weights["weight"].item()) == (step, failed, step)
 
 
-def test_round_trip_through_a_checkpoint():
-    best, _ = compared([0.1, 0.3, 0.2])
-    tensors = {"weight": torch.zeros(1), "optimizer.exp_avg.weight": torch.zeros(1)} | as_best(best.weights)
-    again = BestMeasure.of({"best": best.plain()}, tensors)
-    assert again == best and again.weights.keys() == {"weight", "bias"}
-    assert BestMeasure.of({}, {"weight": torch.zeros(1)}) == BestMeasure()
-
-
 def test_measures_that_are_no_numbers_are_counted_through_a_checkpoint_and_never_chosen():
     best, _ = compared([float("nan"), float("nan")])
     best.choose(ended=True)
@@ -77,12 +68,6 @@ def test_measures_that_are_no_numbers_are_counted_through_a_checkpoint_and_never
     assert not kept.chosen
     kept.choose(ended=True)
     assert kept.chosen
-
-
-def test_patience_counts_measures_in_a_row():
-    best, _ = compared([0.3, 0.2, 0.1])
-    assert best.out_of_patience(Settings("", patience=2)) and not best.out_of_patience(Settings("", patience=3))
-    assert not best.out_of_patience(Settings(""))
 
 
 @pytest.mark.parametrize(
@@ -199,7 +184,3 @@ def test_measures_that_are_no_numbers_leave_the_weights_before_the_first_step(un
     assert about["best"].pop("value") > 0 and about["best"] == {"step": 0, "failed": 1, "chosen": True}
     assert 0 < about["step"] < about["steps"]
     assert "the weights of its best measure, at epoch 0 of 8" in " ".join((out / "log.txt").read_text().split())
-
-
-def test_it_goes_on_only_with_the_same_patience(unlabelled_images, plain):
-    assert "patience: was 2, now 3" in refusal(pretrain, unlabelled_images, out=plain.out, **OPTIONS | {"patience": 3})

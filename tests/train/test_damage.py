@@ -63,7 +63,6 @@ def same(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
 
 
 def read(path: Path) -> tuple[dict[str, torch.Tensor], dict]:
-    """Return tensors and values of a single checkpoint."""
     alone = Checkpoints(path.parent / "none")
     alone.last = path
     return alone.read()[:2]
@@ -74,7 +73,6 @@ def flipped(content: bytes, place: int, bit: int = 1) -> bytes:
 
 
 def damaged(content: bytes, rng: random.Random):
-    """Yield damaged versions of a checkpoint's bytes, each with a name."""
     header = 8 + int.from_bytes(content[:8], "little")
     places = [*range(8), *rng.sample(range(8, header), 20), *rng.sample(range(header, len(content)), 20)]
     for place in [*places, header - 1, header, len(content) - 1]:
@@ -153,8 +151,6 @@ def test_one_of_two_checkpoints_is_intact_wherever_saving_is_interrupted(run, mo
     assert again.read()[1]["step"] == 1001 and read(again.before)[1] == about_found
 
 
-# Other files of a run.
-
 VERBS = {"look": ["look"], "knn": ["evaluate", "knn"], "export": ["export"]}
 FILES = ("config.yaml", "requested.yaml", "data.yaml", "metrics.csv", store.FILE, "summary.txt")
 FILES += ("encoder.safetensors", "instance_head.safetensors", "projection.safetensors", "log.txt")
@@ -186,7 +182,6 @@ def ask(verb: str, run: Path, images: Path, capfd) -> tuple:
 
 @pytest.fixture(scope="module")
 def answers():
-    """Result of each verb on the undamaged run."""
     return {}
 
 

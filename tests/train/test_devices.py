@@ -39,7 +39,6 @@ PLAIN = {"model": SMALL["model"] | {"drop_path_rate": 0.0}, "blr": 1e-3, "epochs
 
 @pytest.fixture(scope="module")
 def single_process(images, tmp_path_factory):
-    """Results of one process, by case."""
     found = {}
 
     def run(case):

@@ -6,7 +6,7 @@ import torch
 from golden import Oracle
 from killing import SMALL
 from running import column
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from patchloom.errors import PatchloomError
 from patchloom.train import loop as training
@@ -20,7 +20,6 @@ OPEN |= {"epochs": 1}
 
 @pytest.fixture(scope="module")
 def images(unlabelled_images):
-    """Images that need no evaluation."""
     return unlabelled_images
 
 
@@ -93,16 +92,6 @@ def test_another_task_takes_the_encoder_and_its_teacher_follows(images, earlier,
     followed = "questions.agreement.teacher.encoder."
     teacher = {name.removeprefix(followed): v for name, v in begun[0].items() if name.startswith(followed)}
     assert teacher.keys() == mine.keys() and all(torch.equal(value, mine[name]) for name, value in teacher.items())
-
-
-def test_public_weights_on_another_grid(images, earlier, begun, tmp_path, capsys):
-    state = load_file(earlier / "encoder.safetensors")
-    save_file({f"backbone.{name}": value for name, value in state.items()}, tmp_path / "public.safetensors")
-    given = SMALL | {"img_size": (64, 64), "positions": "learned", "epochs": 0.3, "out": tmp_path / "run"}
-    pretrain(images, "mae", init=str(tmp_path / "public.safetensors"), **given)
-    assert "Resampled or adapted: pos_embed: from a grid of 4x4 to 8x8" in capsys.readouterr().out
-    assert torch.equal(begun[0]["encoder.blocks.0.attn.qkv.weight"], state["blocks.0.attn.qkv.weight"])
-    assert begun[0]["encoder.pos_embed"].shape[1] == 65
 
 
 def test_a_papers_own_file_is_gone_on_with(images, begun, tmp_path, capsys):

@@ -19,7 +19,6 @@ SHORT = SMALL | {"epochs": 3, "keep_every": 1}
 
 @pytest.fixture(scope="module")
 def images(unlabelled_images):
-    """Images that need no evaluation."""
     return unlabelled_images
 
 

@@ -106,26 +106,16 @@ def test_the_last_update_is_the_mean_of_its_own_steps(unlabelled_images, tmp_pat
         ({"betas": [0.9, 1.0]}, "--betas must be 0 or more and below 1"),
         ({"betas": [0.9]}, "--betas cannot be"),
         ({"precision": "bf16"}, "--precision cannot be bf16: it takes float32, tf32, bfloat16, float16 or auto"),
-        ({"positions": "rope"}, "--positions cannot be rope"),
         ({"epochs": "5"}, "--epochs cannot be 5"),
         ({"epochs": None}, "--epochs needs a value: it takes float or auto"),
         ({"img_size": "16x16"}, "--img_size cannot be 16x16"),
         ({"flip": 1}, "--flip cannot be 1: it takes true or false"),
         ({"blr": float("nan")}, "--blr cannot be nan"),
         ({"epochs": 0}, "--epochs must be above 0"),
-        ({"blr": -1.0}, "--blr must be above 0"),
-        ({"held_out": 1.5}, "--held_out must be 0 or more and below 1"),
-        ({"crop_scale": 0.0}, "--crop_scale must be above 0 and at most 1"),
         ({"img_size": (0, 32)}, "--img_size must be 1 to 65,536"),
-        ({"patch_size": (40, 0)}, "--patch_size must be 1 to 65,536, not 0"),
-        ({"seed": -1}, "--seed must be 0 or more"),
-        ({"least_rate": -1e-6}, "--least_rate must be 0 or more"),
         ({"least_rate": 1e-6, "halve_every": 2}, "--least_rate ends the cosine"),
-        ({"final_weight_decay": -0.1}, "--final_weight_decay must be 0 or more"),
         ({"final_weight_decay": 0.4, "weight_decay": 0.0}, "--final_weight_decay is reached from"),
         ({"keep_every": 0}, "--keep_every must be 1 or more"),
-        ({"keep_every": 0.5}, "keep_every cannot be 0.5"),
-        ({"patience": 0}, "--patience must be 1 or more, not 0"),
         ({"from_run": "a", "init": "timm:b"}, "--from and --init both set the initial weights"),
         # of runs that adapt initial weights
         ({"adapt": "lora"}, "--adapt lora freezes weights, which are random"),
@@ -134,16 +124,8 @@ def test_the_last_update_is_the_mean_of_its_own_steps(unlabelled_images, tmp_pat
         ({"train_blocks": 1}, "--train_blocks .* random without --init"),
         ({"init": "x", "adapt": "all", "train_blocks": 1}, "leave out --train_blocks"),
         ({"init": "x", "lora_rank": 4}, "add --adapt lora"),
-        ({"init": "x", "adapt": "lora", "lora_rank": 0}, "--lora_rank must be 1 or more, not 0"),
         ({"init": "x", "adapt": "lora", "strategy": "fsdp"}, "use --strategy ddp"),
         ({"init": "x", "adapt": "some"}, "adapt cannot be"),
-        ({"layer_decay": 0.0}, "--layer_decay must be above 0 and at most 1, not 0"),
-        ({"layer_decay": 1.1}, "--layer_decay must be above 0 and at most 1"),
-        ({"init": "x", "heads_first": 1.0}, "--heads_first must be 0 or more and below 1"),
-        ({"init": "x", "anchor": -1.0}, "--anchor must be 0 or more"),
-        ({"init": "x", "anchor": float("nan")}, "--anchor cannot be nan"),
-        ({"init": "x", "train_blocks": -1}, "--train_blocks must be 0 or more, not -1"),
-        ({"init": "x", "train_blocks": 1.5}, "train_blocks cannot be 1.5"),
         ({"init": "x", "train_blocks": True}, "train_blocks cannot be True"),
     ],
 )
@@ -161,9 +143,6 @@ def test_python_and_the_command_line_ask_for_the_same(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert request(Path("shapes"), "mae", {}).data == str(tmp_path / "shapes"), "a path is never a built-in"
     assert request("shapes", "mae", {}).data == "shapes"
-
-
-# Batches with unreadable images: equal in all processes, and large enough for the task.
 
 
 def with_damage(folder: Path, count: int, broken: int) -> tuple[Path, list[str]]:

@@ -69,9 +69,6 @@ def counted(number):
     return Line((((f"line {number}",), ()), ((" and more that is long, long, long", ""), (1,))))
 
 
-# The rhythm of lines.
-
-
 def test_where_there_is_no_terminal_lines_come_now_and_then(on, clock):
     out, told = io.StringIO(), []
     reporter = on(out)
@@ -147,9 +144,6 @@ def test_other_processes_are_silent(on):
     assert out.getvalue() == "" and not reporter.folder.log.exists()
 
 
-# The steps of measures and pictures.
-
-
 @pytest.mark.parametrize(
     ("steps", "images", "expected"),
     [
@@ -191,8 +185,6 @@ def test_operations_are_six_per_weight_and_patch():
     task.encoder.blocks[0].mlp.fc1.weight.requires_grad = False
     assert estimate_flops(task) == (6 * trained - 4 * 32 * 128) * patch_count(task.encoder)
 
-
-# Runs that print, measure and draw.
 
 OPTIONS = SMALL | {"epochs": 8}  # 24 steps
 
@@ -258,8 +250,6 @@ def test_measures_and_pictures_change_nothing_that_is_trained(unlabelled_images,
     assert [row["loss"] for row in tables[0]] == [row["loss"] for row in tables[1]] and len(tables[0]) == 25
     assert len(column(usual, "held_out")) == 6 and tables[0][-1] == tables[1][-1]
 
-
-# Lines that fit: the most important parts stay longest.
 
 MEASURED = ["reconstruction error 0.499 (mean colour 0.615, blurred copy 0.727)"]
 MEASURED += ["reconstruction error 0.499 (blurred copy 0.727)", "reconstruction error 0.499"]

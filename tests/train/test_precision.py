@@ -11,7 +11,6 @@ from running import column, killed, weights
 
 from patchloom.errors import PatchloomError
 from patchloom.runs.folder import RunFolder
-from patchloom.tasks import task_class
 from patchloom.train import loop as training
 from patchloom.train import step
 from patchloom.train.checkpointing import TrainState
@@ -55,9 +54,6 @@ def test_tf32_is_refused_where_it_is_not(images, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-# float16, for GPUs without bfloat16.
-
-
 def test_the_scale_is_halved_by_an_overflow_and_doubled_after_two_thousand_updates():
     def adapted(scaling, *updates):
         for lost, unbounded in updates:
@@ -87,24 +83,6 @@ def test_float16_learns_nearly_what_float32_does(unlabelled_images, tmp_path):
     exact, near = (column(tmp_path / precision, "loss") for precision in ("float32", "float16"))
     assert exact == pytest.approx(near, rel=0.02) and exact != near
     assert set(column(tmp_path / "float16", "loss_scale")) == {2.0**16}
-
-
-def test_small_gradients_survive(unlabelled_images, tmp_path, monkeypatch):
-    # without a scale, a loss of a millionth has gradients below float16's smallest number
-    forward = task_class("mae").forward
-
-    def faint(*given, **more):
-        outcome = forward(*given, **more)
-        return outcome._replace(loss=outcome.loss * 1e-6)
-
-    monkeypatch.setattr(task_class("mae"), "forward", faint)
-    norms, update = [], Stepper.update
-    monkeypatch.setattr(Stepper, "update", lambda *a: norms.append((moved := update(*a)).read().norm) or moved)
-    pretrain(unlabelled_images, "mae", out=tmp_path / "scaled", **HALF)
-    monkeypatch.setattr(training, "TrainState", partial(TrainState, scale=1.0))
-    pretrain(unlabelled_images, "mae", out=tmp_path / "plain", **HALF)
-    with_scale, without = norms[:6], norms[6:]
-    assert min(with_scale) > 1.5 * max(without)
 
 
 def test_an_overflow_costs_an_update_and_nothing_else(unlabelled_images, tmp_path, monkeypatch, capsys):

@@ -83,8 +83,6 @@ def test_two_views_are_two_excerpts_and_a_broken_file_costs_itself_alone(recordi
     ("task", "given", "said"),
     [
         ("mae", {"img_size": (20, 31)}, "--img_size is for images, and .* holds recordings"),
-        ("mae", {"flip": False}, "--flip is for images"),
-        ("mae", {"randaugment": 9.0}, "--randaugment is for images"),
         ("mae", {"cache": 64}, "--cache 64 is an image size, and .* holds recordings"),
         ("mae", {"seconds": 0.01}, "--seconds 0.01 is shorter than a frame"),
         ("mae", {"bins": 65, "patch_size": (65, 1)}, "--bins 65 are too many coefficients"),
@@ -137,9 +135,6 @@ def test_no_text_of_a_run_of_recordings_speaks_of_images(recordings, tmp_path, m
         assert not found, found[0]
 
 
-# The built-in recordings.
-
-
 def test_a_dry_run_trains_nothing(tmp_path):
     planned = patchloom.pretrain("tones:48", dry_run=True, out=tmp_path / "run", **TINY).planned["settings"]
     sizes = planned["img_size"], planned["patch_size"], planned["task"]["name"]
@@ -153,8 +148,6 @@ def test_a_tiny_run_its_pictures_and_its_export(tmp_path):
     done = patchloom.export(run)
     assert done.compared_on == "recordings" and done.difference < 1e-4 and done.notes == ()
 
-
-# Images with patches one pixel wide, as of recordings.
 
 FRAMES = SMALL | {"img_size": (12, 20), "patch_size": (12, 1), "epochs": 1, "flip": False}
 

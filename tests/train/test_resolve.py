@@ -27,14 +27,8 @@ from patchloom.tasks import build_task, with_defaults
 from patchloom.tasks.defaults import momentum_for
 from patchloom.train.estimate import smaller_steps
 from patchloom.train.loop import pretrain
-from patchloom.train.metrics import event_steps
 from patchloom.train.resolve import resolve, share_of_batch
 from patchloom.train.step import seed_step
-
-
-def test_points():
-    assert event_steps(100, 0.25) == {25, 50, 75, 100}
-    assert max(event_steps(7, 0.25)) == 7 and max(event_steps(1, 0.25)) == 1
 
 
 def test_no_decay_on_biases_norms_tokens_positions_and_scalars():
@@ -65,13 +59,6 @@ def of_task(name, n, **given):
     """Return settings and reasons for training on ``n`` images."""
     task, model = {"name": name, **given.pop("options", {})}, given.pop("model", {"name": "auto"})
     return resolve(Settings("x", with_defaults(task), model, device="cpu", **given), n, 3, STATS)
-
-
-def test_resolve_replaces_every_auto_and_says_why():
-    settings, reasons = resolve(replace(NANO, device="auto", precision="float32"), 900, 3, STATS)
-    assert "auto" not in [value for value in settings.plain().values() if isinstance(value, str)]
-    assert set(reasons) >= {"device", "img_size", "patch_size", "model", "batch_size", "epochs", "blr", "kernels"}
-    assert all(reasons.values()) and settings.model == {"name": "nano"} and settings.warmup_epochs == 22.2
 
 
 @pytest.mark.parametrize(("name", "positions"), [("mp3", "rotary"), ("mae", "sincos")])
@@ -298,9 +285,6 @@ def test_normal_weights_are_those_of_the_whole_task(task):
         found[how] = [one.weight.std().item() for one in modules if one.weight.numel() > 4096]
     assert found["normal"] == pytest.approx([0.02] * len(found["normal"]), rel=0.05)
     assert not any(0.019 < one < 0.021 for one in found["xavier"]) and len(found["xavier"]) > 20
-
-
-# Cores and clocks.
 
 
 def test_all_of_a_machine_together_have_no_more_than_its_cores():

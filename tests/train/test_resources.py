@@ -197,8 +197,6 @@ def test_a_reading_process_that_is_killed(images, undisturbed, tmp_path, capfd, 
     assert left_behind(out) == left_behind(undisturbed)
 
 
-# Folders that were removed, moved or replaced: a run writes only into the one in which it began.
-
 SHORT = SMALL | {"task": "mae", "epochs": 1}
 EVENTS = {
     "the checkpoint": (training, "save_checkpoint"),

@@ -69,8 +69,6 @@ def test_a_stopped_run_resumes_to_the_same_result(images, small_run, tmp_path, m
     assert left_behind(out) == left_behind(small_run("mae"))
 
 
-# Processes that get signals, with one that reads images and gets them, too.
-
 COMMAND = ["--task", "droppos", "--epochs", "16", "--batch_size", "16", "--accumulate", "2", "--img_size", "32"]
 COMMAND += ["--workers", "1", "--randaugment", "9"]
 COMMAND += ["--model", "nano", "--model.embed_dim", "32", "--model.depth", "1", "--model.drop_path_rate", "0.1"]
@@ -108,8 +106,6 @@ def test_a_process_that_gets_a_signal_can_be_resumed(unlabelled_images, plain, t
     assert left_behind(out) == left_behind(plain)
 
 
-# Kills at any point with SIGKILL.
-
 SEED = 20261120
 KILLS = 4  # at the least, of each task
 KILLED = {
@@ -143,8 +139,6 @@ def test_a_run_killed_anywhere_resumes_to_the_same_result(case, images, tmp_path
     print(f"{kills} kills in {folders} folders, {seconds:.1f} s a run")
 
 
-# Runs that are trained longer.
-
 LONGER = SMALL | {"epochs": 4}
 
 
@@ -177,8 +171,7 @@ def test_a_finished_run_is_trained_longer_with_a_new_schedule(images, small_run,
 
 
 @pytest.mark.parametrize(
-    ("owner", "name", "call"),
-    [(RunFolder, "keep_end", 1), (RunFolder, "rewrite", 1), (TrainState, "count", 4)],
+    ("owner", "name", "call"), [(RunFolder, "keep_end", 1), (RunFolder, "rewrite", 1), (TrainState, "count", 4)]
 )
 def test_longer_training_that_is_killed_resumes_to_the_same_result(
     owner, name, call, images, small_run, longer, tmp_path, monkeypatch

@@ -156,9 +156,6 @@ def test_a_final_knn_is_compared_image_by_image():
     assert found.against[0].n == 60 and found.to_beat.share.value == pytest.approx(found.against[0].value / 0.75)
 
 
-# Runs that are made to fail.
-
-
 @pytest.fixture(scope="module")
 def shapes(tmp_path_factory) -> Path:
     """Folder of a hundred shapes without labels."""

@@ -202,25 +202,6 @@ def test_a_small_file_does_not_make_a_large_net(tmp_path):
     assert "holds fewer weights than" in refusal(load_pretrained, written(tmp_path / "bomb.safetensors", state))
 
 
-def test_an_export_is_read_again_by_every_verb(tmp_path, small_run):
-    exported = patchloom.export(small_run("mae"), to="hf", out=tmp_path / "hf").weights
-    vit, card = patchloom.load_encoder(exported)
-    source, own = patchloom.load_encoder(small_run("mae"))
-    images = torch.randn(2, own.spec.channels, *own.spec.img_size)
-    with torch.inference_mode():
-        assert torch.equal(vit.forward_features(images), source.forward_features(images))
-    assert (card.mean, card.std) == (own.mean, own.std)
-    teacher = build_task({"name": "distill", "features_of": str(exported)}, source).questions["features"].teacher
-    assert torch.equal(teacher.encoder.state_dict()["norm.weight"], source.state_dict()["norm.weight"])
-    again = patchloom.export(exported, out=tmp_path / "timm.safetensors")
-    assert again.difference < 1e-5
-    report = patchloom.evaluate("knn", exported, "shapes:40", device="cpu", ks=(1,))
-    assert report.quoted[0].encoder == "hf"
-
-
-# Repositories by their address.
-
-
 ADDRESS = "timm:hf-hub:somebody/small"
 STOCK = {"embed_dim": 32, "depth": 2, "num_heads": 2, "img_size": 32, "patch_size": 8}
 FILES = {"config.json", "README.md", "preprocessor_config.json", "model.safetensors"}
@@ -289,7 +270,6 @@ def arrays():
 
 
 def trained(arrays, out, task="mae", **more):
-    """Train briefly; return the run's folder, and the card of its encoder."""
     folder = patchloom.pretrain(arrays, task, out=out, **GIVEN | more).folder
     return folder, load_encoder(folder)[1]
 

@@ -170,15 +170,12 @@ HUGE = torch.full((32,), 1e300, dtype=torch.float64)
     ("source", "change", "here", "said"),
     [
         ({}, {"norm.weight": torch.full((32,), torch.nan)}, {}, "module.norm.weight in .* not finite"),
-        ({}, {"cls_token": torch.full((1, 1, 32), -torch.inf)}, {}, "module.cls_token in .* not finite"),
         ({}, {"norm.bias": HUGE}, {}, "module.norm.bias in .* not finite"),
         ({}, {"norm.bias": torch.zeros(32, dtype=torch.int8)}, {}, "torch.int8, not floating-point"),
-        ({}, {"norm.bias": torch.zeros(32, dtype=torch.complex64)}, {}, "torch.complex64, not floating-point"),
         ({}, {"norm.bias": torch.zeros(31)}, {}, "norm.bias is 31 there and 32 here: give the --model"),
         ({}, {"norm.bias": torch.tensor(1.0)}, {}, "norm.bias is a scalar there and 32 here"),
         ({}, {"pos_embed": torch.zeros(17, 32)}, {}, "pos_embed is 17x32 there and 1x17x32 here"),
         ({}, {"pos_embed": torch.zeros(1, 15, 32)}, {}, "pos_embed in .* has 15 entries"),
-        ({}, {"pos_embed": torch.zeros(1, 0, 32)}, {}, "pos_embed in .* has 0 entries"),
         ({"img_size": (8, 24)}, {}, {}, "has 13 entries, which fit no square grid"),
         ({}, {"cls_token": torch.zeros(1, 1, 31)}, {}, "cls_token is 1x1x31 there and 1x1x32 here"),
         ({}, {"patch_embed.proj.weight": torch.zeros(32, 48)}, {}, "proj.weight is 32x48 there"),
@@ -190,7 +187,6 @@ HUGE = torch.full((32,), 1e300, dtype=torch.float64)
         ({"embed_dim": 40}, {"rope.freqs": torch.zeros(4)}, {}, "give its name in timm, such as --model vit_small"),
         ({"embed_dim": 384, "depth": 1}, {}, {"depth": 1}, "--model vit_small_patch16_224, or --model.embed_dim 384"),
         ({}, {}, {"depth": 5}, "has 2 blocks and this encoder 5: give --model.depth 2"),
-        ({}, {}, {"depth": 3}, "has 2 blocks and this encoder 3: give --model.depth 2"),
     ],
 )
 def test_unusable_weights_are_rejected_by_name_and_nothing_changes(tmp_path, source, change, here, said):

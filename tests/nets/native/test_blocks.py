@@ -78,7 +78,6 @@ def test_attention_of_huge_scores_is_finite_and_exact():
 
 
 def one_block(width=32, heads=2, **options):
-    """Return a block on native kernels, with random weights."""
     torch.manual_seed(0)
     block = Block(width, heads, **{"qkv_bias": True, **options})
     fuse_attention(block, False)
