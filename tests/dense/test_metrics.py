@@ -5,7 +5,6 @@ import io
 import math
 import resource
 import sys
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -58,12 +57,6 @@ def test_scores_are_those_of_scikit_learn():
     # class 3 is answered and never asked: it counts as 0
     assert float(mean_iou(found)) == pytest.approx(jaccard_score(t, p, labels=range(4), average="macro"))
     assert float(pixel_accuracy(found)) == pytest.approx(accuracy_score(t, p))
-
-
-def test_it_is_one_sum_and_no_mean_over_images():
-    large, small = torch.zeros(8, 8), torch.ones(1, 1)
-    found = overlaps(confusion(large, large, 2)) + overlaps(confusion(1 - small, small, 2))
-    assert class_ious(found).tolist() == [64 / 65, 0]
 
 
 def test_nothing_counts_where_all_is_ignored():
@@ -270,10 +263,3 @@ def test_run_lengths_come_back():
     masks = drawn(some_boxes(np.random.default_rng(0), 3))
     assert torch.equal(from_run_lengths(run_lengths(masks), (SIDE, SIDE)), masks)
     assert from_run_lengths(run_lengths(masks[:0]), (4, 5)).shape == (0, 4, 5)
-
-
-def test_found_objects_are_drawn_with_their_masks_if_they_have_any():
-    _, (found,) = some_images(1)
-    drawn_masks = found.objects((SIDE, SIDE)).masks
-    assert torch.equal(drawn_masks, from_run_lengths(found.masks, (SIDE, SIDE)))
-    assert replace(found, masks=None).objects((SIDE, SIDE)).masks is None

@@ -254,17 +254,6 @@ def test_options_that_do_not_fit(run: Path, squares: object, protocol: str, opti
     assert not (run / store.FILE).exists()
 
 
-@pytest.mark.parametrize(
-    ("protocol", "wrong"),
-    [("segment", {"head": "liner"}), ("segment", {"control": "no"}), ("detect", {"masks": "some"})],
-)
-def test_python_calls_check_their_options(run, squares, monkeypatch, protocol, wrong):
-    monkeypatch.setattr(Trainer, "update", no_step)
-    (name,) = wrong
-    said = refusal(evaluate, protocol, run, "data", **COMMON, **wrong)
-    assert f"--{name} cannot be {wrong[name]}" in said
-
-
 def test_a_missing_extra_is_named_before_training(run, squares, monkeypatch, capsys):
     for name in ("faster_coco_eval", "faster_coco_eval.core", "faster_coco_eval.core.mask"):
         monkeypatch.setitem(sys.modules, name, None)

@@ -22,7 +22,6 @@ from patchloom.dense.backbone import (
     Windows,
     even_blocks,
     four_levels,
-    tokens_after,
     window_for,
     window_of,
 )
@@ -99,25 +98,6 @@ def test_pixels_are_a_baseline_of_the_same_interface() -> None:
     assert sum(len(one["params"]) for one in groups) == len([*net.parameters()])
 
 
-@pytest.mark.parametrize("kind", ["p8 learned", "swin"])
-def test_a_single_image_is_learnt(kind: str) -> None:
-    torch.manual_seed(0)
-    vit, card = encoder(kind, grid=(2, 2))
-    net = Segmenter(at_size(vit, card, (32, 32)), 3, head="upernet", head_width=16).train()
-    images, truth = torch.randn(1, 3, 32, 32), torch.zeros(1, 32, 32, dtype=torch.int64)
-    truth[:, :16], truth[:, 20:, 8:] = 1, 2
-    optimizer = torch.optim.AdamW(net.groups(0.01, 0.9), lr=1e-2)
-    losses = []
-    for _ in range(20):
-        loss = sum(F.cross_entropy(F.interpolate(one, (32, 32), mode="bilinear"), truth) for one in net(images))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.3 * losses[0], losses
-    assert (net(images).main.argmax(1) == truth[:, ::4, ::4]).float().mean() > 0.9
-
-
 def test_rates_by_layer() -> None:
     vit, _ = encoder("p8 learned")
     net = Segmenter(vit, 3, head="upernet", head_width=16)
@@ -151,15 +131,6 @@ def levels(grids, b=1):
     return [torch.randn(b, width, *grid) for width, grid in zip(WIDTHS, grids, strict=True)]
 
 
-@pytest.mark.parametrize("grids", [((16, 24), (8, 12), (4, 6), (2, 3)), ((18, 10), (9, 5), (5, 3), (3, 2))])
-def test_logits_at_the_finest_level_of_a_batch_of_one(grids) -> None:
-    net = UPerNet(WIDTHS, grids, 5, width=12)
-    logits = net(levels(grids))
-    assert logits.shape == (1, 5, *grids[0])
-    logits.square().sum().backward()
-    assert all(one.grad is not None and one.grad.isfinite().all() for one in net.parameters())
-
-
 def test_maps_of_a_single_place_train_in_a_batch_of_one() -> None:
     grids = ((8, 8), (4, 4), (2, 2), (1, 1))  # a crop of 32 pixels
     net = UPerNet(WIDTHS, grids, 3, width=12)
@@ -170,11 +141,12 @@ def test_maps_of_a_single_place_train_in_a_batch_of_one() -> None:
 
 
 def test_every_level_reaches_the_logits_and_the_coarsest_reaches_them_everywhere() -> None:
-    grids = ((16, 16), (8, 8), (4, 4), (2, 2))
+    grids = ((18, 10), (9, 5), (5, 3), (3, 2))
     net = UPerNet(WIDTHS, grids, 3, width=12).eval()
     given = levels(grids)
     with torch.no_grad():
         before = net(given)
+        assert before.shape == (1, 3, 18, 10)
         for i in range(4):
             changed = [one.clone() for one in given]
             changed[i][:, :, 0, 0] += 3
@@ -538,17 +510,6 @@ def test_sides_of_windows_and_the_last_block_of_each_quarter() -> None:
     assert window_for((36, 24), (8, 18)) == 12
     known = {12: (3, 6, 9, 12), 24: (6, 12, 18, 24), 6: (2, 3, 5, 6), 2: (1, 1, 2, 2), 1: (1, 1, 1, 1)}
     assert {depth: even_blocks(depth) for depth in known} == known
-
-
-@pytest.mark.parametrize("kind", ["p16 registers", "p16 no class token"])
-def test_one_window_of_the_whole_grid_is_full_attention(kind: str) -> None:
-    vit, _ = encoder(kind, grid=(4, 6), depth=6)
-    tokens = torch.randn(2, 24 + vit.num_prefix_tokens, 16)
-    windows = Windows((4, 6), 6, vit.num_prefix_tokens)
-    assert windows.sizes == [(1, 24)]
-    full, windowed = (tokens_after(vit, tokens, (1, 4, 6), one) for one in (None, windows))
-    for number in (1, 4, 6):
-        assert torch.allclose(full[number], windowed[number], atol=1e-6)
 
 
 @pytest.mark.parametrize(("grid", "side", "sizes"), [((4, 6), 2, [(6, 4)]), ((5, 7), 3, None), ((5, 4), 2, None)])

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from patchloom.dense import answers, augment
 from patchloom.dense.annotations.base import IGNORED, Objects
-from patchloom.dense.answers import detect_images, segment_image, segment_images, starts
+from patchloom.dense.answers import detect_images, segment_image, segment_images
 from patchloom.dense.detector import Detections
 from patchloom.dense.metrics import from_run_lengths
 from patchloom.dense.pictures import (
@@ -87,13 +87,6 @@ def test_one_window_or_a_resized_image_is_answered_as_by_torch():
 def test_every_pixel_is_answered_for(size):
     image = some_image(*size) % 4 * 60
     assert torch.equal(segment_image(OwnValue(), image, MEAN, STD, side=min(size)), image[0].short() // 60)
-
-
-@pytest.mark.parametrize("length", [18, 19, 30, 31, 55, 300])
-def test_windows_go_to_the_end_and_overlap_by_a_third(length):
-    found = starts(length, 18)
-    assert found[0] == 0 and found[-1] == length - 18
-    assert all(0 < after - before <= 12 for before, after in zip(found, found[1:], strict=False))
 
 
 def test_logits_of_overlapping_windows_are_averaged():
