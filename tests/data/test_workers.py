@@ -43,7 +43,6 @@ def children(before=()) -> set[int]:
 
 
 def read(name, count=6, workers=2, repeated=True, **more) -> set[int]:
-    """Read a data set, and return the processes that did."""
     found = list(in_workers(Places(name, **more), range(count), workers, repeated=repeated))
     assert [one[:2] for one in found] == [(name, number) for number in range(count)]
     return {process for *_, process in found}

@@ -166,9 +166,6 @@ def test_parameters_of_the_papers_head() -> None:
     )
 
 
-# Detectors on every kind of encoder.
-
-
 def objects(boxes: list, labels: list, size: tuple[int, int], crowd: bool = False, masks: bool = True) -> Objects:
     boxes = torch.tensor(boxes, dtype=torch.float32).view(-1, 4)
     drawn = torch.zeros(len(boxes), *size, dtype=torch.bool)
@@ -282,7 +279,7 @@ def test_objects_of_a_single_image_are_learnt() -> None:
         assert (whole[best] & mask).sum() > 0.6 * (whole[best] | mask).sum()
 
 
-def test_the_heads_of_the_papers() -> None:
+def test_heads_and_anchors_of_the_papers() -> None:
     net = made(light=False)
     assert len(net.rpn.head.conv) == 2 and (net.rpn._pre_nms_top_n["training"], net.rpn._post_nms_top_n["testing"]) == (
         2000,
@@ -292,9 +289,6 @@ def test_the_heads_of_the_papers() -> None:
     assert (sampler.batch_size_per_image, sampler.positive_fraction) == (512, 0.25)
     assert (net.rpn.nms_thresh, net.roi_heads.nms_thresh, net.roi_heads.detections_per_img) == (0.7, 0.5, 100)
     assert FULL_HEADS.box_layers == (1024,) and len(net.roi_heads.mask_head) == 4
-
-
-def test_anchors_of_the_papers_and_of_small_canvases() -> None:
     usual = Anchors((4, 8, 16, 32, 64), (1024, 1024))
     assert [one for (one,) in usual.sizes] == [32, 64, 128, 256, 512] and anchor_times((4, 64), (512, 640)) == 8
     small = Anchors((4, 8, 16, 32, 64), (256, 320))
@@ -493,12 +487,20 @@ def test_checkpointing_changes_nothing() -> None:
         assert not without_gradient(maps)
 
 
-def test_numbers_that_no_block_has() -> None:
+def test_numbers_that_no_block_has_and_encoders_without_windows() -> None:
     for blocks in ((0,), (5,), ()):
         with pytest.raises(ValueError, match="blocks are 1 to 4"):
             FeatureMaps(encoder()[0], blocks)
     with pytest.raises(ValueError, match="one map or of 4"):
         MultiLevel(FeatureMaps(encoder()[0], (1, 2)))
+    vit, card = encoder("p16 no class token")
+    large = at_size(vit, card, (128, 128))
+    assert window_of(large, (4, 4)) == 4 and window_of(vit, (4, 4)) is None
+    assert window_of(encoder("swin", grid=(8, 8))[0], (2, 2)) is None
+    relative = at_size(vit, card, (128, 128), "relative")
+    assert window_of(relative, (4, 4)) is None
+    assert "--positions keep" in refusal(FeatureMaps, relative, window=4)
+    assert "fixed attention windows" in refusal(FeatureMaps, encoder("swin")[0], window=4)
 
 
 def test_sides_of_windows_and_the_last_block_of_each_quarter() -> None:
@@ -539,17 +541,6 @@ def test_only_blocks_that_are_not_the_last_of_a_quarter_are_windowed() -> None:
     maps = FeatureMaps(vit, window=2)
     maps(torch.randn(3, 3, 64, 64))
     assert calls == [(n, (3, 16)) if n % 2 == 0 else (n, (12, 4)) for n in range(1, 9)]
-
-
-def test_encoders_that_can_have_none() -> None:
-    vit, card = encoder("p16 no class token")
-    large = at_size(vit, card, (128, 128))
-    assert window_of(large, (4, 4)) == 4 and window_of(vit, (4, 4)) is None
-    assert window_of(encoder("swin", grid=(8, 8))[0], (2, 2)) is None
-    relative = at_size(vit, card, (128, 128), "relative")
-    assert window_of(relative, (4, 4)) is None
-    assert "--positions keep" in refusal(FeatureMaps, relative, window=4)
-    assert "fixed attention windows" in refusal(FeatureMaps, encoder("swin")[0], window=4)
 
 
 # of patches of p pixels: strides, and rows of levels for 5 rows of patches

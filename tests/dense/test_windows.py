@@ -112,7 +112,6 @@ def test_an_answer_is_of_the_images_own_size_however_few_rows_are_in_memory(side
 
 @pytest.mark.parametrize("side", [12, None])
 def test_several_images_at_once_are_answered_as_alone(side):
-    """Windows of one image and of the next go into one forward, of at most 8."""
     sizes = [SIZE, (12, 18), (31, 44), (5, 7), (41, 13), (12, 19), (60, 60)]
     model, images = Convolved(), [some_image(*size, seed) for seed, size in enumerate(sizes)]
     alone = [segment_image(model, image, MEAN, STD, side) for image in images]
@@ -176,7 +175,6 @@ def pixels(path: Path) -> np.ndarray:
 
 
 def shown(path: Path) -> list[int]:
-    """How many pixels of a picture are of the colour of each class."""
     return [int((pixels(path) == colour).all(-1).sum()) for colour in COLOURS]
 
 

@@ -45,7 +45,6 @@ def test_rollout_of_two_blocks_by_hand():
 
 
 def reddest(tile, grid):
-    """Return the patch with the strongest colour: red minus grey."""
     red, green, _ = np.moveaxis(tile.picture.astype(int), -1, 0)
     h, w = red.shape
     by_patch = (red - green).reshape(grid[0], h // grid[0], grid[1], w // grid[1]).mean((1, 3))

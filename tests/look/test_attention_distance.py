@@ -43,7 +43,6 @@ def test_the_mean_distance_of_all_pairs():
 
 @pytest.fixture
 def figures(monkeypatch):
-    """Record the written figures by file name."""
     kept, write = {}, charts.write_figure
     monkeypatch.setattr(
         attention_distance, "write_figure", lambda one, out, _: kept.update({out.name: one}) or write(one, out)

@@ -13,21 +13,13 @@ from swins import swin
 from patchloom.data.sources.synthetic import Shapes
 from patchloom.errors import PatchloomError
 from patchloom.look import inversion
-from patchloom.look.inversion import (
-    FEW_STEPS,
-    Inversion,
-    InversionFit,
-    draw_inversion,
-    fits_of,
-    invert,
-)
+from patchloom.look.inversion import FEW_STEPS, Inversion, InversionFit, draw_inversion, fits_of, invert
 from patchloom.nets.encode import attend_each, embed, layer_names, patch_count
 from patchloom.nets.heads import InstanceHead, represent
 from patchloom.withhold.encoder_input import all_patches
 
 
 def photos(b=2, c=3, h=24, w=32) -> torch.Tensor:
-    """Return smooth normalised images."""
     y, x = torch.linspace(0, 1, h)[:, None], torch.linspace(0, 1, w)
     planes = [torch.sin(3 * (i + 1) * x + 2 * y + i) for i in range(b * c)]
     return torch.stack(planes).view(b, c, h, w)
@@ -152,12 +144,8 @@ def test_what_is_not_there_is_refused(options, said):
         invert(named(random_vit(), head=InstanceHead(32, 2)), photos(), of="instance", block=1)
 
 
-# Sheets.
-
-
 @pytest.fixture
 def drawn(monkeypatch):
-    """Record the sheets instead of drawing them."""
     sheets = []
     monkeypatch.setattr(inversion, "draw_sheet", lambda sheet, *at, **_: sheets.append(sheet) or at[2] / sheet.name)
     return sheets

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 from attending import random_vit
 from PIL import Image
 from running import csv_rows
@@ -12,7 +11,7 @@ from patchloom.data.sources.open import open_data
 from patchloom.errors import PatchloomError
 from patchloom.look import neighbours
 from patchloom.look.context import LookRequest
-from patchloom.look.neighbours import draw_neighbours, galleries_of
+from patchloom.look.neighbours import draw_neighbours
 
 
 @pytest.fixture
@@ -40,21 +39,6 @@ def test_a_copy_is_found_first(folder, tmp_path, pages):
     cosines = [float(row["cosine"]) for row in rows if row["image"] == "a/0.png"]
     assert cosines == sorted(cosines, reverse=True)
     assert picture == tmp_path / "out" / "nearest.png"
-
-
-def test_encoders_of_one_size_are_shown_images_once(folder, monkeypatch):
-    source = open_data(str(folder)).train
-    read = []
-    plain = type(source).read
-    monkeypatch.setattr(type(source), "read", lambda self, i: read.append(i) or plain(self, i))
-    encoders = [named(random_vit()), named(random_vit((32, 32), 4)), named(random_vit(depth=1))]
-    found = galleries_of(encoders, source)
-    assert sorted(read) == sorted([*range(7)] * 2)  # for two sizes
-    for one, gallery in zip(encoders, found, strict=True):
-        (alone,) = galleries_of([one], source)
-        assert gallery.indices.tolist() == alone.indices.tolist() == [0, 1, 2, 4, 5, 6]
-        for name in ("class", "mean"):
-            torch.testing.assert_close(gallery.features[name], alone.features[name], rtol=1e-5, atol=1e-5)
 
 
 def test_a_large_folder_is_thinned_out(folder, tmp_path, pages, monkeypatch):

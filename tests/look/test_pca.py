@@ -39,13 +39,10 @@ def test_the_foreground_lies_inside_whatever_the_sign(sign):
     assert torch.equal(components(features).foreground, inside)
 
 
-def test_the_mean_of_each_position_is_subtracted():
+def test_position_means_and_few_features():
     places, things = torch.randn(1, 3, 4, 6), torch.randn(5, 1, 1, 6)
     left = subtract_position_mean(places + things)
     torch.testing.assert_close(left, (things - things.mean(0)).expand_as(left), rtol=1e-5, atol=1e-5)
-
-
-def test_few_features_have_as_many_colours_as_there_are():
     found = components(torch.randn(1, 1, 2, 5))
     assert found.colours.shape == (1, 1, 2, 3) and found.variance.shape == (2,)
     alone = components(torch.randn(1, 1, 1, 5))

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from patchloom.evaluate.protocols.positions import choose_examples, offsets_of
-from patchloom.look.position_map import Example, cell_height, draw_position_map, times_as_often
+from patchloom.look.position_map import Example, draw_position_map, times_as_often
 from patchloom.questions.positions import PositionPrediction
 
 GRID = (2, 3)
@@ -28,9 +28,6 @@ def test_offsets_are_from_the_patch_to_where_it_was_put():
     expected[1, 1] = 1  # patch 1 at place 0: one to the left
     expected[0, 3] = 1  # patch 4 (second row, middle) at place 2 (first row, right)
     assert torch.equal(off, expected.double())
-
-
-def test_random_guesses_are_as_by_chance_and_found_ones_do_not_count():
     drawn = np.random.default_rng(0).integers(0, 6, (40_000, 6)).tolist()
     often = times_as_often(offsets_of(placed(drawn), GRID).numpy(), GRID)
     assert np.isnan(often[1, 2]) and np.nanmax(np.abs(often - 1)) < 0.05
@@ -77,8 +74,3 @@ def test_the_patch_and_the_guess_are_framed(tmp_path):
 def test_nothing_to_show_is_drawn_too(tmp_path):
     nothing = draw(tmp_path / "map.png", shares=np.full((2, 3), np.nan), offsets=np.zeros((3, 5)), examples=[("a", [])])
     assert (np.abs(nothing - (217, 217, 217)).max(-1) < 3).sum() > 1000  # grey
-
-
-def test_maps_of_a_row_are_no_stripes_and_others_have_square_places():
-    assert [cell_height(grid) for grid in ((4, 6), (8, 8), (4, 16), (16, 4))] == [1] * 4
-    assert (cell_height((1, 98)), cell_height((98, 1))) == pytest.approx((98 / 4, 4 / 98))

@@ -47,7 +47,6 @@ def normalised(images: Tensor) -> Tensor:
 
 
 def draw(folder: Path, columns: dict[str, Tensor], caption: str = "", mean=None, std=None) -> np.ndarray:
-    """Draw ``columns`` in normalised pixels, by default with ImageNet's statistics; return the page [h w 3]."""
     sheet = Sheet("sheet", caption, columns, "masked")
     path = draw_sheet(sheet, mean or MEAN, std or STD, folder)
     assert path == folder / "sheet.png" and path.stat().st_size < MOST_BYTES
@@ -75,7 +74,6 @@ def test_colours_come_back_and_what_is_empty_or_wrong_is_hatched(tmp_path):
 
 @pytest.fixture
 def laid(monkeypatch):
-    """Record the caption and the legend of each drawn sheet."""
     found, real = [], sheet.lay_out
     monkeypatch.setattr(sheet, "lay_out", lambda page: found.append((page.caption, page.legend)) or real(page))
     return found
@@ -91,26 +89,11 @@ def test_the_legend_names_what_is_hatched_and_nothing_else(tmp_path, laid):
     meanings = [[meaning for _, meaning in legend] for _, legend in laid]
     assert meanings == [[], ["masked"], ["masked", "placed wrongly"]]
     assert len(keyed) > len(bare)  # a line for it
-    face = font(15)
-    assert [len(line) for line in wrap_keys([(RED, "x" * 20), (RED, "y" * 20)], face, 300)] == [1, 1]
-    assert [len(line) for line in wrap_keys([(RED, "x"), (RED, "y")], face, 300)] == [2]
-
-
-def test_text_is_never_cut(tmp_path):
-    caption = "Positions were withheld from 95% of the visible patches. " * 6 + "x" * 90
-    columns = {"heading of-an-unbreakable-and-long-sort": torch.zeros(1, 3, 8, 8)}
-    sheet = Sheet("sheet", caption, columns)
-    bare, short, long = (
-        np.asarray(Image.open(draw_sheet(sheet, MEAN, STD, tmp_path / str(i), title)))
-        for i, title in enumerate([None, Title("photos: mae", "Epoch 1 of 2"), Title("photos " * 20, "x" * 90)])
-    )
-    assert len(bare) < len(short) and bare.shape[1] < long.shape[1]
-    for page in (bare, short, long):
-        for border in (page[:10], page[-10:], page[:, :10], page[:, -10:]):
-            assert (border == 255).all()
-    face = font(15)
+    face, caption = font(15), "Positions were withheld from 95% of the visible patches. " * 6 + "x" * 90
     assert " ".join(wrap(caption, face, 400)) == caption and widest_word("", face) == 0
     assert all(face.getlength(line) <= 400 for line in wrap(caption, face, 400)[:-1])
+    assert [len(line) for line in wrap_keys([(RED, "x" * 20), (RED, "y" * 20)], face, 300)] == [1, 1]
+    assert [len(line) for line in wrap_keys([(RED, "x"), (RED, "y")], face, 300)] == [2]
 
 
 @pytest.mark.parametrize("channels", [1, 5])
@@ -193,9 +176,6 @@ def test_what_cannot_be_drawn_is_refused(tmp_path):
         with pytest.raises(PatchloomError, match="sheet 'sheet' cannot be drawn"):
             draw(tmp_path, {str(i): torch.zeros(size) for i, size in enumerate(sizes)})
     assert not list(tmp_path.iterdir())
-
-
-# Pages of tiles.
 
 
 RED = np.full((8, 8, 3), (200, 30, 60), np.uint8)

@@ -17,7 +17,6 @@ from patchloom.runs.past import load_run
 
 @pytest.fixture
 def pages(monkeypatch):
-    """Replace rendering; the fixture lists the pages."""
     made = []
     monkeypatch.setattr(
         "patchloom.report.report.render", lambda page: made.append(page) or f"<title>{len(made)}</title>"

@@ -25,7 +25,6 @@ RESOLUTION = {"resolution": (20_000, 20_000), "resolutionunit": "CENTIMETER"}  #
 
 
 def pyramid(path, picture=PICTURE, **how):
-    """Write a slide in three resolutions."""
     path.parent.mkdir(parents=True, exist_ok=True)
     how = {"tile": (64, 64), "photometric": "rgb", "compression": "deflate", "metadata": None, **how}
     with tifffile.TiffWriter(path) as writer:
@@ -36,7 +35,6 @@ def pyramid(path, picture=PICTURE, **how):
 
 
 def place_of(source, i):
-    """Return row and column of a window by its name."""
     words = source.describe(i).rpartition("#")[2].split(",")
     return [int(word.partition("=")[2]) for word in words if word[0] in "yx"]
 
@@ -78,21 +76,6 @@ def test_levels_and_microns_choose_the_resolution(tmp_path):
     assert between.units[0].size == (75, 75) and between.read(0).shape == (3, 50, 50)
     part = torch.from_numpy(PICTURE[::2, ::2][:75, :75]).permute(2, 0, 1).float()
     assert (between.read(0).float().mean((1, 2)) - part.mean((1, 2))).abs().max() < 1
-
-
-def test_openslide_reads_the_same_windows(tmp_path):
-    openslide = pytest.importorskip("openslide")
-    path = pyramid(tmp_path / "a.tif", compression="jpeg")
-    slide = openslide.OpenSlide(path)
-    for level in range(slide.level_count):
-        train = open_data(f"{path}@tile=40,level={level},blank=0").train
-        assert train.units[0].whole == slide.level_dimensions[level][::-1]
-        scale = slide.level_downsamples[level]
-        for i in (0, len(train) - 1):
-            y, x = place_of(train, i)
-            region = slide.read_region((round(x * scale), round(y * scale)), level, (40, 40)).convert("RGB")
-            gap = train.read(i).permute(1, 2, 0).int() - torch.from_numpy(np.array(region)).int()
-            assert gap.abs().max() <= 3  # two decoders of JPEG
 
 
 def test_formats_of_openslide_are_read_by_it(tmp_path):
@@ -211,7 +194,6 @@ def test_volumes_of_nifti(tmp_path, suffix, monkeypatch):
 
 
 def write_slice(path: Path, values: np.ndarray, modality: str, series: str, place: float) -> None:
-    """Write a DICOM file of 12 bits, by pydicom."""
     pydicom = pytest.importorskip("pydicom")
     data = pydicom.Dataset()
     data.file_meta = pydicom.dataset.FileMetaDataset()
@@ -344,7 +326,7 @@ def test_copies_of_files_are_found_in_other_processes_too(tmp_path):
     assert train.stamp() != open_data(f"{tmp_path}@tile=90").train.stamp()
 
 
-def test_a_stored_name_is_absolute_and_opens_again(tmp_path, monkeypatch):
+def test_a_stored_name_is_absolute_opens_again_and_may_not_search_the_disc(tmp_path, monkeypatch):
     pyramid(tmp_path / "s" / "a.tif")
     monkeypatch.chdir(tmp_path)
     name = absolute_name("s@tile=100,overlap=4")
@@ -353,9 +335,6 @@ def test_a_stored_name_is_absolute_and_opens_again(tmp_path, monkeypatch):
     assert len(open_stored(name, "a run", "give --data").train) == len(
         open_data(f"{tmp_path}/s@tile=100,overlap=4").train
     )
-
-
-def test_a_stored_name_may_not_search_the_disc():
     assert "a whole disc" in refusal(open_stored, "/@tile=64", "a run", "give --data")
 
 

@@ -1,6 +1,5 @@
 """Shards give the same pixels, batches and messages on broken images as files."""
 
-import errno
 import gzip
 import io
 import os
@@ -38,7 +37,6 @@ EACH = 5
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch) -> Path:
-    """Cache of fetched shards and indices for this test."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(shards, "_PAUSES", ())
     shards._asked.clear()
@@ -197,7 +195,6 @@ def intact_shard(tmp_path) -> bytes:
 
 
 def border(content: bytes) -> int:
-    """Return the offset of the second last header."""
     with tarfile.open(fileobj=io.BytesIO(content)) as tar:
         return tar.getmembers()[-2].offset
 
@@ -280,7 +277,6 @@ def test_a_damaged_index_is_made_again_and_a_moved_folder_keeps_its_fingerprint(
 
 @pytest.fixture
 def memory(folder) -> str:
-    """Address of the same shards on a file system in memory."""
     fs = fsspec.filesystem("memory")
     for path in folder.iterdir():
         fs.pipe(f"/set/{path.name}", path.read_bytes())
@@ -421,14 +417,6 @@ def test_a_short_outage_is_retried(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(shards, "_PAUSES", (0, 0))
     command = f"echo >> {tmp_path}/log; test $(wc -l < {tmp_path}/log) = 3 && cat {folder}/a-00.tar"
     assert_whole(open_data(f"pipe:{command}").train, EACH)
-
-
-def test_a_host_that_resets_a_download_may_be_asked_again(memory, monkeypatch):
-    def reset(*_, **__):
-        raise ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
-
-    monkeypatch.setattr(type(fsspec.filesystem("memory")), "get_file", reset)
-    assert type(refused(f"{memory}/a-*.tar", "a-00.tar cannot be fetched: .*reset")) is TemporaryError
 
 
 @pytest.mark.parametrize("remote", [False, True])

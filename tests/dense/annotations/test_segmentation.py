@@ -12,11 +12,7 @@ from patchloom.data.source import Data
 from patchloom.data.sources.synthetic import Shapes
 from patchloom.dense.annotations import segmentation
 from patchloom.dense.annotations.base import IGNORED
-from patchloom.dense.annotations.segmentation import (
-    class_ids,
-    class_pixels,
-    open_label_maps,
-)
+from patchloom.dense.annotations.segmentation import class_ids, class_pixels, open_label_maps
 
 PARTS = {"train/a": ids(0, 1, 255), "train/b": ids(1, 2), "val/c": ids(0, 1), "test/d": ids(2, 0), "test/e": ids(1)}
 
@@ -241,9 +237,6 @@ def test_label_maps_beside_images_as_they_lie(tmp_path):
     assert sum("@eaDir" in note for note in data.notes) == 1
 
 
-# Masks with soft edges.
-
-
 def smoothed_masks(folder, suffix="png", mode="L", high=255):
     """Draw images with smoothed masks of a disc; every third mask is empty."""
     y, x = np.mgrid[:48, :40]
@@ -272,7 +265,6 @@ def test_masks_with_soft_edges_are_refused_with_the_remedy(tmp_path, high, thres
 
 
 def pairs(masks):
-    """Black images with these label maps."""
     return [(np.zeros((*one.shape, 3), np.uint8), one) for one in masks]
 
 

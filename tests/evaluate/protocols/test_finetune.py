@@ -67,7 +67,6 @@ def encoder(**changes) -> tuple:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A folder with an encoder for digits of 8 x 8."""
     vit, card = encoder(img_size=(8, 8))
     save_encoder(vit, card, tmp_path / "run" / "encoder.safetensors")
     return tmp_path / "run"
@@ -297,9 +296,6 @@ def test_native_kernels_train_as_torchs_do(run: Path, monkeypatch: pytest.Monkey
         torch.testing.assert_close(value, weights[1][name], atol=5e-3, rtol=0.1)
 
 
-# Blocks on a frozen encoder.
-
-
 BLOCKS = {"device": "cpu", "flip": False}
 
 
@@ -366,7 +362,6 @@ BIASES = {
 
 
 def rates(model: nn.Module) -> dict[str, tuple[float, bool]]:
-    """By name: the share of the peak rate, and whether weight decays."""
     names, found = {id(weight): name for name, weight in model.named_parameters()}, {}
     for group in model.groups(WEIGHT_DECAY, 0.5):
         for weight in group["params"]:
