@@ -236,12 +236,6 @@ def test_bfloat16(kind: str) -> None:
     assert found.boxes.dtype == found.masks.dtype == torch.float32
 
 
-def test_windows_are_those_asked_for() -> None:
-    net = made("p16 no class token", (4, 4), window=2)
-    assert net.maps.windows.sizes == [(4, 4)]
-    losses_of(net, [objects([[2, 2, 22, 24]], [2], (64, 64))])
-
-
 def test_targets_belong_to_training() -> None:
     net, images = made(), torch.randn(1, 3, 32, 32)
     with pytest.raises(ValueError, match="targets in training, and only there"):
@@ -295,7 +289,7 @@ def test_heads_and_anchors_of_the_papers() -> None:
     assert [one for (one,) in small.sizes] == [16, 32, 64, 128, 256]
 
 
-def test_anchors_lie_at_the_levels_cells() -> None:
+def test_anchors_lie_at_the_levels_cells_and_boxes_go_to_the_level_of_their_size() -> None:
     net = made("p14", (5, 3))
     assert net.pyramid.strides == (3.5, 7, 14, 28)
     maps = [torch.zeros(1, 1, *grid, dtype=torch.bfloat16) for grid in (*net.pyramid.grids, (2, 1))]
@@ -304,6 +298,10 @@ def test_anchors_lie_at_the_levels_cells() -> None:
     assert anchors.dtype == torch.float32
     assert torch.allclose(centres[::3][:12, 0], torch.arange(12) * 3.5)
     assert centres[: 20 * 12 * 3, 1].max() == 19 * 3.5 and centres[-1].tolist() == [0, 56]
+    levels = made("p16 no class token", (16, 16)).roi_heads.box_roi_pool.map_levels
+    sides = torch.tensor([10.0, 55, 57, 111, 113, 255])  # at a canvas of 256 half of FPN's 112, 224 and 448
+    boxes = torch.stack([torch.zeros(6), torch.zeros(6), sides, sides], dim=1)
+    assert levels([boxes]).tolist() == [0, 0, 1, 1, 2, 3]
 
 
 def test_rois_are_read_where_they_lie_but_for_torchvisions_half_a_cell() -> None:
@@ -314,13 +312,6 @@ def test_rois_are_read_where_they_lie_but_for_torchvisions_half_a_cell() -> None
     # of an image that fills a part of its canvas
     read = net.roi_heads.box_roi_pool(levels, [torch.tensor([[7.0, 7.0, 14.0, 14.0]])], [(20, 20)])
     assert torch.allclose(read[0, 0, 0], 7 + 7 / 7 * (torch.arange(7) + 0.5) + 1.75, atol=0.3)
-
-
-def test_boxes_go_to_the_level_of_their_size() -> None:
-    levels = made("p16 no class token", (16, 16)).roi_heads.box_roi_pool.map_levels
-    sides = torch.tensor([10.0, 55, 57, 111, 113, 255])  # at a canvas of 256 half of FPN's 112, 224 and 448
-    boxes = torch.stack([torch.zeros(6), torch.zeros(6), sides, sides], dim=1)
-    assert levels([boxes]).tolist() == [0, 0, 1, 1, 2, 3]
 
 
 def test_masks_are_pasted_into_their_boxes() -> None:

@@ -51,7 +51,7 @@ from patchloom.evaluate.protocols.label_free import (
     own_crop_found,
     partial_means,
     rankme,
-    tree_length,
+    separation,
     weighted_dse,
 )
 from patchloom.evaluate.settings import EvalSettings
@@ -149,11 +149,6 @@ def test_too_few_numbers_are_refused(measure, shape: tuple[int, ...], said: str)
         measure(torch.randn(shape))
 
 
-def test_a_tree_of_equal_points_by_hand() -> None:
-    square = torch.tensor([[0.0, 0], [0, 1], [1, 0], [1, 1], [0, 1], [4, 1]])  # two points are equal
-    assert tree_length(torch.cdist(square, square).numpy()) == pytest.approx(1 + 1 + 1 + 0 + 3)
-
-
 def test_id_est_is_the_slope_of_the_trees_lengths() -> None:
     features, order = torch.randn(48, 5, generator=seeded()), torch.randperm(48, generator=seeded())
     sizes = range(18, 49, 3)  # 16ths of 48, from 16 points on
@@ -165,17 +160,20 @@ def test_id_est_is_the_slope_of_the_trees_lengths() -> None:
     assert id_est(7 * features + 3, order) == pytest.approx(1 / (1 - slope), rel=1e-4)  # neither scale nor mean matter
 
 
-def test_id_est_of_equal_features_is_unknown_and_of_copies_lower() -> None:
-    order, points = torch.arange(100), torch.randn(100, 8, generator=seeded())
-    assert math.isnan(id_est(torch.ones(100, 8), order))
-    copied = points.clone()
-    copied[70:] = points[:30]
-    assert id_est(copied, order) < id_est(points, order)
-
-
 def blobs(centres: torch.Tensor, n: int, width: float) -> torch.Tensor:
     """[k n d] points around each of k centres [k d]."""
     return centres[:, None] + width * torch.randn(len(centres), n, centres.shape[1], generator=seeded())
+
+
+def test_separation_of_two_clusters_by_hand() -> None:
+    points = torch.tensor([[0.0, 1], [0, -1], [4, 1], [4, -1], [9, 9]])
+    labels = torch.tensor([0, 0, 1, 1, 2])
+    # distances from the nearest other centre: 17^.5 for the first four points, and from (9, 9) to (4, 0) 106^.5
+    inter = (2 * 17**0.5 + 106**0.5) / 3
+    # (0, 1) and (0, -1) have the singular value 2^.5, over max(1, 2)^.5; a cluster of one has none
+    assert separation(points, labels) == pytest.approx(inter - 1)
+    assert separation(points[:2], labels[:2]) == pytest.approx(-1)  # no other cluster
+    assert separation(points[4:], labels[4:]) == 0
 
 
 def plain_structure(tokens: np.ndarray, labels: list[np.ndarray], grouped: list[np.ndarray]) -> float:

@@ -557,7 +557,7 @@ BAD_OPTIONS = {
     ],
     "attentive": [
         ({"recipe": "mae"}, "choose one of small, ep"),
-        ({"queries": 7}, "--queries and --reduce that divide"),
+        ({"queries": 7, "max_train": 100}, "--queries and --reduce that divide"),
         ({"accumulate": 2}, "--accumulate has no effect"),
         ({"form": "cross", "reduce": 2}, "leave out --reduce"),
     ],

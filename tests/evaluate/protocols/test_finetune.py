@@ -382,23 +382,16 @@ def test_every_form_of_positions(had: str, variant: Variant, positions: dict, po
     assert rates(Classifier(with_variant(vit, card, variant), 5, pooling)) == EVERYWHERE | CLASS | positions
 
 
-def test_tokens() -> None:
+def test_tokens_and_norms() -> None:
     assert rates(Classifier(encoder(options=SMALL | {"class_token": False})[0], 5, "mean")) == EVERYWHERE
     assert rates(Classifier(encoder(options=SMALL | {"reg_tokens": 2})[0], 5, "mean")) == EVERYWHERE | CLASS | REGISTERS
     without, card = encoder(options=SMALL | {"class_token": False})
     assert rates(Classifier(with_variant(without, card, class_token=True), 5, "class")) == EVERYWHERE | CLASS
-
-
-def test_a_norm_after_the_pooling_is_the_top_and_takes_no_layer_of_its_own() -> None:
     vit = timm.create_model(
         "vit_tiny_patch16_224", img_size=8, patch_size=4, in_chans=1, num_classes=0, global_pool="avg", **SMALL
     )
     pooled = {name.replace("encoder.norm", "encoder.fc_norm"): rate for name, rate in EVERYWHERE.items()}
     assert rates(Classifier(vit, 5, "mean")) == pooled | CLASS | TABLE
-
-
-def test_a_fresh_norm_has_the_full_rate_and_replaces_the_encoders() -> None:
-    """MAE's program deletes the encoder's norm; what is unused here must not wait for gradients."""
     fresh = {name.replace("encoder.norm", "norm"): rate for name, rate in EVERYWHERE.items()}
     assert rates(Classifier(encoder(options=SMALL | {"class_token": False})[0], 5, "mean", fresh_norm=True)) == fresh
 
@@ -423,15 +416,12 @@ def test_what_is_on_the_encoder_has_the_full_rate() -> None:
     assert found["instance.token"] == (TOP, False)
 
 
-def test_blocks_on_a_frozen_encoder_have_the_full_rate() -> None:
+def test_blocks_on_a_frozen_encoder_and_decays_that_are_none() -> None:
     vit, _ = encoder()
     on_it = {f"body.{i}.{name}": decays for i in (0, 1) for name, decays in BLOCK.items()}
     on_it |= {"norm.weight": False, "norm.bias": False, "head.weight": True, "head.bias": False}
     found = rates(Classifier(vit, 5, "mean", body=fresh_blocks(vit, 2)))
     assert found == {name: (TOP, decays) for name, decays in on_it.items()}
-
-
-def test_a_layer_decay_of_one_is_none_and_so_is_a_weight_decay_of_zero() -> None:
     model = Classifier(encoder()[0], 5, "mean")
     assert {group["lr_scale"] for group in model.groups(WEIGHT_DECAY, 1.0)} == {1.0}
     assert not any(group["weight_decay"] for group in model.groups(0.0, 0.5))
