@@ -572,6 +572,7 @@ def test_losses_by_hand() -> None:
     expected = -whole.log_softmax(1).gather(1, truth.clamp_min(0)[:, None])[:, 0][counted].mean()
     assert torch.allclose(pixel_loss(logits, truth), expected)
     assert pixel_loss(logits, torch.full((2, 8, 8), -1)) == 0
+    # two pixels, one of each class, with losses ln 2 and ln 4
     logits = torch.log(torch.tensor([[[[0.5, 0.75]], [[0.5, 0.25]]]]))
     truth, weights = torch.tensor([[[0, 1]]]), torch.tensor([1.0, 3.0])
     expected = (math.log(2) + 3 * math.log(4)) / 4
@@ -579,9 +580,11 @@ def test_losses_by_hand() -> None:
     ignored = torch.tensor([[[0, IGNORED]]])
     assert pixel_loss(logits, ignored, weights).item() == pytest.approx(math.log(2))
     assert pixel_loss(logits, torch.full((1, 1, 2), IGNORED), weights, dice=True) == 0
+    # 1 / ln(1.02 + p), ENet (Paszke et al. 2016), for fractions of 0.98, 0.02 and none
     weights = class_weights(np.array([[90, 2, 0], [8, 0, 0]]))
     expected = [1 / math.log(2.0), 1 / math.log(1.04), 1 / math.log(1.02)]
     assert weights.tolist() == pytest.approx(expected) and expected[1] > 25
+    # three pixels, the last of which does not count: Dice 2 * 0.5 / (1 + 0.75) and 2 * 0.75 / (1 + 1.25)
     chances = torch.tensor([[[[0.5, 0.25, 0.9]], [[0.5, 0.75, 0.1]], [[0.0, 0.0, 0.0]]]])
     truth = torch.tensor([[[0, 1, IGNORED]]])
     expected = 1 - (2 * 0.5 / (1 + 0.75) + 2 * 0.75 / (1 + 1.25)) / 2  # the third class is not shown

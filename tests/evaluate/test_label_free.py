@@ -233,9 +233,11 @@ def test_neighbours_of_each_image_of_equal_ones_and_of_copies() -> None:
     assert kept[1:].tolist() == [1.0] * 6
     part[0] = whole[6]
     assert neighbour_overlap(whole, part, k=2)[0] == 0
+    # an encoder that gives all images one feature once kept all its neighbours, by their index
     whole = torch.full((50, 8), 0.3)
     for part in (whole, 2 * whole, whole + 1e-9 * torch.randn(50, 8)):
         assert neighbour_overlap(whole, part).tolist() == pytest.approx([10 / 49] * 50)
+    # of three copies of the nearest one, two are chosen: each is kept if chance chooses it twice
     whole = torch.randn(40, 16, generator=seeded())
     whole[1:4] = whole[0] + 0.01
     kept = neighbour_overlap(whole, whole, k=2)

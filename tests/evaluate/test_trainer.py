@@ -72,6 +72,7 @@ def test_it_ends_when_the_accuracy_has_not_risen_for_long_and_its_warm_up_is_ove
     assert _told(best, [(0.5, 1.0), (0.7, 0.9), (0.7, 0.8), (0.7, 0.7), (0.7, 0.6)], model) == [False] * 4 + [True]
     assert best.choose(model)["best_epoch"] == 5
     assert not BestWeights(0, replace(COURSE, patience=0.3)).hopeless(30)
+    # epoch 1 was the best of 10: without a warm-up of 4 epochs the training would end after epoch 4
     model, scores = nn.Linear(1, 1), [(0.7, 1.0)] + [(0.6, 1.0)] * 8
     ended = {
         warmup: _told(BestWeights(20, replace(COURSE, patience=0.3, warmup=warmup)), scores, model).index(True) + 1
