@@ -505,7 +505,9 @@ def test_sides_of_windows_and_the_last_block_of_each_quarter() -> None:
     assert {depth: even_blocks(depth) for depth in known} == known
 
 
-@pytest.mark.parametrize(("grid", "side", "sizes"), [((4, 6), 2, [(6, 4)]), ((5, 7), 3, None), ((5, 4), 2, None)])
+@pytest.mark.parametrize(
+    ("grid", "side", "sizes"), [((4, 6), 2, [(6, 4)]), ((4, 6), 6, [(1, 24)]), ((5, 7), 3, None), ((5, 4), 2, None)]
+)
 def test_patches_attend_to_those_of_their_window_alone(grid: tuple, side: int, sizes: list | None) -> None:
     vit, _ = encoder("p16 registers", grid=grid)
     prefix = vit.num_prefix_tokens

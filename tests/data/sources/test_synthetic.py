@@ -10,7 +10,7 @@ from refusing import refusal, refused
 
 from patchloom.audio.config import Sound
 from patchloom.data.sources.open import open_data
-from patchloom.data.sources.synthetic import TONES, Shapes, Tones
+from patchloom.data.sources.synthetic import SHAPES, TONES, Shapes, Tones, _signed
 
 
 @settings(max_examples=15)
@@ -37,6 +37,15 @@ def test_images_never_change_and_differ_by_seed_number_and_size():
     means = [125.23, 100.77, 113.40, 104.42, 106.74, 99.31, 202.15, 85.16, 195.75, 125.72]
     assert [shapes.read(i).double().mean().item() for i in range(10)] == pytest.approx(means, abs=0.02)
     assert shapes.read(0)[1, 0, :8].tolist() == pytest.approx([111, 109, 107, 111, 106, 109, 110, 109], abs=1)  # noise
+
+
+def test_the_edge_of_a_star_leads_from_tip_to_corner():
+    star, tenth = SHAPES.index("star"), np.pi / 5
+    for radius, angle in ((1, 2 * tenth * np.arange(5)), (0.4, 2 * tenth * np.arange(5) + tenth)):
+        assert _signed(star, radius * np.cos(angle), radius * np.sin(angle)) == pytest.approx(np.zeros(5), abs=1e-6)
+    # twice the area of the triangle of centre, tip and corner, by its longest side
+    height = 0.4 * np.sin(tenth) / np.hypot(1 - 0.4 * np.cos(tenth), 0.4 * np.sin(tenth))
+    assert _signed(star, np.zeros(1), np.zeros(1)) == pytest.approx([-height])
 
 
 @pytest.mark.parametrize("size", [32, 64])
