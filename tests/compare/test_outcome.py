@@ -1,6 +1,7 @@
 """Ranking of encoders: its error rate, the budget that would separate them, its sentences, and none without labels."""
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -53,6 +54,18 @@ def test_a_control_without_seeds_adds_no_variance():
     pixels = drawn(0.5, 1, 500, rng)
     found = ranked(tasks, {"raw pixels": pixels, "untrained": pixels.expand(2, -1)}).against
     assert found["raw pixels"].over_seeds == found["untrained"].over_seeds > 0
+
+
+@pytest.mark.parametrize("n", [10, 18, 100, 1000])
+def test_the_sufficient_budget_exceeds_the_present_one(n):
+    right = torch.arange(n)
+    one, other = (right < 0.55 * n).expand(2, -1), (right >= 0.5 * n).expand(2, -1)
+    found = difference(one, other)
+    if found.claim is Claim.NONE:
+        said = sufficient_budget(found, n)
+        assert said.endswith("labelled test images") and int(said.split()[1].replace(",", "")) > n
+    assert sufficient_budget(replace(found, value=0.0), n) == ""
+    assert sufficient_budget(replace(found, value=1e-4), n) == ""
 
 
 def test_the_sufficient_number_of_seeds_and_images():

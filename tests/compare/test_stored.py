@@ -112,6 +112,13 @@ def test_runs_are_given_alone(tmp_path):
         compare(folder_of(one, two))
 
 
+def test_runs_of_one_name_are_shown_by_their_paths(tmp_path):
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    runs = folder_of(*(stored(tmp_path / name / "mae", 100) for name in "ab"))
+    assert [row[0] for row in compare(runs).tables[0][1].rows] == ["a/mae", "b/mae"]
+
+
 def test_damaged_results_are_left_out_with_a_note(tmp_path):
     one, two = stored(tmp_path / "one", 100), stored(stored(tmp_path / "two", 110), 110, "linear")
     for file in (two / store.FOLDER).iterdir():

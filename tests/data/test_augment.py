@@ -74,6 +74,11 @@ def test_parts_keep_to_scale_and_ratio_and_reach_everywhere():
     assert abs((h * w / 2e4).mean() - 0.35) < 0.01  # uniform in area
 
 
+@pytest.mark.parametrize("shape, part", [((2, 100), (0, 48, 2, 3)), ((100, 2), (48, 0, 3, 2))])
+def test_an_extreme_image_falls_back_to_its_centre(shape, part):
+    assert RandomCrop((8, 8), scale=(0.9, 1))._part(*shape, np.random.default_rng(0)) == part
+
+
 @pytest.mark.parametrize("channels", [1, 2, 3, 5])
 @pytest.mark.parametrize("deep", [False, True])
 @pytest.mark.parametrize("last", [False, True])
@@ -130,6 +135,18 @@ def test_the_crop_is_that_of_the_plain_crops():
     )
     one, two = TwoViews((12, 12), crop="shared")(image, np.random.default_rng(5))
     assert torch.equal(one, two) and torch.equal(one, RandomCrop((12, 12))(image, np.random.default_rng(5))[0])
+
+
+@pytest.mark.parametrize(("crop", "expected"), [("shared", 0.5), ("own", 0.5), ("none", 0.0)])
+def test_views_are_mirrored_by_their_own_coin_or_the_shared_one(crop, expected):
+    image = torch.arange(12, dtype=torch.uint8).expand(3, 12, 12).contiguous()
+    rng = np.random.default_rng(0)
+    make = TwoViews((12, 12), crop=crop, scale=(1, 1), ratio=(1, 1))
+    mirrored = np.array([[torch.equal(view, image.flip(-1)) for view in make(image, rng)] for _ in range(300)])
+    assert np.abs(mirrored.mean(0) - expected).max() < 0.1
+    assert (mirrored[:, 0] == mirrored[:, 1]).mean() == pytest.approx(0.5 if crop == "own" else 1.0, abs=0.1)
+    plain = TwoViews((12, 12), crop=crop, scale=(1, 1), ratio=(1, 1), flip=False)
+    assert all(torch.equal(view, image) for _ in range(20) for view in plain(image, rng))
 
 
 def test_draws_of_colour_jitter_are_those_of_extrema():

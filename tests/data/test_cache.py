@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import pickle
 import re
+import shutil
 import time
 from collections import namedtuple
 from collections.abc import Callable
@@ -234,6 +235,16 @@ def test_changes_of_an_image_and_a_deleted_folder_change_no_image(root, log):
     assert is_whole(late, source)
 
 
+def test_images_of_a_deleted_part_are_missing_and_no_others(root, log):
+    cached, path = fill(Rolls(log)), min(root.glob("*/*.part"))
+    index = cache._index(path, 12)[:, 0]
+    path.unlink()
+    assert cached.missing() == 0 and len(index) == 4
+    cached.read(index[-1])
+    cached.close()
+    assert cached.missing() == 4
+
+
 def test_processes_at_once(root, log):
     others = [FORK.Process(target=fill, args=(Rolls(log, 40, seconds=0.005),)) for _ in range(3)]
     for other in others:
@@ -247,6 +258,16 @@ def test_processes_at_once(root, log):
     assert not list(root.glob("*/.*"))
     stored = sum(len(cache._index(part, 40)) for part in root.glob("*/*.part"))
     assert stored < 60, "three processes with one order read everything, and store it about once"
+
+
+def test_only_old_unfinished_parts_are_removed(root, log):
+    fill(Rolls(log))
+    (folder,) = root.iterdir()
+    old, new = (folder / f".part.{digit * 32}" for digit in "01")
+    old.touch(), new.touch()
+    os.utime(old, (1, 1))
+    cache_images(Rolls(log), "whole")
+    assert new.exists() and not old.exists()
 
 
 def refused(match, source, how="whole"):
@@ -371,6 +392,16 @@ def test_unused_folders_make_room_the_oldest_first(root, large, monkeypatch):
     assert choose_cache(large("3"), 0)[0] == "whole" and second.folder.exists()  # a plan removes nothing
     assert cache_images(large("3"), "whole", auto=True).folder.exists()
     assert first.folder.exists() and not second.folder.exists()
+
+
+def test_a_folder_that_is_removed_before_it_is_held_is_made_again(root, large, monkeypatch):
+    machine(monkeypatch, 10**6, 10**6)
+    with monkeypatch.context() as meanwhile:  # another process needs its room
+        meanwhile.setattr(cache, "_lock", lambda folder: shutil.rmtree(folder))
+        cached = cache_images(large("1"), "whole", auto=True)
+    assert is_whole(cached, large("1"))
+    cached.close()
+    assert not cached.problem() and list(root.glob("*/*.part"))
 
 
 def test_folders_that_were_asked_for_are_counted_and_stay(root, large, monkeypatch):

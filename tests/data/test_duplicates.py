@@ -13,7 +13,7 @@ from patchloom.data import duplicates
 from patchloom.data.duplicates import comparable, copies_among
 from patchloom.data.sources.open import open_data
 from patchloom.data.sources.synthetic import Shapes
-from patchloom.data.splits import choose_indices, hold_out
+from patchloom.data.splits import choose_indices, hold_out, split_for_test
 
 
 @pytest.fixture(autouse=True)
@@ -83,6 +83,22 @@ def test_copies_and_links_are_equal_and_nothing_else(twelve):
     some = np.array([5, 0])
     assert (source.subset([3, 5, 0]).contents() == found[[3, 5, 0]]).all()
     assert (open_data(twelve).train.contents(some) == found[some]).all()
+
+
+def test_copies_are_on_one_side(twelve):
+    source, seen = open_data(twelve).train, set()
+    for seed in range(20):
+        for split in (hold_out, split_for_test):
+            training, held = split(source, 0.4, seed=seed)
+            assert not np.isin(training.contents(), held.contents()).any()
+            assert len(np.unique(held.contents())) == len(held) == 5, "as many as were asked for, each once"
+            left = len(source) - len(training) - len(held)
+            assert left == 3 * ("0.png" in names(held, range(5))) + ("1.png" in names(held, range(5)))
+            seen.add(left)
+    assert len(seen) > 1
+    assert len(hold_out(source, 0.99)[0]) >= 1
+    training, held = hold_out(source, 0.4, seed=1, exact=False)
+    assert len(training) + len(held) == 12
 
 
 def test_without_copies_the_split_is_unchanged(draw, tmp_path):

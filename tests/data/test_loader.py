@@ -137,6 +137,16 @@ def test_one_deep_image_makes_the_batch_float():
     assert batches[0].views[0].shape == (2, 3, 8, 8)
 
 
+def test_colours_keep_the_order_of_the_decoder():
+    class Colours(Holed):
+        def read(self, i):
+            return torch.arange(3 * 99, dtype=torch.uint8).view(9, 11, 3).permute(2, 0, 1) + i
+
+    (batch,) = plain_batches(Colours(4), (6, 6), 4)
+    assert batch.views[0].is_contiguous(memory_format=torch.channels_last)
+    assert all(torch.equal(batch.views[0][i], CentreCrop((6, 6))(Colours(4).read(i))[0]) for i in range(4))
+
+
 @pytest.mark.parametrize(
     ("holes", "workers"),
     [([], 0), ([1], 0), ([0, 1, 2], 0), ([3, 4, 5, 6, 7], 0), ([0, 1, 2, 5, 6, 7], 0), ([0, 1, 2, 5, 6, 7], 2)],

@@ -131,6 +131,12 @@ def test_whole_groups_within_the_count_and_never_all(rows, count, seed):
     assert len(chosen) <= max(count, smallest) or (shared and 2 * len(chosen) <= len(labels))
 
 
+def test_groups_are_drawn_in_proportion_to_their_labels():
+    groups, labels = np.repeat(np.arange(40), 5), np.repeat(np.arange(40) % 2, 5)
+    for seed in range(5):
+        assert np.bincount(labels[pick_groups(labels, groups, 50, seed)]).tolist() in ([25, 25], [30, 20], [20, 30])
+
+
 def test_groups_with_some_images_of_a_rare_class_are_drawn_in_proportion():
     labels, groups = np.zeros((20, 8), np.int64), np.repeat(np.arange(20), 8)
     labels[::3, 3:5] = 1  # 7 of 20 patients, in 2 of 8 images each

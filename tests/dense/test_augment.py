@@ -282,6 +282,17 @@ def test_colours_change_where_there_are_three_channels_and_labels_do_not():
         assert torch.equal(changed(many, labels, rng())[0][0], many)
 
 
+def test_a_view_is_a_function_of_the_generator_alone():
+    image, labels = torch.randint(0, 256, (3, 50, 70), dtype=torch.uint8), blocks(50, 70)[1]
+    augment = PixelAugment((32, 32), 40)
+    before = torch.random.get_rng_state()
+    (a,), x = augment(image, labels, rng(5))
+    assert torch.equal(before, torch.random.get_rng_state())
+    torch.rand(1)
+    (b,), y = augment(image, labels, rng(5))
+    assert torch.equal(a, b) and torch.equal(x, y) and not torch.equal(a, augment(image, labels, rng(6))[0][0])
+
+
 def test_test_images_keep_their_aspect():
     image = torch.randint(0, 256, (3, 40, 60), dtype=torch.uint8)
     assert resized_for_test(image, 20).shape == (3, 20, 30) and resized_for_test(image, 80).shape == (3, 80, 120)

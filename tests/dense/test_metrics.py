@@ -5,6 +5,7 @@ import io
 import math
 import resource
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -259,3 +260,10 @@ def test_run_lengths_come_back():
     masks = drawn(some_boxes(np.random.default_rng(0), 3))
     assert torch.equal(from_run_lengths(run_lengths(masks), (SIDE, SIDE)), masks)
     assert from_run_lengths(run_lengths(masks[:0]), (4, 5)).shape == (0, 4, 5)
+
+
+def test_found_objects_are_drawn_with_their_masks_if_they_have_any():
+    _, (found,) = some_images(1)
+    drawn_masks = found.objects((SIDE, SIDE)).masks
+    assert torch.equal(drawn_masks, from_run_lengths(found.masks, (SIDE, SIDE)))
+    assert replace(found, masks=None).objects((SIDE, SIDE)).masks is None

@@ -24,7 +24,7 @@ from patchloom.data.source import Source
 from patchloom.dense import answers
 from patchloom.dense.annotations.base import IGNORED, AnnotatedData
 from patchloom.dense.annotations.segmentation import image_class_pixels
-from patchloom.dense.answers import Pictures, mask_padding
+from patchloom.dense.answers import Pictures, mask_padding, predict_images
 from patchloom.dense.augment import PixelAugment
 from patchloom.dense.checkpoint import load_dense
 from patchloom.dense.metrics import constant_overlaps, foreground_iou, mean_iou, overlaps
@@ -646,6 +646,16 @@ def test_pictures_are_read_ahead_and_answered_in_groups(workers: int, monkeypatc
     whole = answers._groups
     monkeypatch.setattr(answers, "_groups", lambda pictures, most: whole(pictures, 4))
     assert len(found(None, range(9))) == 8 and groups == [4, 3, 1], "of one dtype"
+
+
+def test_several_processes_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "rank", lambda: 1)
+    monkeypatch.setattr(answers, "world", lambda: 3)
+    model = begun(recipe()).model
+    found = predict_images(
+        model, Squares(6), SETTINGS, lambda some, *_: [len(some)], lambda picture, answer: (picture.number, answer)
+    )
+    assert found == [None, (1, 1), None, None, (4, 1), None]
 
 
 class Defects(Squares):

@@ -236,6 +236,12 @@ def test_bfloat16(kind: str) -> None:
     assert found.boxes.dtype == found.masks.dtype == torch.float32
 
 
+def test_windows_are_those_asked_for() -> None:
+    net = made("p16 no class token", (4, 4), window=2)
+    assert net.maps.windows.sizes == [(4, 4)]
+    losses_of(net, [objects([[2, 2, 22, 24]], [2], (64, 64))])
+
+
 def test_targets_belong_to_training() -> None:
     net, images = made(), torch.randn(1, 3, 32, 32)
     with pytest.raises(ValueError, match="targets in training, and only there"):

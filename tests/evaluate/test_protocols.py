@@ -38,6 +38,7 @@ from patchloom.results.evaluation import Evaluation, few_remark
 from patchloom.runs.encoder import load_encoder
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.training_set import digest_of_record, no_record, write_record
+from patchloom.system import device as hardware
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
 
@@ -421,6 +422,11 @@ def test_no_result_depends_on_the_readers(tiny_encoder: Path, tmp_path, monkeypa
         found.append([(row.value, row.low, row.high) for row in report.results])
         assert ("p to 2 processes read the data (--workers auto" in report.method) == (workers == "auto")
     assert found[0] == found[1]
+
+
+def test_a_single_core_is_told_without_a_plural() -> None:
+    assert hardware.choose_workers("cpu", hardware.Cores(1), least=1) == (1, "there is one core")
+    assert hardware.choose_workers("cuda", hardware.Cores(1))[0] == 1
 
 
 @pytest.fixture(scope="module")

@@ -260,6 +260,22 @@ def test_every_layer_has_its_share_of_the_rate() -> None:
         assert rates == {scale: scale * training.course.rate(step) for scale in (1.0, 0.5, 0.25, 0.125)}
 
 
+@pytest.mark.parametrize("channels", [1, 3, 5])
+@pytest.mark.parametrize("deep", [False, True])
+def test_views_follow_from_the_generator_alone(channels: int, deep: bool) -> None:
+    image = torch.randint(256, (channels, 12, 12), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    image = image.float() / 255 if deep else image
+    views = Views((8, 8), Recipe(repeats=3), (0.5,) * channels, Shapes(2))
+    state = torch.get_rng_state()
+    seen = [views(image, np.random.default_rng(seed)) for seed in range(12)]
+    assert torch.equal(state, torch.get_rng_state())
+    assert all(view.shape == (channels, 8, 8) and view.dtype == image.dtype for three in seen for view in three)
+    torch.manual_seed(5)
+    assert all(torch.equal(*pair) for pair in zip(seen[3], views(image, np.random.default_rng(3)), strict=True))
+    assert not torch.equal(seen[0][0], seen[0][1]) and not torch.equal(seen[0][0], seen[1][0])
+    assert deep is False or all(view.min() >= 0 and view.max() <= 1 for three in seen for view in three)
+
+
 def test_views_have_the_strength_of_the_recipe_and_its_deviation() -> None:
     mean = (0.1, 0.2, 0.3)
     change = Views((8, 8), Recipe(randaugment=3.0, randaugment_std=0.25), mean, Shapes(2)).crop.randaugment
@@ -462,3 +478,17 @@ def test_rates_are_timms_to_the_bit(steps: int, warmup: int) -> None:
         ours = course(steps, warmup=warmup, decay=decay, drops=drops)
         assert [ours.rate(step) for step in range(steps)] == rates_of(scheduler, steps), decay
         assert ours.rate(steps - 1) > 0
+
+
+@pytest.mark.parametrize(
+    ("unit", "steps", "length", "position"),
+    [
+        ("epoch", 40, "10 epochs", "epoch 1.5 of 10"),
+        ("epoch", 4, "1 epoch", "epoch 1.5 of 1"),
+        ("update", 30_000, "30,000 updates", "update 6 of 30,000"),
+        ("step", 1, "1 step", "step 6 of 1"),
+    ],
+)
+def test_lengths_and_positions_are_in_the_unit(unit: str, steps: int, length: str, position: str) -> None:
+    ours = course(steps, unit=unit)
+    assert (ours.length, ours.position(6)) == (length, position)

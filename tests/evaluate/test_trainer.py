@@ -152,6 +152,17 @@ def test_heads_pixels_and_groups_decide_too() -> None:
     assert len({key(), key(heads=4), key(side=16), key(film=4), key(film=5)}) == 5
 
 
+def test_the_next_checkpoint_is_due_half_a_minute_after_the_last(monkeypatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(trainer.time, "perf_counter", lambda: now[0])
+    with trainer.keep_until_done():
+        kept = trainer.TrainingCheckpoints({})
+        for _ in range(2):
+            assert not kept.due
+            now[0] += 31
+            assert kept.due and kept.save({"weight": torch.zeros(1)}, {})
+
+
 def test_no_checkpoint_is_kept_without_a_cache_or_for_ever(run, monkeypatch) -> None:
     monkeypatch.setattr(trainer, "_SAVE_EVERY", 0.0)
     old = cache_root() / "trainings" / "old"

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from patchloom.evaluate.protocols.positions import choose_examples, offsets_of
-from patchloom.look.position_map import Example, draw_position_map, times_as_often
+from patchloom.look.position_map import Example, cell_height, draw_position_map, times_as_often
 from patchloom.questions.positions import PositionPrediction
 
 GRID = (2, 3)
@@ -74,3 +74,8 @@ def test_the_patch_and_the_guess_are_framed(tmp_path):
 def test_nothing_to_show_is_drawn_too(tmp_path):
     nothing = draw(tmp_path / "map.png", shares=np.full((2, 3), np.nan), offsets=np.zeros((3, 5)), examples=[("a", [])])
     assert (np.abs(nothing - (217, 217, 217)).max(-1) < 3).sum() > 1000  # grey
+
+
+def test_maps_of_a_row_are_no_stripes_and_others_have_square_places():
+    assert [cell_height(grid) for grid in ((4, 6), (8, 8), (4, 16), (16, 4))] == [1] * 4
+    assert (cell_height((1, 98)), cell_height((98, 1))) == pytest.approx((98 / 4, 4 / 98))

@@ -1,5 +1,6 @@
 """Shards give the same pixels, batches and messages on broken images as files."""
 
+import errno
 import gzip
 import io
 import os
@@ -417,6 +418,14 @@ def test_a_short_outage_is_retried(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(shards, "_PAUSES", (0, 0))
     command = f"echo >> {tmp_path}/log; test $(wc -l < {tmp_path}/log) = 3 && cat {folder}/a-00.tar"
     assert_whole(open_data(f"pipe:{command}").train, EACH)
+
+
+def test_a_host_that_resets_a_download_may_be_asked_again(memory, monkeypatch):
+    def reset(*_, **__):
+        raise ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
+
+    monkeypatch.setattr(type(fsspec.filesystem("memory")), "get_file", reset)
+    assert type(refused(f"{memory}/a-*.tar", "a-00.tar cannot be fetched: .*reset")) is TemporaryError
 
 
 @pytest.mark.parametrize("remote", [False, True])

@@ -14,10 +14,20 @@ from refusing import refusal
 
 from patchloom.data.decode import Unreadable, read_image
 from patchloom.data.source import Data
+from patchloom.data.sources.in_memory import open_objects
 from patchloom.data.sources.synthetic import Shapes
 from patchloom.dense.annotations import segmentation
 from patchloom.dense.annotations.base import IGNORED, header_of
-from patchloom.dense.annotations.segmentation import class_ids, class_pixels, layout_of, open_label_maps, read_ids
+from patchloom.dense.annotations.segmentation import (
+    GivenLabels,
+    StoredMaps,
+    class_ids,
+    class_pixels,
+    ids_of,
+    layout_of,
+    open_label_maps,
+    read_ids,
+)
 
 PARTS = {"train/a": ids(0, 1, 255), "train/b": ids(1, 2), "val/c": ids(0, 1), "test/d": ids(2, 0), "test/e": ids(1)}
 
@@ -324,6 +334,15 @@ def test_areas_and_gradients_are_no_smoothed_masks(tmp_path):
     assert "hold 3 numbers up to 40" in said and "--threshold 20" in said
     write(smoothed_masks(tmp_path), {"classes.txt": "\n".join(map(str, range(256)))})
     assert len(open_label_maps(tmp_path, ignore=-1).train.classes) == 256  # named, they are classes
+
+
+def test_pixels_on_slopes_are_counted_where_maps_are_read():
+    """By hand: a soft edge from 0 to 90 over two columns of five rows, beside a class of 40."""
+    one = np.tile(np.uint8([0, 0, 30, 60, 90, 90, 40, 40]), (5, 1))
+    images = open_objects([np.zeros((5, 8, 3), np.uint8)]).train
+    rows = ids_of(StoredMaps(images, GivenLabels(images, [one])), "these")
+    counts = ((0, 10, 0), (30, 5, 5), (40, 10, 0), (60, 5, 5), (90, 10, 0))  # number, pixels, on slopes
+    assert rows.tolist() == [[0, number, pixels, 0, slopes] for number, pixels, slopes in counts]
 
 
 def test_a_threshold_reads_jpeg_and_three_grey_channels(tmp_path):

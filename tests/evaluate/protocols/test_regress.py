@@ -2,6 +2,7 @@
 
 import csv
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -194,3 +195,15 @@ def test_recordings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = re.sub("raw features pixels", "", " ".join(report.text(200).split()))
     assert report.n_test == 24 and "24 test recordings" in said and not re.search(r"\bimages\b|pixels", said)
     assert {"raw features", MEAN} < {row.encoder for row in report.results}
+
+
+def test_the_encoder_reads_test_images_after_all_is_chosen(
+    seeing: Path, record_reads: Callable[..., list[str]]
+) -> None:
+    record = record_reads()
+    opened = settings.open_data("digits")
+    for source in (opened.train, opened.test):
+        source.column = lambda name, labels=source.labels: [str(label) for label in labels]
+    evaluate("regress", seeing, "digits", column="digit", device="cpu", pooling="mean")
+    assert "".join("t" if what == "test" else "r" for what in dict.fromkeys(record)) == "rt"
+    assert record[: len(opened.train)] == ["train"] * len(opened.train)
