@@ -2,8 +2,8 @@
 
     python benchmarks/attention.py
 
-Each row is a ratio of medians of rounds in turns: time of the fused form over that of an explicit softmax, and time of
-the faster one over that of the native kernel. The rules of `patchloom.nets.performance` follow this table.
+Each row is a ratio of medians of rounds in turns: time of the fused form over that of an explicit softmax. The rules of
+`patchloom.nets.performance` follow this table.
 """
 
 import statistics
@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from patchloom.estimate import seconds_of
-from patchloom.nets.performance import NATIVE, missing_kernels
 from patchloom.system.device import keep_freed_memory
 
 _HEADS, _ROUNDS = 6, 3
@@ -44,21 +43,17 @@ def main() -> None:
     """Print the table."""
     keep_freed_memory()
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {_HEADS} heads")
-    print("precision  channels of a head  tokens  images  fused / explicit  torch / native")
+    print("precision  channels of a head  tokens  images  fused / explicit")
     for dtype in (torch.bfloat16, torch.float32):
         forms = {"fused": fused, "explicit": explicit}
-        if NATIVE is not None and dtype == torch.bfloat16 and missing_kernels("native") is None:
-            forms["native"] = NATIVE.attend
         for side in _SIDES:
             for n in _TOKENS:
                 images = max(1, min(64, _VALUES // (_HEADS * n * max(side, n))))
                 packed = torch.randn(images, n, 3, _HEADS, side).to(dtype).requires_grad_()
                 ways = {name: partial(there_and_back, form, packed) for name, form in forms.items()}
                 taken = {name: statistics.median(each) for name, each in seconds_of(ways, rounds=_ROUNDS).items()}
-                best = min(taken["fused"], taken["explicit"])
-                native = f"{best / taken['native']:.2f}" if "native" in taken else ""
-                words = str(dtype).removeprefix("torch."), side, n, images, f"{taken['fused'] / taken['explicit']:.2f}"
-                print(*words, native, sep="  ", flush=True)
+                ratio = f"{taken['fused'] / taken['explicit']:.2f}"
+                print(str(dtype).removeprefix("torch."), side, n, images, ratio, sep="  ", flush=True)
 
 
 if __name__ == "__main__":

@@ -8,9 +8,9 @@ from __future__ import annotations
 import textwrap
 from pathlib import Path
 
+from patchloom.errors import shorten_options
 from patchloom.options.declare import CommandSpec, Option
 from patchloom.options.help import format_default, format_kind
-from patchloom.options.messages import shorten_options
 from patchloom.options.parse import evaluate_spec, pretrain_spec, protocols, task_spec, verb_spec
 from patchloom.options.verbs import VERB_OPTIONS
 from patchloom.tasks import TASKS, usual_task

@@ -56,7 +56,7 @@ def test_what_is_declared_is_the_signature_the_help_and_the_check() -> None:
         (lambda: draw("r", 0.5), "draw takes run without a name"),
         (lambda: draw("r", run="s"), "run twice"),
         (lambda: draw("r", shar=0.5), "did you mean --share?"),
-        (lambda: draw("r", share="all"), "--share cannot be all: it takes a number or auto"),
+        (lambda: draw("r", share="all"), "--share cannot be all: it takes float or auto"),
         (lambda: draw("r", share=0), "--share must be above 0 and at most 1, not 0"),
         (lambda: draw("r", sizes=(3, 0)), "--sizes must be 1 or more, not 0"),
     ):

@@ -44,7 +44,7 @@ TYPED = {
     "pretrain photos -epochs 3": "begin with two hyphens; did you mean --epochs?",
     "pretrain photos \N{EM DASH}epochs=3": "begin with two hyphens; did you mean --epochs=3?",
     "pretrain photos --lr 0.1": "did you mean --blr?",
-    "pretrain photos --epochs=ten": "--epochs cannot be ten: it takes a number or auto",
+    "pretrain photos --epochs=ten": "--epochs cannot be ten: it takes float or auto",
     "pretrain photos --epochs": "--epochs needs a value",
     "pretrain photos --gpus 2": "there is no option --gpus; patchloom pretrain --help all lists them",
     "pretrain photos --mask_ratio 0.5": "did you mean --task.mask_ratio?",

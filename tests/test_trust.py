@@ -723,7 +723,7 @@ def test_an_error_in_a_custom_task_names_its_line(photos, tmp_path, capsys):
 def test_a_teacher_that_a_run_names_is_not_fetched(run, monkeypatch):
     write_checksummed(run / "data.yaml", MEASURED)
     forged(run, task={"name": "distill", "features_of": "timm:vit_tiny_patch16_224"}, model={"name": "nano"})
-    for place in ("socket.create_connection", "patchloom.system.network.connection_fault"):
+    for place in ("socket.create_connection", "patchloom.system.network.why_unreachable"):
         monkeypatch.setattr(place, lambda *given, **named: pytest.fail("something is fetched"))
     assert "does not download" in refusal(load_task, run)
 

@@ -84,12 +84,10 @@ class Bench(Displayable):
     load: Load = Load()
 
     def parts(self, width: int) -> list[str | TextTable]:
-        """See `Displayable`."""
         rows = self.table()
         return [*self.sentences(), "", TextTable.of(rows, texts=[len(rows[0]) - 1])]
 
     def plain(self) -> dict[str, Any]:
-        """See `Displayable`."""
         return {
             "settings": self.settings.plain(),
             "torch": torch.__version__,
@@ -144,7 +142,6 @@ class Bench(Displayable):
         return said
 
     def table(self) -> list[tuple[str, ...]]:
-        """Return a heading, and a row for each of the paces."""
         heading = "task", "s/step", "range", "images/s", "GFLOP/image", "of peak", "GiB", "data images/s", "limit"
         rows: list[tuple[str, ...]] = [heading]
         for pace in self.paces:

@@ -66,12 +66,10 @@ class Proposal(Displayable):
     fixed_size: bool = False
 
     def parts(self, width: int) -> list[str | TextTable]:
-        """See `Displayable`."""
         command, *sentences = self.sentences()
         return [TextTable.of(self.table(), texts=[1, 2]), "", Verbatim(command), *sentences]
 
     def plain(self) -> dict[str, Any]:
-        """See `Displayable`."""
         return {
             "command": self.command,
             "settings": self.settings.plain(),
@@ -232,20 +230,14 @@ class CheckResult(Displayable):
     picture: Path | None = None
 
     def parts(self, width: int) -> list[str | TextTable]:
-        """See `Displayable`."""
         table = TextTable.of(self.table(), texts=range(1, 1 + len(self.splits)))
-        return [table, *self._channels(), "", *self.sentences(), "", *self.proposal.parts(width)]
-
-    def _channels(self) -> list[str | TextTable]:
-        """Return a table of the channels of each split, if they deserve a line each."""
-        said = list[str | TextTable]()
+        said: list[str | TextTable] = [table]
         for name, found in self.splits.items() if self.train.source.sound is None else ():
             if is_listed(channels := found.stats(self.channels).channels):
                 said += [f"\n{name}:" if self.test is not None else "", TextTable.of(channel_rows(channels))]
-        return said
+        return [*said, "", *self.sentences(), "", *self.proposal.parts(width)]
 
     def plain(self) -> dict[str, Any]:
-        """See `Displayable`."""
         return {
             "noun": self.noun,
             "channels": self.channels,
@@ -291,7 +283,20 @@ class CheckResult(Displayable):
             describe = found.source.describe
             lines = found.noticed.sentences(describe, len(found.rows), self.noun) + found.channels.sentences(describe)
             said += [f"{where}{line}." for line in lines]
-            said += _faults(found, where)
+            of, broken = f"of {found.tried:,} {found.source.noun}", found.broken
+            if broken:
+                said.append(f"{where}{len(broken):,} {of} cannot be read:")
+                said += [Verbatim(f"  {found.name(i)}: {reason}") for i, reason in broken[:_TOLD]]
+            if len(broken) > _TOLD:
+                said.append(f"  and {len(broken) - _TOLD:,} more; --out FILE lists them all")
+            if found.copies:
+                groups = [" = ".join(map(found.name, group[:_GROUPS])) for group in found.copies[:_GROUPS]]
+                shown = _some(groups, len(found.copies))
+                said.append(f"{where}{found.repeated:,} {of} are copies of others ({shown}).")
+            if found.flat:
+                names = _some([found.name(i) for i in found.flat[:_GROUPS]], len(found.flat))
+                blank = f"are {found.source.modality.blank}, so nothing can be learnt from them"
+                said.append(f"{where}{len(found.flat):,} {of} {blank} ({names}).")
         if self.leaks:
             assert self.test is not None  # because there are leaks
             pairs = [f"{self.test.name(one)} = {self.train.name(two)}" for one, two in self.leaks[:_GROUPS]]
@@ -380,7 +385,10 @@ def check(options: Check) -> CheckResult:
     refusal, odd = "", list[tuple[str, str]]()
     if training.sound is None:
         examples = {channels: name for one in reversed(found) for channels, name in one.examples().items()}
-        usual = _usual_channels(found)
+        # grey and colour are one kind
+        counts = Counter(1 if c in (1, 3) else c for one in found for c in one.rows["channels"].tolist())
+        most = counts.most_common(1)[0][0]
+        usual = {1, 3} if most == 1 else {most}
         try:
             channels = channels_for_all(examples, opened.train.name)
         except PatchloomError as problem:
@@ -413,15 +421,6 @@ def check(options: Check) -> CheckResult:
     test = found[1] if len(found) > 1 else None
     about = opened.notes, close, refusal, tuple(odd), picture
     return CheckResult(found[0], test, channels, proposal, options.out, *about)
-
-
-def _usual_channels(found: Sequence[Survey]) -> set[int]:
-    """Return the numbers of channels of the commonest kind: grey and colour are one."""
-    counts = Counter[int]()
-    for one in found:
-        counts.update(1 if c in (1, 3) else c for c in one.rows["channels"].tolist())
-    most = counts.most_common(1)[0][0]
-    return {1, 3} if most == 1 else {most}
 
 
 def _odd_images(found: Survey, usual: set[int] | None = None) -> list[tuple[int, str]]:
@@ -544,23 +543,6 @@ def _format_counts(counts: Mapping[str, int], most: int | None = None) -> str:
     shown = counts.items() if most is None else Counter(counts).most_common(most)
     others = [f"{len(counts) - len(shown):,} others"] * (len(counts) > len(shown))
     return ", ".join([*(f"{name} ({count:,})" for name, count in shown), *others])
-
-
-def _faults(found: Survey, split: str) -> list[str]:
-    said, broken = [], found.broken
-    of = f"of {found.tried:,} {found.source.noun}"
-    if broken:
-        said.append(f"{split}{len(broken):,} {of} cannot be read:")
-        said += [Verbatim(f"  {found.name(i)}: {reason}") for i, reason in broken[:_TOLD]]
-        said += [f"  and {len(broken) - _TOLD:,} more; --out FILE lists them all"] * (len(broken) > _TOLD)
-    if found.copies:
-        groups = [" = ".join(map(found.name, group[:_GROUPS])) for group in found.copies[:_GROUPS]]
-        said.append(f"{split}{found.repeated:,} {of} are copies of others ({_some(groups, len(found.copies))}).")
-    if found.flat:
-        names = _some([found.name(i) for i in found.flat[:_GROUPS]], len(found.flat))
-        blank = found.source.modality.blank
-        said.append(f"{split}{len(found.flat):,} {of} are {blank}, so nothing can be learnt from them ({names}).")
-    return said
 
 
 def _some(examples: Sequence[str], of: int) -> str:

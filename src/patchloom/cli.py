@@ -13,7 +13,6 @@ import os
 import platform
 import sys
 import traceback
-import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
@@ -33,7 +32,7 @@ from patchloom.display import (
     truncate_middle,
     visible,
 )
-from patchloom.errors import AlreadyReported, PatchloomError, Stopped, closest_word, listing
+from patchloom.errors import AlreadyReported, PatchloomError, Stopped, listing, suggestion
 from patchloom.options.help import HELP, help_page, overview, page_width, two_columns
 from patchloom.options.parse import VERBS, parse_call, protocols
 from patchloom.recipes import recipe_named, recipe_names
@@ -62,63 +61,36 @@ _LONGEST = 4000  # characters of an error message
 
 def _explain(error: Exception) -> tuple[int, str]:
     """Return the exit code after an error, and the message."""
-    problem = error if isinstance(error, PatchloomError) else disk_error(error) or _fault_of_torch(error)
+    problem = error if isinstance(error, PatchloomError) else disk_error(error)
+    if problem is None and "torch" in sys.modules:
+        from patchloom.data.workers import lost_worker
+        from patchloom.system.device import memory_shortage
+
+        problem = lost_worker(error)  # from a signal handler, so it may come outside of the training
+        if problem is None and (need := memory_shortage(error)):
+            problem = PatchloomError(
+                f"this needs more memory than is free ({need}): lower --batch_size, or free memory"
+            )
     problem = problem or fault_of(error)
     if problem is None:
         return 1, f"unexpected {type(error).__name__}: {error}. Run again with --debug and report the traceback."
     return problem.exit_code, str(problem)
 
 
-def _fault_of_torch(error: Exception) -> PatchloomError | None:
-    """Return the message about too little memory or a lost reading process, if torch reports one."""
-    if "torch" not in sys.modules:
-        return None
-    from patchloom.data.workers import lost_worker
-    from patchloom.system.device import memory_shortage
-
-    if lost := lost_worker(error):  # from a signal handler, so it may come outside of the training
-        return lost
-    need = memory_shortage(error)
-    if not need:
-        return None
-    return PatchloomError(f"this needs more memory than is free ({need}): lower --batch_size, or free memory")
-
-
-def _no_verb(word: str, rest: Sequence[str]) -> str:
-    """Return the message about a first word that is no verb."""
-    known = f"The verbs are {listing(VERBS, 'and')}; patchloom --help describes them."
-    typed = " ".join([word, *rest])
-    if word.startswith("-"):
-        return f"{word} comes too early: begin with a verb, as in patchloom pretrain photos/ --epochs 50. {known}"
-    if word in protocols():
-        return f"{word} is a protocol of evaluation: did you mean patchloom evaluate {typed}?"
-    if word in TASKS:
-        return f"{word} is a task: did you mean patchloom pretrain photos/ --task {word}?"
-    if os.path.exists(word):
-        return f"{word} is no verb: did you mean patchloom check {word}, or patchloom pretrain {word}?"
-    near = closest_word(word, VERBS)
-    return f"there is no verb {word}{f'; did you mean {near}?' if near else '.'} {known}"
-
-
-def _refuse_missing(data: object) -> None:
-    """Raise if the data is a path that does not exist, before torch is loaded; `open_data` checks everything else."""
-    if isinstance(data, str) and "/" in data and not any(sign in data for sign in "*?[]{}:@,|"):
-        path = os.path.expanduser(data)
-        if not os.path.lexists(path):
-            raise no_such_path(data, Path(path), "give a folder, or a text file of paths")
-
-
 def run_verb(verb: str, words: list[str]) -> Any:
     """Call a verb with the words after it, and return its result."""
-    match verb:
-        case "tasks":
-            return _tasks(words)
-        case "recipes":
-            return _recipes(words)
+    if verb == "tasks":
+        return _tasks(words)
+    if verb == "recipes":
+        return _recipes(words)
     if verb == "look" and words[:1] == ["curves"]:
         verb, words = "look curves", words[1:]
     given = parse_call(verb, words)
-    _refuse_missing(given.get("data"))
+    data = given.get("data")  # a missing path is reported before torch is loaded; `open_data` checks the rest
+    if isinstance(data, str) and "/" in data and not any(sign in data for sign in "*?[]{}:@,|"):
+        path = Path(os.path.expanduser(data))
+        if not os.path.lexists(path):
+            raise no_such_path(data, path, "give a folder, or a text file of paths")
     with StatusMessage("starting"), _without_collection():  # importing torch takes seconds
         function = function_of(verb)
         if "torch" in sys.modules:  # results does not need it
@@ -160,11 +132,9 @@ class Catalog(Displayable):
     values: dict[str, Any]
 
     def parts(self, width: int) -> Sequence[str | TextTable]:
-        """See `Displayable`."""
         return self.shown
 
     def plain(self) -> dict[str, Any]:
-        """See `Displayable`."""
         return self.values
 
 
@@ -213,7 +183,17 @@ def _run(words: list[str]) -> Any:
 
         return Catalog([__version__], {"version": __version__, "python": platform.python_version()})
     if verb not in VERBS:
-        raise PatchloomError(_no_verb(verb, rest))
+        known = f"The verbs are {listing(VERBS, 'and')}; patchloom --help describes them."
+        said = f"there is no verb {verb}{suggestion(verb, VERBS)} {known}"
+        if verb.startswith("-"):
+            said = f"{verb} comes too early: begin with a verb, as in patchloom pretrain photos/ --epochs 50. {known}"
+        elif verb in protocols():
+            said = f"{verb} is a protocol of evaluation: did you mean patchloom evaluate {' '.join([verb, *rest])}?"
+        elif verb in TASKS:
+            said = f"{verb} is a task: did you mean patchloom pretrain photos/ --task {verb}?"
+        elif os.path.exists(verb):
+            said = f"{verb} is no verb: did you mean patchloom check {verb}, or patchloom pretrain {verb}?"
+        raise PatchloomError(said)
     if any(word.startswith("--json=") for word in rest):
         raise PatchloomError("--json takes no value: give it alone")
     if any(word in HELP for word in rest):
@@ -228,24 +208,6 @@ def _print_document(verb: str, **content: Any) -> None:
 
     document = json.dumps({"verb": verb, "version": __version__, **content}, indent=2, allow_nan=False)
     print(document.replace("\x7f", "\\u007f"), flush=True)  # the only control character that JSON does not escape
-
-
-def _values(result: Any) -> Any:
-    """Return a result as JSON values; some verbs return the files that they wrote."""
-    if isinstance(result, Displayable):
-        return json_value(result.plain())
-    return {"files": json_value(result if isinstance(result, list) else [result])}
-
-
-def _text(one: Any, wants_help: bool) -> str:
-    """Return a result or a part of it as text for the terminal; a refusal is left out, since an error follows."""
-    if isinstance(one, Displayable):
-        return one.text()
-    return visible(Lines(one) if wants_help else str(one))
-
-
-def _print_traceback(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
-    print_line(Lines("".join(traceback.format_exception(kind, error, trace)).rstrip()), sys.stderr)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -270,12 +232,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             # progress goes to stderr, so that stdout holds nothing but the document
             with contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout):
                 result = _run(words)
+            files = result if isinstance(result, list) else [result]  # some verbs return what they wrote
             refusal = result.refusal if isinstance(result, Displayable) else ""
             if is_first() and as_json and not refusal:
-                _print_document(verb, result=_values(result))
-            elif (is_first() and not as_json and verb != "pretrain") or wants_help:  # pretrain has printed it already
-                shown = result if isinstance(result, list) else [result]
-                print(*(_text(one, wants_help) for one in shown), sep="\n", flush=True)
+                values = result.plain() if isinstance(result, Displayable) else {"files": files}
+                _print_document(verb, result=json_value(values))
+            elif wants_help:
+                print(visible(Lines(result)), flush=True)
+            elif is_first() and not as_json and verb != "pretrain":  # pretrain has printed it already
+                texts = [one.text() if isinstance(one, Displayable) else visible(str(one)) for one in files]
+                print(*texts, sep="\n", flush=True)
             if refusal:
                 raise PatchloomError(refusal)
             return 0
@@ -294,7 +260,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 number = 1 if debug and not stopped else code
                 _print_document(verb, error={"message": message, "exit_code": number, **run})
             if debug and not stopped:
-                sys.excepthook = _print_traceback
+                sys.excepthook = lambda *about: print_line(
+                    Lines("".join(traceback.format_exception(*about)).rstrip()), sys.stderr
+                )
                 raise
             # every process reports its own error, but only the first one that they were stopped
             silent = isinstance(error, AlreadyReported) or ((stopped or isinstance(error, Stopped)) and not is_first())

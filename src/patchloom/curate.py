@@ -105,7 +105,6 @@ class Curated(Displayable):
     notes: tuple[str, ...] = ()
 
     def parts(self, width: int) -> Sequence[str | TextTable]:
-        """See `Displayable`."""
         rows = [(str(self.out / file), f"{count:,}", about) for file, (count, about) in self.counts.items()]
         if self.suffix is None:
             takes = f"The lists only name their {self.noun}, which are no files of their own."
@@ -123,7 +122,6 @@ class Curated(Displayable):
         ]
 
     def plain(self) -> dict[str, Any]:
-        """See `Displayable`."""
         counts = {file: count for file, (count, _) in self.counts.items()}
         return {"out": str(self.out), "images": self.images, "counts": counts, "notes": [*self.notes]}
 
@@ -217,7 +215,8 @@ def make_lists(
     chosen = choose_images(options.choose, units, candidates, count, options.seed)
     stands = np.bincount((units @ units[chosen].T).argmax(1).numpy(), minlength=len(chosen)).tolist()
 
-    names = [_path(images.describe(i)) for i in found.indices.tolist()]
+    named = [images.describe(i) for i in found.indices.tolist()]
+    names = [os.path.abspath(name) if _is_file(name) else name for name in named]  # so that a list may be moved
     classes = np.array([*images.classes, ""])[labels].tolist()
     same = [float(small[i] @ small[j]) for i, j in copies.items()]
     across = sum(split_of[i] != split_of[j] for i, j in copies.items())
@@ -276,8 +275,3 @@ def page_of(lists: Sequence[ImageList], images: Source, rows: Sequence[int], mos
 
 def _is_file(name: str) -> bool:
     return os.path.exists(name.partition("#")[0])
-
-
-def _path(name: str) -> str:
-    """Return the path of an image, absolute if it is a file, so that a list may be moved."""
-    return os.path.abspath(name) if _is_file(name) else name

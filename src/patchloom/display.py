@@ -93,7 +93,6 @@ class TextTable:
         return [row for row in self.rows if len(row) == len(self.heading)]
 
     def least(self) -> int:
-        """Return the least width of the table."""
         return _total(self._narrowed(0))
 
     def text(self, width: int) -> str:
@@ -105,13 +104,17 @@ class TextTable:
             if len(row) < len(self.heading):
                 lines.append(truncate_middle(row[0], max(width, _SHORTEST)))
             else:
-                lines += _side_by_side([self._cell(cell, i, widths[i]) for i, cell in enumerate(row)], widths)
+                cells = [cell.split("\n") for cell in row]
+                for i in self.texts:
+                    cells[i] = textwrap.wrap(row[i], widths[i], break_long_words=False, break_on_hyphens=False) or [""]
+                for i in self.names:
+                    cells[i] = [truncate_middle(row[i], widths[i])]
+                lines += _side_by_side(cells, widths)
             if number in self.ends and number + 1 < len(self.rows):
                 lines.append("")
         return "\n".join(lines)
 
     def html(self) -> str:
-        """Return a table element."""
         head = "".join(f"<th>{_html(cell)}</th>" for cell in self.heading)
         body = "".join(f"<tr>{''.join(f'<td>{_html(cell)}</td>' for cell in row)}</tr>" for row in self.rows)
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
@@ -130,13 +133,6 @@ class TextTable:
                 least = max(cells, *map(len, heading.split()), 0)
                 widths[column] = max(widths[column] - max(0, _total(widths) - width), min(widths[column], least))
         return widths
-
-    def _cell(self, cell: str, column: int, width: int) -> list[str]:
-        if column in self.names:
-            return [truncate_middle(cell, width)]
-        if column in self.texts:
-            return textwrap.wrap(cell, width, break_long_words=False, break_on_hyphens=False) or [""]
-        return cell.split("\n")
 
 
 class Verbatim(str):
@@ -166,18 +162,20 @@ class Displayable:
 
     def text(self, width: int | None = None) -> str:
         """Return the text in lines of ``width`` characters, by default those of the terminal."""
-        width = width or shutil.get_terminal_size().columns
-        return "\n".join(
-            part.text(width)
-            if isinstance(part, TextTable)
-            else visible(part)
-            if isinstance(part, Verbatim)
-            else _wrapped(visible(part), width)
-            for part in self.parts(width)
-        )
+        width, lines = width or shutil.get_terminal_size().columns, list[str]()
+        for part in self.parts(width):
+            if isinstance(part, TextTable):
+                lines.append(part.text(width))
+            elif isinstance(part, Verbatim):
+                lines.append(visible(part))
+            else:  # wrapped between words only; percentages and intervals stay whole
+                for line in tied(visible(part)).split("\n"):
+                    words = textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False)
+                    lines.append("\n".join(words).replace(TIE, " "))
+        return "\n".join(lines)
 
     def __str__(self) -> str:
-        return "\n".join([self.text(), *([visible(self.refusal)] if self.refusal else [])])
+        return "\n".join(filter(None, [self.text(), visible(self.refusal)]))
 
     def __repr__(self) -> str:
         return str(self)
@@ -218,14 +216,6 @@ def _side_by_side(cells: Sequence[list[str]], widths: Sequence[int]) -> list[str
     """Return the lines of a row whose cells may have several lines each."""
     padded = zip_longest(*cells, fillvalue="")
     return [_GAP.join(part.ljust(w) for part, w in zip(line, widths, strict=True)).rstrip() for line in padded]
-
-
-def _wrapped(text: str, width: int) -> str:
-    """Wrap a text between words only; percentages and intervals stay whole."""
-    lines = (
-        textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False) for line in tied(text).split("\n")
-    )
-    return "\n".join("\n".join(line) for line in lines).replace(TIE, " ")
 
 
 def tied(text: str) -> str:
@@ -359,7 +349,11 @@ class _StatusThread:
         with self.lock:
             if waiting in self.under_way:
                 self.under_way.remove(waiting)
-            self._clear()
+            if self.shown:
+                with contextlib.suppress(OSError, ValueError):
+                    _stream().write("\r\x1b[2K")
+                    _stream().flush()
+                self.shown = False
         with self.changed:
             self.changed.notify()
 
@@ -386,13 +380,6 @@ class _StatusThread:
                 stream.write(f"{visible(waiting.line())}\n")
                 stream.flush()
                 waiting.spoken = now
-
-    def _clear(self) -> None:
-        if self.shown:
-            with contextlib.suppress(OSError, ValueError):
-                _stream().write("\r\x1b[2K")
-                _stream().flush()
-            self.shown = False
 
 
 def duration(seconds: float) -> str:
@@ -432,11 +419,6 @@ def _stream() -> TextIO:
 _status_thread = _StatusThread()
 
 
-def _replace_thread() -> None:
-    """Replace the thread in a forked process, which has no thread and maybe a lock that is never released."""
-    global _status_thread
-    _status_thread = _StatusThread()
-
-
 if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_replace_thread)
+    # a forked process has no thread, and maybe a lock that is never released
+    os.register_at_fork(after_in_child=_status_thread.__init__)  # type: ignore[misc]

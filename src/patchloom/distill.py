@@ -37,7 +37,6 @@ from patchloom.evaluate.recipes import Course
 from patchloom.evaluate.settings import EvalSettings, Parts, Subject, open_with_notes, parts_of, share_nothing
 from patchloom.evaluate.trainer import Forward, Trainer, image_batches, keep_until_done
 from patchloom.nets.checkpoints.format import EncoderCard
-from patchloom.nets.checkpoints.origin import check_model
 from patchloom.nets.encode import grid_size, input_size
 from patchloom.nets.student import Student, create_backbone, pooled_features, student_options
 from patchloom.nets.swin import refuse_hierarchical
@@ -137,7 +136,6 @@ def distill(options: Distill) -> Distilled:
         PatchloomError: a teacher or student that does not fit, or an option out of its range.
     """
     run, student, side, seeds = plain_path(options.run), options.student, options.side, options.seeds
-    check_model(run, options.model)
     if seeds > 1 and options.labels is None:
         raise PatchloomError(f"--seeds {seeds} compares trainings: give --labels, too")
     settings = EvalSettings(**{name: getattr(options, name) for name in _OF_EVALUATIONS})
@@ -229,7 +227,6 @@ def _compare(
 
 @torch.inference_mode()
 def _features(net: nn.Module, about: StudentCard, settings: EvalSettings, source: Source) -> ImageFeatures:
-    """Return a backbone's pooled features of every labelled image."""
     source, device = only_labelled(source), settings.torch_device
     net.to(device).eval()
     reading = settings.reading(source)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import re
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
-from inspect import Parameter
 from math import inf
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -100,29 +99,34 @@ def conforms(value: Any, hint: Any) -> bool:
     return isinstance(value, origin or hint)
 
 
+def union_members(hint: Any) -> tuple[Any, ...]:
+    """Return the types of a union, or the single type of any other hint."""
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+
+
+_KINDS = {int: ("int",), float: ("float",), bool: ("true", "false"), str: ("text",), Path: ("path",), type(None): ()}
+
+
 def describe_type(hint: Any) -> str:
-    """Describe the values that a type hint allows, such as ``a whole number or auto``."""
-    origin, inside = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):
-        kinds = [
-            describe_type(one) for one in inside if get_origin(one) is not Literal and one not in (bool, type(None))
-        ]
-        choices = [word for one in inside if get_origin(one) is Literal for word in get_args(one)]
-        return listing(dict.fromkeys([*kinds, *["true", "false"] * (bool in inside), *choices]))
-    if origin is Literal:
-        return listing(inside)
-    if origin in (list, Sequence):
-        return f"a list such as {({float: '[0.2, 0.25]', str: '[a, b]'}).get(inside[0], '[5, 7]')}"
-    if origin is dict:
-        return "names with numbers, such as {mask: 0.75}"
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path"}
-    if hint in names or origin is os.PathLike:
-        return names.get(hint, "a path")
-    if origin is tuple and float in inside:
-        return "a list such as [0.9, 0.95]"
-    if inside == (int, int):
-        return "rows x columns such as 40x1"
-    return "whole numbers such as 5,20" if int in inside else getattr(hint, "__name__", str(hint))
+    """Describe the values that a type hint allows, in help pages and messages, such as ``int or auto``."""
+    names: dict[str, None] = {}
+    for one in union_members(hint):
+        origin, inside = get_origin(one), get_args(one)
+        kinds = _KINDS.get(one, (getattr(one, "__name__", str(one)),))
+        if origin is Literal:
+            kinds = tuple(map(str, inside))
+        elif inside == (int, int):
+            kinds = ("HxW",)
+        elif origin in (dict, Mapping):
+            kinds = ("{NAME: float, ...}",)
+        elif origin is os.PathLike:
+            kinds = ("path",)
+        elif origin is not None:
+            kinds = (f"list of {describe_type(inside[0])}",)
+        names |= dict.fromkeys(kinds)
+    if "text" in names:  # kinds overlap: a list is typed as text, and a path is text, too
+        names = dict.fromkeys(name for name in names if not name.startswith("list"))
+    return listing(name for name in names if name != "text" or "path" not in names)
 
 
 def check_type(name: str, value: Any, hint: Any) -> None:
@@ -159,12 +163,6 @@ def check_range(name: str, value: Any, low: float, high: float) -> None:
     for one in value if isinstance(value, list | tuple) else [value]:
         if isinstance(one, int | float) and not isinstance(one, bool) and not low <= one <= high:
             raise ValueError(f"{name} must be {low} to {high}, not {str(one)[:40]}")
-
-
-def hint_of(parameter: Parameter, hints: Mapping[str, Any]) -> Any:
-    """Return the type hint of a parameter, or the type of its default."""
-    unknown = parameter.default in (None, Parameter.empty)
-    return hints.get(parameter.name, Any if unknown else type(parameter.default))
 
 
 def listing(words: Iterable[Any], last: str = "or") -> str:
@@ -209,3 +207,74 @@ def pip_install(*extras: str) -> str:
     marked = (re.fullmatch(r"(.+?)\s*;\s*extra\s*==\s*['\"](.+)['\"]", one) for one in listed)
     packages = dict.fromkeys(one[1] for one in marked if one and one[2] in extras)
     return " ".join(["pip install", *(f"'{package}'" for package in packages)])
+
+
+# Messages about unknown options and wrong words, each with a suggestion.
+
+
+_WORDS = ("data", "dataset", "datapath", "datadir", "input", "images", "run")  # names of positional arguments
+
+
+def shorten_options(text: str) -> str:
+    """Replace the internal names of options, such as --task.name, by the names that users type, such as --task."""
+    return re.sub(r"--(task|model|config|from)[._](name|file|run)\b", r"--\1", text)
+
+
+def without_hyphens(word: str, known: Sequence[str]) -> str | None:
+    """Return the message about an option without its two hyphens, or None if no option in ``known`` is similar."""
+    name, equals, value = word.partition("=")
+    bare = name.lstrip("-–—")
+    meant = closest_word(bare, [one[2:] for one in known]) if equals or name != bare else None
+    if meant is None:
+        return None
+    return f"{word} is no option: options begin with two hyphens; did you mean --{meant}{equals}{value}?"
+
+
+def unknown_word_error(
+    word: str, prog: str, places: Sequence[str], known: Sequence[str], owners: Callable[[str], Sequence[str]]
+) -> PatchloomError:
+    """Return the error about a word that is no option, or one too many.
+
+    Args:
+        word: the word, with the value of an option behind =.
+        prog: the command.
+        places: names of positional arguments, in capitals.
+        known: options as the user types them.
+        owners: function from an option to the commands that have it.
+    """
+    name = word.partition("=")[0]
+    bare = name.lstrip("-")
+    if not name.startswith("--"):
+        return PatchloomError(
+            without_hyphens(word, known)
+            or f"{word} is one word too many; see {prog} --help (names of options begin with --, and a name with "
+            "spaces needs quotes)"
+        )
+    if bare.startswith("task.") and "--tasks" in known:
+        said = f"there is no option {name} for all tasks: write it behind a task, as in --tasks mae,mae:{bare}=VALUE"
+    elif normalize_word(bare) in _WORDS and places:
+        said = f"there is no option {name}: give {listing(places, 'and')} without a name, {prog} {' '.join(places)}"
+    elif near := _mistyped(name, bare, known):
+        said = near
+    elif found := owners(name):
+        said = f"{name} is an option of {listing(found, 'and')}; {prog} --help all shows its options"
+    else:
+        said = f"there is no option {name}; {prog} --help all lists them"
+    return PatchloomError(said)
+
+
+def _mistyped(name: str, bare: str, known: Sequence[str]) -> str | None:
+    """Return the message about an option whose name is similar to a known one, or None."""
+    switch = f"--{bare[3:].replace('-', '_')}"
+    if bare.startswith(("no-", "no_")) and switch in known:
+        return f"there is no option {name}; did you mean {switch} false?"
+    inside = [one for one in known if one.endswith(f".{bare}")]
+    if near := inside[0] if inside else closest_word(name, known):
+        return f"there is no option {name}; did you mean {near if near.startswith('--') else f'--{near}'}?"
+    return None
+
+
+def unknown_option_error(name: str, known: Iterable[str], otherwise: str) -> PatchloomError:
+    """Return the error about an unknown keyword of a Python call, in the words of the command line."""
+    options = [f"--{one}" for one in known]
+    return PatchloomError(_mistyped(f"--{name}", name, options) or f"there is no option --{name}; {otherwise}")

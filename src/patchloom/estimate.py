@@ -98,11 +98,13 @@ def time_steps(
     if warm_up:
         step()
     taken: list[float] = []
-    while not taken or ((len(taken) < least or (sum(taken) < seconds and len(taken) < most)) and sum(taken) < slow):
+    while True:
         begun = time.perf_counter()
         step()
         taken.append(time.perf_counter() - begun)
-    return taken
+        enough = len(taken) >= least and (sum(taken) >= seconds or len(taken) >= most)
+        if enough or sum(taken) >= slow:
+            return taken
 
 
 _PERIOD = 0.1  # seconds, the period of a CPU quota
@@ -242,12 +244,7 @@ def count_step(model: nn.Module, device: str, loss: Callable[[], Tensor]) -> Ste
 def fake_numbers(model: nn.Module, device: str) -> Iterator[LiveBytes]:
     """Replace the model's weights by fake tensors, make all new tensors fake in this block, and count their bytes."""
     with FakeTensorMode(allow_non_fake_inputs=True), LiveBytes() as live:
-        for part in model.modules():
-            for name, one in list(part.named_parameters(recurse=False)):
-                empty = torch.empty(one.shape, dtype=one.dtype, device=device)
-                setattr(part, name, nn.Parameter(empty, one.requires_grad))
-            for name, buffer in list(part.named_buffers(recurse=False)):
-                setattr(part, name, torch.empty(buffer.shape, dtype=buffer.dtype, device=device))
+        model.to_empty(device=device)
         yield live
 
 

@@ -32,7 +32,7 @@ from patchloom.data.sources.parts import Parts
 from patchloom.data.sources.stitching import stitch, write_map
 from patchloom.data.stats import input_notes
 from patchloom.dense.annotations.coco import image_ids
-from patchloom.dense.answers import Pictures, ReadPicture, answered, detect_images, segment_images
+from patchloom.dense.answers import Pictures, answered, detect_images, segment_images
 from patchloom.dense.checkpoint import DenseCard, load_dense
 from patchloom.dense.detector import Detector
 from patchloom.dense.metrics import DetectedObjects, coco_tool
@@ -328,12 +328,18 @@ def write_classes(
     paths = [names[i].place for i in indices.tolist()]
     write_whole(folder / TABLE, class_table(paths, probabilities, card.classes, top))
     if divided:
-        each = torch.full((len(names), len(card.classes)), math.nan, dtype=torch.float64)
+        each = torch.full((len(names), len(card.classes)), math.nan, dtype=torch.float64)  # nan: unreadable
         each[indices] = probabilities
-        _write_divided(divided, each, card.classes, folder, top)
+        means = torch.stack([each[one.rows].nanmean(0) for one in divided])
+        kept = [i for i, known in enumerate(means.isfinite().all(1).tolist()) if known]
+        write_whole(folder / WHOLE, class_table([divided[i].name for i in kept], means[kept], card.classes, top))
+    for one in divided:
+        values = np.full((len(one.source), len(card.classes)), np.nan)
+        values[one.source.parts["unit"] == one.number] = each[one.rows].numpy()
+        for plane, path in one.maps.items():
+            write_map(folder / path, stitch(one.source, one.number, plane, values))
     if drawn:
-        page = _page(card, images, paths, indices, probabilities, drawn)
-        write_whole(folder / PAGE, page)
+        write_whole(folder / PAGE, _page(card, images, paths, indices, probabilities, drawn))
     counts = Counter(probabilities.argmax(1).tolist())
     return Written([names[i].out for i in indices.tolist()], counts)
 
@@ -371,21 +377,6 @@ def _divided(sources: Sequence[Source]) -> list[DividedFile]:
     return found
 
 
-def _write_divided(
-    divided: Sequence[DividedFile], each: Tensor, classes: Sequence[str], folder: Path, top: int | None
-) -> None:
-    """Write the table of files, and their maps; ``each`` [n c] are the probabilities, NaN for unreadable images."""
-    means = torch.stack([each[one.rows].nanmean(0) for one in divided])
-    kept = [i for i, known in enumerate(means.isfinite().all(1).tolist()) if known]
-    table = class_table([divided[i].name for i in kept], means[kept], classes, top)
-    write_whole(folder / WHOLE, table)
-    for one in divided:
-        values = np.full((len(one.source), len(classes)), np.nan)
-        values[one.source.parts["unit"] == one.number] = each[one.rows].numpy()
-        for plane, path in one.maps.items():
-            write_map(folder / path, stitch(one.source, one.number, plane, values))
-
-
 def class_table(paths: Sequence[str], probabilities: Tensor, classes: Sequence[str], top: int | None = None) -> str:
     """Return a table of predictions as CSV: path, class, confidence, and more classes with their probabilities.
 
@@ -399,25 +390,14 @@ def class_table(paths: Sequence[str], probabilities: Tensor, classes: Sequence[s
     text = io.StringIO()
     # fields with commas, quotes or line breaks are quoted; a path may be of any bytes
     table = csv.writer(text, lineterminator="\n")
-    head = ["path", "class", "confidence"]
+    head, ranks = ["class", "confidence"], range(1 if top is None else top)
+    titles = [f"{what}_{i + 1}" if i else what for i in ranks for what in head]
+    table.writerow(["path", *titles, *(f"p_{name}" for name in classes if top is None)])
     ordered, places = probabilities.sort(dim=1, descending=True, stable=True)
-    if top is None:
-        table.writerow([*head, *(f"p_{name}" for name in classes)])
-    else:
-        table.writerow([*head, *(f"{what}_{i}" for i in range(2, top + 1) for what in head[1:])])
-    each = zip(paths, places.tolist(), ordered.tolist(), probabilities.tolist(), strict=True)
-    for path, order, best, own in each:
-        first = [path, classes[order[0]], _format(best[0])]
-        if top is None:
-            table.writerow([*first, *map(_format, own)])
-        else:
-            more = zip(order[1:top], best[1:top], strict=True)
-            table.writerow([*first, *(value for k, p in more for value in (classes[k], _format(p)))])
+    for path, order, best, own in zip(paths, places.tolist(), ordered.tolist(), probabilities.tolist(), strict=True):
+        cells = [cell for i in ranks for cell in (classes[order[i]], f"{best[i]:.6f}")]
+        table.writerow([path, *cells, *(f"{p:.6f}" for p in own if top is None)])
     return text.getvalue()
-
-
-def _format(probability: float) -> str:
-    return f"{probability:.6f}"
 
 
 def _page(
@@ -503,42 +483,46 @@ def write_dense(
             return segment_images(net, some, *of_encoder, card.side, at, half)
         return detect_images(net, some, *of_encoder, at, half, score)
 
-    pictures = Pictures(images.read_as, net.channels, range(len(names)))
+    pictures, counts = Pictures(images.read_as, net.channels, range(len(names))), Counter[int]()
     workers = settings.workers_for(names[0].source, len(names))
-    named = _named(answered(pictures, answer, at, workers, f"{folder}: predicting"), names, read)
+    answers = answered(pictures, answer, at, workers, f"{folder}: predicting")
     if isinstance(net, Segmenter):
-        return Written(read, _write_maps(named, card, folder, drawn))
-    found = ((name, image, fit.detected(boxes, score)) for name, image, (boxes, fit) in named)
-    numbers, notes = _image_ids(names)
-    counts = _write_objects(found, card, folder, drawn, {name.out: name.place for name in names}, numbers)
+        plain = card.ids == tuple(range(len(card.ids)))
+        lines = card.classes if plain else (f"{i} {name}" for i, name in zip(card.ids, card.classes, strict=True))
+        write_whole(folder / "classes.txt", "".join(f"{line}\n" for line in lines))
+        for picture, labels in answers:
+            assert picture.image is not None  # `answered` leaves out what cannot be read
+            name = names[picture.number].out
+            pixels = np.bincount(labels.numpy().ravel(), minlength=len(card.classes))
+            counts.update(dict(enumerate(pixels.tolist())))
+            write_whole(folder / "labels" / f"{name}.png", label_png(labels, card.ids))
+            if len(read) < drawn:
+                draw_label_map(picture.image, labels, card.classes, folder / "pictures" / f"{name}.png")
+            read.append(name)
+        return Written(read, counts)
+
+    # ---- objects
+    ids, (numbers, notes) = card.ids or tuple(range(1, len(card.classes) + 1)), _image_ids(names)
+    described, objects = list[dict[str, Any]](), list[dict[str, Any]]()
+    for picture, (boxes, fit) in answers:
+        assert picture.image is not None
+        h, w = picture.image.shape[1:]
+        named, found = names[picture.number], fit.detected(boxes, score)
+        described.append({"id": numbers[named.out], "file_name": named.place, "width": w, "height": h})
+        counts.update(found.labels.tolist())
+        objects += [
+            {"id": len(objects) + number, "image_id": numbers[named.out], **one}
+            for number, one in enumerate(coco_entries(found, ids), 1)
+        ]
+        if len(read) < drawn:
+            out = folder / "pictures" / f"{named.out}.png"
+            draw_objects(picture.image, found.objects((h, w)), found.scores, card.classes, out)
+        read.append(named.out)
+    categories = [{"id": number, "name": one} for number, one in zip(ids, card.classes, strict=True)]
+    whole = {"images": described, "categories": categories, "annotations": objects}
+    if read:
+        write_whole(folder / "detections.json", json.dumps(whole, ensure_ascii=False) + "\n")
     return Written(read, counts, notes)
-
-
-def _named(
-    answers: Iterator[tuple[ReadPicture, Any]], names: Sequence[NamedImage], read: list[str]
-) -> Iterator[tuple[str, Tensor, Any]]:
-    """Yield name, image [c h w] and answer of each picture, and list the names."""
-    for picture, answer in answers:
-        assert picture.image is not None  # `answered` leaves out what cannot be read
-        read.append(names[picture.number].out)
-        yield read[-1], picture.image, answer
-
-
-def _write_maps(
-    answered: Iterator[tuple[str, Tensor, Tensor]], card: DenseCard, folder: Path, drawn: int
-) -> Counter[int]:
-    """Write label maps and pictures; return the number of pixels of each class."""
-    plain = card.ids == tuple(range(len(card.ids)))
-    lines = card.classes if plain else (f"{i} {name}" for i, name in zip(card.ids, card.classes, strict=True))
-    write_whole(folder / "classes.txt", "".join(f"{line}\n" for line in lines))
-    counts, n = np.zeros(len(card.classes), np.int64), 0
-    for name, image, labels in answered:
-        counts += np.bincount(labels.numpy().ravel(), minlength=len(counts))
-        write_whole(folder / "labels" / f"{name}.png", label_png(labels, card.ids))
-        if n < drawn:
-            draw_label_map(image, labels, card.classes, folder / "pictures" / f"{name}.png")
-        n += 1
-    return Counter(dict(enumerate(counts.tolist())))
 
 
 def _image_ids(names: Sequence[NamedImage]) -> tuple[dict[str, int], list[str]]:
@@ -561,34 +545,3 @@ def _image_ids(names: Sequence[NamedImage]) -> tuple[dict[str, int], list[str]]:
         notes.append(f"image ids are those of {listing(files, 'and')}{others}")
     rest = count(max(ids.values(), default=0) + 1)
     return {name.out: ids[name.out] if name.out in ids else next(rest) for name in names}, notes
-
-
-def _write_objects(
-    found: Iterator[tuple[str, Tensor, DetectedObjects]],
-    card: DenseCard,
-    folder: Path,
-    drawn: int,
-    places: dict[str, str],
-    numbers: dict[str, int],
-) -> Counter[int]:
-    """Write objects as COCO JSON, and pictures; return the number of objects of each class."""
-    ids = card.ids or tuple(range(1, len(card.classes) + 1))
-    images: list[dict[str, Any]] = []
-    objects: list[dict[str, Any]] = []
-    counts: Counter[int] = Counter()
-    for name, image, answer in found:
-        h, w = image.shape[1:]
-        images.append({"id": numbers[name], "file_name": places[name], "width": w, "height": h})
-        counts.update(answer.labels.tolist())
-        objects += [
-            {"id": len(objects) + number + 1, "image_id": numbers[name], **one}
-            for number, one in enumerate(coco_entries(answer, ids))
-        ]
-        if len(images) <= drawn:
-            out = folder / "pictures" / f"{name}.png"
-            draw_objects(image, answer.objects((h, w)), answer.scores, card.classes, out)
-    categories = [{"id": number, "name": one} for number, one in zip(ids, card.classes, strict=True)]
-    whole = {"images": images, "categories": categories, "annotations": objects}
-    if images:
-        write_whole(folder / "detections.json", json.dumps(whole, ensure_ascii=False) + "\n")
-    return counts

@@ -7,7 +7,8 @@ of a source tree that is not.
 
 import json
 import sys
-from importlib.metadata import Distribution, distributions
+from contextlib import suppress
+from importlib.metadata import distributions
 from pathlib import Path
 
 UNRELEASED = "0.1.0.dev0"  # the next version, as in pyproject.toml
@@ -15,21 +16,15 @@ UNRELEASED = "0.1.0.dev0"  # the next version, as in pyproject.toml
 
 def version_in(folder: Path, installed: list[str] | None = None) -> str:
     """Return the version of the patchloom in a folder from its metadata; `UNRELEASED` if there are none."""
-    found = next(iter(distributions(name="patchloom", path=[str(folder)])), None)
-    if found is None:
-        places = sys.path if installed is None else installed
-        here = (one for one in distributions(name="patchloom", path=places) if _is_of(one, folder.parent))
-        found = next(here, None)
-    return found.version if found else UNRELEASED
-
-
-def _is_of(distribution: Distribution, tree: Path) -> bool:
-    """Return whether the metadata belong to an editable installation of a source tree."""
-    try:
-        origin = json.loads(distribution.read_text("direct_url.json") or "{}")
-        return origin["dir_info"]["editable"] and origin["url"].rstrip("/") == tree.resolve().as_uri()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # not editable, or damaged
-        return False
+    for beside in distributions(name="patchloom", path=[str(folder)]):
+        return beside.version
+    for one in distributions(name="patchloom", path=sys.path if installed is None else installed):
+        # of no editable installation, or damaged
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            origin = json.loads(one.read_text("direct_url.json") or "{}")
+            if origin["dir_info"]["editable"] and origin["url"].rstrip("/") == folder.parent.resolve().as_uri():
+                return one.version
+    return UNRELEASED
 
 
 __version__ = version_in(Path(__file__).parents[1])

@@ -254,12 +254,10 @@ def test_no_training_image_becomes_a_test_image(compared, tmp_path, capsys, monk
     for i in range(40):  # sorted before the others
         Image.fromarray(rng.integers(0, 256, (16, 16, 3), np.uint8)).save(images / "bright" / f"-{i}.png")
     more = open_data(str(images))
-    for parts in (
-        lambda: labelled_parts(more, None, run, settings, []),
-        lambda: unlabelled.held_out_of(more, run),
-    ):
-        with pytest.raises(PatchloomError, match="changed since"):
-            parts()
+    with pytest.raises(PatchloomError, match="changed since"):
+        labelled_parts(more, None, run, settings, [])
+    with pytest.raises(PatchloomError, match="changed since"):
+        unlabelled.compare_unlabelled([], more, run, settings, out, [])
     monkeypatch.setattr("patchloom.compare.compare.open_data", lambda *_, **__: more)
     words = ["compare", str(compared[0]), *TRAINED, *SMALL, "--few", "2,0.5", "--out", str(out)]
     assert main(words) == 2 and "changed since" in " ".join(capsys.readouterr().err.split())

@@ -18,7 +18,7 @@ import patchloom
 from patchloom.data.decode import Unreadable
 from patchloom.data.source import Data, Source
 from patchloom.embed import parts as parts_module
-from patchloom.embed.formats import FORMATS, Rows, iterate_rows, read_card, read_rows
+from patchloom.embed.formats import Rows, iterate_rows, read_card, read_rows, write_rows
 from patchloom.embed.parts import PartFolder, PartWriter
 from patchloom.evaluate import settings
 
@@ -90,7 +90,7 @@ def test_parts_of_another_command_are_left_alone(tiny: Path, photos: Path, tmp_p
 def test_a_part_with_other_rows_than_it_says(tiny: Path, photos: Path, tmp_path: Path):
     part = min(stopped(tiny, photos, tmp_path / "f.npz").glob("[!.]*-*"))
     table = read_rows(part)
-    FORMATS[".npz"].write(part, Rows(*(column[:3] for column in table)), read_card(part))
+    write_rows(part, Rows(*(column[:3] for column in table)), read_card(part))
     said = refusal(patchloom.embed, tiny, photos, to=tmp_path / "f.npz", **SMALL)
     assert "does not have the 8 vectors of its card" in said
 

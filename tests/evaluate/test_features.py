@@ -29,7 +29,6 @@ from patchloom.evaluate.classifier import Classifier
 from patchloom.evaluate.features import (
     ImageFeatures,
     about_encoder,
-    cache_folder,
     extract,
     load_or_extract,
     pixel_features,
@@ -42,6 +41,7 @@ from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.finetune import at_size
 from patchloom.nets.heads import InstanceHead
+from patchloom.system.files import cache_root
 
 DIGITS = open_data("digits").train.subset(range(20))
 SMALL = {"depth": 2, "embed_dim": 32, "num_heads": 2}
@@ -284,7 +284,7 @@ def test_a_cache_that_cannot_be_written_costs_a_pass(tmp_path: Path, monkeypatch
     assert _passes("x", TRAIN.subset(range(8))) == [True, True]
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # which the convention says to ignore
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache_folder() == tmp_path / ".cache" / "patchloom" / "features"
+    assert (cache_root() / "features") == tmp_path / ".cache" / "patchloom" / "features"
 
 
 def test_unreadable_images_are_named_again(tmp_path: Path, tiny_encoder: Path) -> None:

@@ -50,7 +50,6 @@ from patchloom.evaluate.protocols.label_free import (
     own_crop,
     own_crop_found,
     partial_means,
-    rankme,
     separation,
     weighted_dse,
 )
@@ -75,8 +74,8 @@ def test_rankme_is_exp_of_the_entropy_of_directions() -> None:
     features = torch.zeros(4, 3)
     features[0, 0], features[1, 1] = 3.0, 1.0  # singular values 3 and 1: shares 3/4 and 1/4
     expected = math.exp(-(0.75 * math.log(0.75) + 0.25 * math.log(0.25)))
-    assert rankme(features) == rankme(7.0 * features) == pytest.approx(expected) == effective_rank(features)
-    assert rankme(orthonormal(300, 24) * (torch.arange(24) < 5)) == pytest.approx(5, abs=1e-6)
+    assert effective_rank(features) == effective_rank(7.0 * features) == pytest.approx(expected)
+    assert effective_rank(orthonormal(300, 24) * (torch.arange(24) < 5)) == pytest.approx(5, abs=1e-6)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 1.0, 2.5])
@@ -368,7 +367,7 @@ def test_the_rows_are_those_of_the_function_and_of_what_extract_gives(report: Ev
     twin = label_free_rows("untrained", untrained_twin(card, seed=0)[0], card, test, ON, images=100)
     assert numbers(twin) == numbers(row for row in report.results if row.encoder == "untrained")
     some = drawn_images(test, 100, 0)
-    assert values(report, "tiny")[RANKME] == rankme(extract(vit, card, some, device="cpu").pooled("mean"))
+    assert values(report, "tiny")[RANKME] == effective_rank(extract(vit, card, some, device="cpu").pooled("mean"))
 
 
 def test_neither_labels_nor_the_batch_size_count_and_the_seed_does(tiny_encoder: Path) -> None:

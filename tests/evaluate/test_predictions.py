@@ -25,7 +25,6 @@ from patchloom.evaluate.classifier import (
     ClassifierCard,
     calibrate,
     calibration_error,
-    calibration_from,
     load_classifier,
     save_classifier,
 )
@@ -201,12 +200,12 @@ def test_temperatures_and_calibration_errors_by_hand():
 
 def test_a_calibration_of_a_file_is_checked():
     found = calibrate(torch.eye(3), torch.tensor([0, 1, 1]))
-    assert calibration_from(found.plain()) == found and calibration_from({}) is None
+    assert Calibration.of(found.plain()) == found
     for wrong in ({"temperature": 0.0}, {"ece": "high"}, {"images": math.nan}, {"more": 1}):
         with pytest.raises(ValueError):
-            calibration_from(found.plain() | wrong)
+            Calibration.of(found.plain() | wrong)
     with pytest.raises(ValueError, match="lacks"):
-        calibration_from({"temperature": 1.0})
+        Calibration.of({"temperature": 1.0})
 
 
 def test_windows_of_slides_get_a_map_and_a_row_for_each_file(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -23,7 +23,7 @@ from patchloom.data.source import Data, Source
 from patchloom.data.sources.open import open_data
 from patchloom.errors import PatchloomError
 from patchloom.evaluate import settings
-from patchloom.evaluate.features import cache_folder, pixel_features
+from patchloom.evaluate.features import pixel_features
 from patchloom.evaluate.logistic import choose_strength, hold_out_for_choice
 from patchloom.evaluate.protocols import evaluate
 from patchloom.evaluate.protocols.fewshot import subsample_training
@@ -39,6 +39,7 @@ from patchloom.runs.encoder import load_encoder
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.training_set import digest_of_record, no_record, write_record
 from patchloom.system import device as hardware
+from patchloom.system.files import cache_root
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
 
@@ -216,7 +217,7 @@ def test_nothing_is_done(trained: Path, images: Path, untouched: None, protocol:
     report = evaluate(protocol, trained, images, device="cpu", seeds=3, dry_run=True, **options)
     assert said in report.method and report.method.endswith("The same for 3 seeds.")
     assert report.results == [] and "dry run" in report.text(80)
-    assert contents(trained) == before and not list(cache_folder().glob("*"))
+    assert contents(trained) == before and not list((cache_root() / "features").glob("*"))
 
 
 def test_every_protocol_can_be_planned() -> None:

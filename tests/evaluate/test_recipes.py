@@ -27,7 +27,6 @@ from patchloom.data.stats import normalize
 from patchloom.evaluate import classification
 from patchloom.evaluate.classification import Views, begin_classifier, plan_for, predict_classes
 from patchloom.evaluate.classifier import Classifier
-from patchloom.evaluate.features import cache_folder
 from patchloom.evaluate.protocols import evaluate
 from patchloom.evaluate.recipes import PROBES, RECIPES, Course, Recipe, images_per_step, published_recipe, recipe_for
 from patchloom.evaluate.settings import EvalSettings, Parts
@@ -38,6 +37,7 @@ from patchloom.nets.finetune import with_variant
 from patchloom.options.parse import evaluate_spec, parse_call
 from patchloom.pace import Pace
 from patchloom.results.claims import CONSTANT
+from patchloom.system.files import cache_root
 
 SMALL = {"depth": 2, "embed_dim": 32, "num_heads": 2}
 SPEC = EncoderSpec("nano", (8, 8), 4, channels=1, options=SMALL)
@@ -391,7 +391,7 @@ def test_a_frame_that_the_test_crop_leaves_out_is_not_seen(
     }
     assert not any("test_crop" in row.settings for row in whole.results) and "--test_crop" not in whole.method
     assert "32x32" in cut.method and "16x16" in cut.method
-    assert len(list(cache_folder().iterdir())) >= 12
+    assert len(list((cache_root() / "features").iterdir())) >= 12
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from patchloom.loggers.base import SentRecord
 from patchloom.loggers.queue import TrackerSet, send_pending
 from patchloom.results.result import SHARE, Baseline, Result
 from patchloom.results.verdict import Health, Verdict
-from patchloom.runs.folder import FolderLocked, RunFolder, write_metrics
+from patchloom.runs.folder import FolderLocked, RunFolder
 from patchloom.system.checksummed import write_checksummed
 
 
@@ -210,7 +210,7 @@ def folder(run):
     """Folder of a run that was killed when a tracker had received its first two rows."""
     found = RunFolder(run)
     write_checksummed(found.config, SETTINGS.plain())
-    write_metrics(found.metrics, ROWS)
+    found.write_metrics(ROWS)
     png(found.pictures / "recovered.png", 200)
     png(found.pictures / "layers.png", 0)  # made by an evaluation
     with TrackerSet(["noting"], found, print) as killed:

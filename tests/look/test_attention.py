@@ -55,7 +55,7 @@ def reddest(tile, grid):
 def test_a_head_is_drawn_at_the_patch_it_attends_to(options, pages, tmp_path):
     vit = attending_vit([lambda i: i, lambda i: (i + 5) % 12], *GRIDS["3x4"], **options)
     # row 2 of 3, column 2 of 4
-    (file,) = draw_attention(asked_of(named(vit), tmp_path, images=1, query=ImagePoint(9.0, 15.0)))
+    (file,) = draw_attention(asked_of(named(vit), tmp_path, images=1, queries=(ImagePoint(9.0, 15.0),)))
     assert file == tmp_path / "attention.png"
     ((rows, headings, _, _, groups, *_),) = pages
     first, second, rollout_row = rows
@@ -101,7 +101,7 @@ def test_extremas_class_token_has_blocks_of_its_own(pages, tmp_path):
 
 
 def test_marks_of_recordings_count_rows_from_the_bottom(pages, tmp_path):
-    assert len(draw_attention(asked_of_sound(tmp_path, images=2, query=ImagePoint(4, 2)))) == 2
+    assert len(draw_attention(asked_of_sound(tmp_path, images=2, queries=(ImagePoint(4, 2),)))) == 2
     assert pages[0].headings[0] == "recording" and "image" not in pages[0].caption
     assert pages[0].rows[0][1].marks[0][0] == (0, 4 / 9, 1, 1 / 9)
 

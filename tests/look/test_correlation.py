@@ -22,7 +22,9 @@ from patchloom.look.correlation import (
     position_correlation,
     salient_patches,
 )
+from patchloom.look.look import parse_points
 from patchloom.look.sheet import Scale
+from patchloom.nets.encode import input_size
 from patchloom.results.claims import UNTRAINED
 
 
@@ -47,13 +49,13 @@ def test_a_point_is_in_its_patch():
     assert {at: patch_at(one, ImagePoint(*at)) for at in patches} == patches
     assert mark_of(one, 6) == pytest.approx((1 / 3, 0.5, 1 / 3, 0.25))
     for outside in ((32, 0), (0, 24), (-1, 0)):
-        with pytest.raises(PatchloomError, match="outside the image"):
-            patch_at(one, ImagePoint(*outside))
+        with pytest.raises(PatchloomError, match="is not a point"):
+            parse_points(outside, input_size(one.vit))
 
 
 def test_the_same_place_is_marked_and_compared_in_another_grid(pages, tmp_path):
     one, other = named(random_vit()), named(random_vit((32, 32), 4), UNTRAINED)  # 3 x 4 and 8 x 8 patches
-    asked = asked_of(one, tmp_path, images=2, query=ImagePoint(20, 3), beside=(other,))
+    asked = asked_of(one, tmp_path, images=2, queries=(ImagePoint(20, 3),), beside=(other,))
     draw_correlation(asked)
     page = pages[0]
     assert page.headings == ["image", "next image", *("within the image", "in the next") * 2]

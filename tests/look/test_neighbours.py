@@ -41,6 +41,16 @@ def test_a_copy_is_found_first(folder, tmp_path, pages):
     assert picture == tmp_path / "out" / "nearest.png"
 
 
+@pytest.mark.parametrize(("other", "times"), [({"depth": 1}, 1), ({"size": (32, 32), "p": 4}, 2)])
+def test_encoders_of_one_size_are_shown_images_once(folder, tmp_path, pages, monkeypatch, other, times):
+    source = open_data(str(folder)).train
+    read = []
+    plain = type(source).read
+    monkeypatch.setattr(type(source), "read", lambda self, i: read.append(i) or plain(self, i))
+    draw_neighbours(LookRequest(named(random_vit()), source, tmp_path / "out", (named(random_vit(**other)),)))
+    assert sorted(read) == sorted([*[*range(7)] * times, *[0, 1, 2, 4, 5, 6]])  # at last those that are drawn
+
+
 def test_a_large_folder_is_thinned_out(folder, tmp_path, pages, monkeypatch):
     monkeypatch.setattr(neighbours, "GALLERY", 4)
     _, table = draw_neighbours(LookRequest(named(random_vit()), open_data(str(folder)).train, tmp_path / "out"))

@@ -9,7 +9,8 @@ from swins import swin
 
 from patchloom.errors import PatchloomError
 from patchloom.look.context import chosen_layers, full_caption, to_pictures
-from patchloom.look.pca import components, draw_features, subtract_position_mean
+from patchloom.look.look import parse_blocks
+from patchloom.look.pca import components, draw_features
 from patchloom.look.sheet import channels_shown
 
 
@@ -39,23 +40,20 @@ def test_the_foreground_lies_inside_whatever_the_sign(sign):
     assert torch.equal(components(features).foreground, inside)
 
 
-def test_position_means_and_few_features():
-    places, things = torch.randn(1, 3, 4, 6), torch.randn(5, 1, 1, 6)
-    left = subtract_position_mean(places + things)
-    torch.testing.assert_close(left, (things - things.mean(0)).expand_as(left), rtol=1e-5, atol=1e-5)
+def test_few_features_have_as_many_colours_as_there_are():
     found = components(torch.randn(1, 1, 2, 5))
     assert found.colours.shape == (1, 1, 2, 3) and found.variance.shape == (2,)
     alone = components(torch.randn(1, 1, 1, 5))
     assert alone.colours.isfinite().all() and not alone.foreground.any()
 
 
-def test_requested_layers_are_sorted_and_default_ones_include_the_last(tmp_path):
+def test_default_layers_include_the_last(tmp_path):
     deep = named(random_vit(depth=9))
     assert chosen_layers(asked_of(deep, tmp_path), 3) == [3, 6, 9] and chosen_layers(asked_of(deep, tmp_path), 1) == [9]
-    assert chosen_layers(asked_of(deep, tmp_path, blocks=(5, 1, 5)), 3) == [1, 5]
-    for vit, wrong, said in ((random_vit(), 4, "no block 4: .* 1 to 3"), (swin(), 3, "no stage 3: .* 1 to 2")):
+    assert chosen_layers(asked_of(deep, tmp_path, blocks=(1, 5)), 3) == [1, 5]
+    for vit, wrong, said in ((random_vit(), 4, "from 1 to 3"), (swin(), 3, "from 1 to 2")):
         with pytest.raises(PatchloomError, match=said):
-            chosen_layers(asked_of(named(vit), tmp_path, blocks=(1, wrong)), 3)
+            parse_blocks((1, wrong), vit)
 
 
 def test_a_caption_names_channels_brightness_and_axes(tmp_path):

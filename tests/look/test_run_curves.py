@@ -13,9 +13,10 @@ from resolved import VALUES
 from running import csv_rows
 
 from patchloom.cli import main
-from patchloom.look.run_curves import draw_run_curves, lines_of, panel_of, read_runs, setting_of
+from patchloom.look.run_curves import draw_run_curves, lines_of, panel_of, setting_of
 from patchloom.results import store
 from patchloom.results.result import Result
+from patchloom.runs.past import load_runs
 from patchloom.runs.settings import Settings
 
 ASKED = Settings("photos", task={"name": "mp3", "context_mask_ratio": 0.75}, model={"name": "auto"})
@@ -119,7 +120,7 @@ def test_other_settings_that_differ_give_a_line_each_and_what_auto_became_does_n
         for size in (8, 4)
         for epochs in (100, 50)
     ]
-    runs = read_runs(places)
+    runs = load_runs(places)
     assert {run.became["warmup_epochs"] for run in runs} == {10, 5}  # which were auto in all
     assert setting_of(runs, "epochs") == ("epochs", [100, 50, 100, 50])
     assert lines_of(runs, "epochs") == ["patch_size 8", "patch_size 8", "patch_size 4", "patch_size 4"]
@@ -137,9 +138,9 @@ def test_other_settings_that_differ_give_a_line_each_and_what_auto_became_does_n
 
 def test_the_options_of_another_task_are_no_lines_and_a_compound_setting_is_one_value(make: Make) -> None:
     other = make("c", epochs=10, task={"name": "droppos", "mask_ratio": 0.5}, patch_size=8)
-    runs = read_runs([make("a", epochs=10), make("b", epochs=20), other])
+    runs = load_runs([make("a", epochs=10), make("b", epochs=20), other])
     assert lines_of(runs, "epochs") == [*["task mp3, patch_size 4"] * 2, "task droppos, patch_size 8"]
-    runs = read_runs([make(f"{share}", task={"ask": {"pixels": share}}) for share in (1, 2)])
+    runs = load_runs([make(f"{share}", task={"ask": {"pixels": share}}) for share in (1, 2)])
     assert setting_of(runs, "ask")[1] == ["{pixels: 1}", "{pixels: 2}"]
 
 
@@ -148,7 +149,7 @@ def test_results_have_their_own_unit(make: Make) -> None:
     for place, rank in zip(places, (12.5, 13.5), strict=True):
         rank = Result.exact("RankMe", place.name, "label-free", {}, rank, unit="")
         store.append(place, [replace(rank, quoted=True)])
-    panel, rows = panel_of(read_runs(places), "label-free", ["", ""], [10, 20])
+    panel, rows = panel_of(load_runs(places), "label-free", ["", ""], [10, 20])
     assert (panel.show(13.5), panel.percent, [row[4] for row in rows]) == ("13.50", False, [12.5, 13.5])
 
 

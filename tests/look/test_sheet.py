@@ -27,6 +27,7 @@ from patchloom.look.sheet import (
     channels_shown,
     draw_sheet,
     draw_tiles,
+    fill,
     font,
     hatch,
     read_caption,
@@ -34,7 +35,6 @@ from patchloom.look.sheet import (
     tile_size,
     widest_word,
     wrap,
-    wrap_keys,
     write_picture,
 )
 from patchloom.questions.question import Sheet
@@ -89,11 +89,10 @@ def test_the_legend_names_what_is_hatched_and_nothing_else(tmp_path, laid):
     meanings = [[meaning for _, meaning in legend] for _, legend in laid]
     assert meanings == [[], ["masked"], ["masked", "placed wrongly"]]
     assert len(keyed) > len(bare)  # a line for it
+    assert fill([2, 3, 9, 1, 2], sum, 5) == [[2, 3], [9], [1, 2]]
     face, caption = font(15), "Positions were withheld from 95% of the visible patches. " * 6 + "x" * 90
     assert " ".join(wrap(caption, face, 400)) == caption and widest_word("", face) == 0
     assert all(face.getlength(line) <= 400 for line in wrap(caption, face, 400)[:-1])
-    assert [len(line) for line in wrap_keys([(RED, "x" * 20), (RED, "y" * 20)], face, 300)] == [1, 1]
-    assert [len(line) for line in wrap_keys([(RED, "x"), (RED, "y")], face, 300)] == [2]
 
 
 @pytest.mark.parametrize("channels", [1, 5])

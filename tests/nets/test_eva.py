@@ -115,9 +115,8 @@ def embedded(vit, images):
 
 
 def test_a_block_of_few_queries_gives_the_last_outputs_of_the_block(vit, images):
-    tokens, turns = embedded(vit, images)
-    rope = None if turns is None else turns[1]
-    close(query_block(vit.blocks[1], tokens, 7, rope), vit.blocks[1](tokens, rope=rope)[:, 7:])
+    tokens, _ = embedded(vit, images)
+    close(query_block(vit.blocks[1], tokens, 7), vit.blocks[1](tokens)[:, 7:])
 
 
 def test_attention_weights_are_those_inside_timms_blocks(vit, images):

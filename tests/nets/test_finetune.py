@@ -8,7 +8,7 @@ from sweep import SIZE
 from patchloom.errors import PatchloomError
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.encode import encode, patch_count
-from patchloom.nets.finetune import block_count, freeze_for, kept_names
+from patchloom.nets.finetune import block_count, freeze_for, frozen_names
 from patchloom.withhold.encoder_input import all_patches, blank_patches
 
 
@@ -27,7 +27,7 @@ def trained(net):
 def test_only_the_last_blocks_and_norm_are_trained(count):
     net = vit()
     assert block_count(net) == 3
-    kept = kept_names(net, count)
+    kept = frozen_names(net, "blocks", count)
     assert {"cls_token", "reg_token", "pos_embed", "patch_embed.proj.weight", "patch_embed.proj.bias"} <= set(kept)
     freeze_for(net, "blocks", count)
     assert trained(net) == {"norm.weight", "norm.bias"} | {f"blocks.{i}" for i in range(3 - count, 3)}
@@ -35,7 +35,7 @@ def test_only_the_last_blocks_and_norm_are_trained(count):
 
 
 def test_fixed_positions_are_not_listed_and_too_many_blocks_are_rejected():
-    assert "pos_embed" not in kept_names(vit("sincos"), 1)
+    assert "pos_embed" not in frozen_names(vit("sincos"), "blocks", 1)
     with pytest.raises(PatchloomError, match="--train_blocks 4 is more than the 3 blocks of the encoder: give fewer"):
         freeze_for(vit(), "blocks", 4)
 

@@ -89,7 +89,7 @@ def test_a_step_moves_the_output_and_merged_weights_compute_it(net, target, fuse
     assert names and all(name.endswith((".up", ".down")) for name in names)
     assert {name.split(".parametrizations")[0].split(".")[-2] for name in names} == KINDS[target]
     assert (output(net, images) - before).abs().max() > 1e-4
-    assert names_before == {name for name, _ in effective_parameters(net)}
+    assert names_before == effective_parameters(net).keys()
     with torch.no_grad():  # code that reads the weight of a wrapped layer would pass over its update
         for name, weight in net.named_parameters():
             if name.endswith(".up"):

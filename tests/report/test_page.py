@@ -14,18 +14,18 @@ from pages import value
 
 from patchloom.look.charts import Line, Panel
 from patchloom.report.page import (
+    FIGURES,
     Number,
     Page,
     RunPart,
     Table,
+    _templates,
     bars,
     chart_data,
     chart_rows,
-    is_figures,
     line_numbers,
     numeric_columns,
     render,
-    script_json,
 )
 
 VOID = {"meta", "link", "img", "input", "br"}
@@ -134,11 +134,12 @@ def test_hostile_text_stays_text(hostile):
 
 def test_json_cannot_leave_its_script(hostile):
     value = ["</script>", "<!--", "\u2028\u2029", "&amp;", "\udcff"]
-    written = str(script_json(value))
+    template = _templates().from_string("{{ value|tojson }}")
+    written = template.render(value=value)
     assert json.loads(written) == value
     assert written.isascii() and not set(written) & set("<>&")
     with pytest.raises(ValueError):
-        script_json(math.nan)
+        template.render(value=math.nan)
     chart, _, _, cloud = data_of(hostile)
     assert [line["name"] for line in chart["lines"]] == cloud["names"] == cloud["classes"] == pages.HOSTILE
 
@@ -222,7 +223,7 @@ def test_columns_of_numbers_stand_on_the_right_and_are_not_broken():
     found = numeric_columns(Table("", ["run", "kNN", "interval", "rank", "gain"], rows))
     assert found == [False, True, False, True, True]
     assert numeric_columns(Table("", ["run", "x"], [])) == [False, False]
-    assert all(map(is_figures, ("97.5 % (95.0-100.0)", "[48.9, 52.5]", "+0.3", "2026-11-22")))
-    assert not any(map(is_figures, ("", "–", "12 of 20 layers", "x" * 10, "1 " * 30)))
+    assert all(map(FIGURES.fullmatch, ("97.5 % (95.0-100.0)", "[48.9, 52.5]", "+0.3", "2026-11-22")))
+    assert not any(map(FIGURES.fullmatch, ("", "–", "12 of 20 layers", "x" * 10, "1 " * 30)))
     text = render(Page("a", "2026-11-22", "0.1.0", tables=[Table("", ["a", "b"], [["a", "[1, 2]"], ["b", "no"]])]))
     assert '<td class="figures">[1, 2]</td>' in text and "<td>no</td>" in text

@@ -10,7 +10,7 @@ from resolved import resolved_settings
 from patchloom.data.sources.synthetic import Shapes
 from patchloom.data.stats import Stats
 from patchloom.errors import PatchloomError
-from patchloom.runs.folder import RunFolder, line_of, metrics_row, name_in, write_metrics
+from patchloom.runs.folder import RunFolder, line_of, metrics_row
 from patchloom.runs.settings import Settings, request, setting_differences
 from patchloom.runs.training_set import digest_of_record, no_record, read_record, write_record
 from patchloom.tasks import with_defaults
@@ -69,7 +69,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
 
 def test_columns_may_appear_later(tmp_path):
     rows = [{"step": 10, "loss": 10 / 7}, {"step": 20, "loss": 20 / 7, "knn": 0.5}]
-    write_metrics(tmp_path / "metrics.csv", [metrics_row(row) for row in rows])
+    RunFolder(tmp_path).write_metrics([metrics_row(row) for row in rows])
     assert (tmp_path / "metrics.csv").read_text().splitlines() == ["step,loss,knn", "10,1.42857,", "20,2.85714,0.5"]
 
 
@@ -110,9 +110,10 @@ PLAIN = ["plain.png", "back\\nslash.png", "C:\\new\\x.png", "\udcff.png", 'in "q
 
 
 @pytest.mark.parametrize("name", HARD + PLAIN)
-def test_a_name_is_one_line_and_comes_back(name):
-    line = line_of(name)
-    assert line.splitlines() == [line] and name_in(line) == name
+def test_a_name_is_one_line_and_comes_back(name, tmp_path):
+    line, folder = line_of(name), RunFolder(tmp_path)
+    folder.note_unreadable([name])
+    assert line.splitlines() == [line] and folder.unreadable_names() == [name]
     assert (line == name) == (name in PLAIN)
 
 

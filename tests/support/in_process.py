@@ -21,10 +21,12 @@ class Here:
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
             self.code = main(words[3:])
         stdout.write(said.getvalue().encode())
-        self.stdin = io.BytesIO()
 
     def poll(self) -> int:
         return self.code
+
+    def communicate(self) -> None:
+        """Wait for the end, which has come."""
 
 
 def hurry(patch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from sweep import asked_of, spec_of, views_of
 from swins import spec_of as swin_spec
 
 from patchloom.nets.build import build_encoder
-from patchloom.nets.finetune import freeze_for, kept_names
+from patchloom.nets.finetune import freeze_for, frozen_names
 from patchloom.nets.performance import checkpoint_gradients
 from patchloom.tasks import TASKS, build_task
 from patchloom.train.step import pretraining_optimizer
@@ -27,7 +27,7 @@ def test_frozen_weights_stay_bit_identical(case):
     spec = swin_spec() if case.endswith("swin") else spec_of(name, {"class_token": True}, asked)
     torch.manual_seed(0)
     vit = build_encoder(spec)
-    kept = kept_names(vit, 1)
+    kept = frozen_names(vit, "blocks", 1)
     freeze_for(vit, "blocks", 1)
     task = build_task(asked_of(name, asked), vit).train()
     checkpoint_gradients(task, case in ("mae", "simmim", "mp3"))

@@ -229,4 +229,6 @@ def test_from_the_command_line(tmp_path):
     task = make(**{name: value for name, value in given["task"].items() if name != "name"})
     assert isinstance(task, Mixture) and task.counts == {"drop_positions": 48, "blank": 13}
     assert task.question_weights == asked and isinstance(task.augment, TwoViews)
-    assert "names with numbers" in refusal(parse_pretrain, ["shapes", "--task", "mixture", "--task.withhold", "mask"])
+    assert "it takes {NAME: float" in refusal(
+        parse_pretrain, ["shapes", "--task", "mixture", "--task.withhold", "mask"]
+    )

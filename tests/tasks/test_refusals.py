@@ -205,7 +205,7 @@ MIXTURES = [
     ({**PIXELS, "withhold": {"mask": 0.5}, "features_of": "timm:x"}, "features_of has no effect"),
     ({**DROPPOS, "decoder_depth": 1}, "decoder_depth has no effect"),
     ({**DROPPOS, "position_temperature": 0.0}, "position_temperature must be above 0"),
-    ({"withhold": {"mask": "half"}}, "withhold cannot be .*: it takes names with numbers"),
+    ({"withhold": {"mask": "half"}}, "withhold cannot be .*: it takes .NAME: float"),
     ({"ask": ["pixels"]}, "ask cannot be"),
     ({**EXTREMA, "masks": 6}, "no 6 disjoint masks of 12 .* in 64: .* 1 to 5"),
     ({**RESTORE, "canvas": 64}, "0.500 of --task.canvas 64, not zoom_in 0.7"),

@@ -108,7 +108,7 @@ def test_the_last_update_is_the_mean_of_its_own_steps(unlabelled_images, tmp_pat
         ({"precision": "bf16"}, "--precision cannot be bf16: it takes float32, tf32, bfloat16, float16 or auto"),
         ({"positions": "rope"}, "--positions cannot be rope"),
         ({"epochs": "5"}, "--epochs cannot be 5"),
-        ({"epochs": None}, "--epochs needs a value: it takes a number or auto"),
+        ({"epochs": None}, "--epochs needs a value: it takes float or auto"),
         ({"img_size": "16x16"}, "--img_size cannot be 16x16"),
         ({"flip": 1}, "--flip cannot be 1: it takes true or false"),
         ({"blr": float("nan")}, "--blr cannot be nan"),

@@ -19,7 +19,6 @@ from patchloom.train import metrics
 from patchloom.train.loop import pretrain
 from patchloom.train.metrics import (
     Line,
-    LinePart,
     Reporter,
     drawing_steps,
     estimate_flops,
@@ -67,7 +66,7 @@ def on(tmp_path, clock, monkeypatch):
 
 
 def counted(number):
-    return Line((LinePart((f"line {number}",)), LinePart((" and more that is long, long, long", ""), (1,))))
+    return Line((((f"line {number}",), ()), ((" and more that is long, long, long", ""), (1,))))
 
 
 # The rhythm of lines.
@@ -287,7 +286,7 @@ def test_what_matters_least_goes_first(width, text):
 
 
 def test_parts_give_way_in_their_order_and_to_any_width():
-    one = Line((LinePart(("aaaa", "a", ""), (1, 3)), LinePart(("bbbb", "b"), (2,))))
+    one = Line(((("aaaa", "a", ""), (1, 3)), (("bbbb", "b"), (2,))))
     fitted = {None: "aaaa · bbbb", 11: "aaaa · bbbb", 8: "a · bbbb", 5: "a · b", 4: "b", 1: "b"}
     assert {width: one.fit(width) for width in fitted} == fitted
     assert all(len(NOW.fit(width)) <= width for width in range(200))

@@ -25,7 +25,7 @@ from patchloom.system.device import Cores, choose_workers
 from patchloom.system.distributed import cores_here
 from patchloom.tasks import build_task, with_defaults
 from patchloom.tasks.defaults import momentum_for
-from patchloom.train.estimate import too_little_memory
+from patchloom.train.estimate import smaller_steps
 from patchloom.train.loop import pretrain
 from patchloom.train.metrics import event_steps
 from patchloom.train.resolve import resolve, share_of_batch
@@ -241,7 +241,7 @@ def test_the_remedy_for_too_little_memory_is_valid(task, least, monkeypatch):
     for processes in (1, 3):
         monkeypatch.setattr("patchloom.train.estimate.world", lambda processes=processes: processes)
         for batch in range(1, 9):
-            said = too_little_memory("need", Settings("x", {"name": task}, batch_size=batch))
+            said = smaller_steps(Settings("x", {"name": task}, batch_size=batch))
             assert ("halve --batch_size" in said) == (batch // 2 >= max(least, processes)), (batch, said)
             assert ("use smaller images or a smaller --model" in said) != ("halve --batch_size" in said)
 

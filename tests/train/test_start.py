@@ -241,8 +241,9 @@ def test_the_curve_of_blends(run, images, protocol):
     for share, row in ((1.0, alone.quoted[0]), (0.0, alone.quoted[1])):
         assert (points[share].value, points[share].low, points[share].high) == (row.value, row.low, row.high)
     (drawing,) = found.drawings
-    assert list(points) == drawing.content["shares"] == [0.0, 0.25, 0.5, 1.0]
-    assert drawing.content["values"][2][0] == points[0.5].value and UNTRAINED in drawing.content["baselines"]
+    (panel,) = drawing.content["panels"]
+    assert list(points) == panel.lines[0].x.tolist() == [0.0, 0.25, 0.5, 1.0]
+    assert panel.lines[0].y[2] == points[0.5].value and UNTRAINED in panel.baselines
     assert Image.open(run / "pictures" / f"blends-{protocol}.png").size[0] > 300
     # a point is the evaluation of the blend
     vit, card = load_blend(run, 0.5)

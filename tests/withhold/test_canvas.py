@@ -29,9 +29,14 @@ quick = settings(max_examples=40)
 ORACLE = load_file(Path(__file__).parents[1] / "oracles" / "degradations.safetensors")
 
 
+def mirrored_whole(small, size, top, left):
+    sides = (torch.full((len(small),), side) for side in small.shape[2:])
+    return mirror_canvas(small, *sides, size, top, left)
+
+
 def test_mirrored_canvas_equals_the_authors():
     left, top = ORACLE["zoom_out_left_top"][:, None]
-    canvas = mirror_canvas(ORACLE["zoom_out_small"], (224, 224), top, left)
+    canvas = mirrored_whole(ORACLE["zoom_out_small"], (224, 224), top, left)
     assert torch.equal(canvas, ORACLE["zoom_out_canvas"])
 
 
@@ -52,7 +57,7 @@ def test_mirrored_canvas_is_continuous_and_holds_the_image(data, b, c, s, t):
     top = torch.tensor([data.draw(st.integers(0, h - s)) for _ in range(b)])
     left = torch.tensor([data.draw(st.integers(0, w - t)) for _ in range(b)])
     small = torch.rand(b, c, s, t)
-    canvas = mirror_canvas(small, (h, w), top, left)
+    canvas = mirrored_whole(small, (h, w), top, left)
     assert canvas.shape == (b, c, h, w)
     for image, whole, y, x in zip(small, canvas, top.tolist(), left.tolist(), strict=True):
         assert torch.equal(whole[:, y : y + s, x : x + t], image)
@@ -77,7 +82,7 @@ def test_zoom_out_shrinks_to_the_drawn_size_at_the_drawn_place_amid_what_is_give
     amid, on_black = (zoom_out(images, SIZES, which, top, left, around) for around in (others, black))
     for i in range(6):
         small = V.resize(images[i : i + 1], list(SIZES[which[i]]), antialias=True)
-        assert_close(mirrored[i : i + 1], mirror_canvas(small, (31, 27), top[i : i + 1], left[i : i + 1]))
+        assert_close(mirrored[i : i + 1], mirrored_whole(small, (31, 27), top[i : i + 1], left[i : i + 1]))
         inside = torch.zeros(31, 27, dtype=torch.bool)
         s, t = SIZES[which[i]]
         inside[top[i] : top[i] + s, left[i] : left[i] + t] = True

@@ -89,7 +89,23 @@ def _decoded(library: ModuleType, content: bytes, rate: int) -> Tensor:
     """Decode to int16 [1 1 n]."""
     if not content:
         raise ValueError("the file is empty")
-    _refuse_cut(content)
+    # libsndfile would read a truncated WAV or Ogg file as a shorter one
+    if content[:4] == b"RIFF" and content[8:12] == b"WAVE":
+        at = 12
+        while at + 8 <= len(content):
+            size = int.from_bytes(content[at + 4 : at + 8], "little")
+            there = len(content) - at - 8
+            if content[at : at + 4] != b"data":
+                at += 8 + size + size % 2
+            elif size > there and size not in _UNKNOWN:
+                raise ValueError(f"it is cut short: {there:,} of {size:,} bytes of samples are there")
+            else:
+                break
+    elif content[:4] == b"OggS":
+        page = content[content.rfind(b"OggS") :]
+        whole = 27 + page[26] + sum(page[27 : 27 + page[26]]) if len(page) > 26 else 27
+        if len(page) < whole or not page[5] & _LAST_PAGE:
+            raise ValueError("it is cut short: its last page is missing")
     try:
         with library.SoundFile(BytesIO(content)) as file:
             wave = _mixed(file, len(content), rate)
@@ -161,22 +177,3 @@ def _low_pass(times: int) -> np.ndarray:
     from scipy.signal import firwin
 
     return firwin(2 * _ZEROS * times + 1, _EDGE / times, window=("kaiser", _BETA)).astype(np.float32)
-
-
-def _refuse_cut(content: bytes) -> None:
-    """Refuse a truncated WAV or Ogg file, which libsndfile would read as a shorter one."""
-    if content[:4] == b"RIFF" and content[8:12] == b"WAVE":
-        at = 12
-        while at + 8 <= len(content):
-            size = int.from_bytes(content[at + 4 : at + 8], "little")
-            if content[at : at + 4] == b"data":
-                there = len(content) - at - 8
-                if size > there and size not in _UNKNOWN:
-                    raise ValueError(f"it is cut short: {there:,} of {size:,} bytes of samples are there")
-                return
-            at += 8 + size + size % 2
-    elif content[:4] == b"OggS":
-        page = content[content.rfind(b"OggS") :]
-        whole = 27 + page[26] + sum(page[27 : 27 + page[26]]) if len(page) > 26 else 27
-        if len(page) < whole or not page[5] & _LAST_PAGE:
-            raise ValueError("it is cut short: its last page is missing")

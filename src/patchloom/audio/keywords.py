@@ -218,9 +218,15 @@ def _of_classes(data: DataLike, words: Sequence[str] | None) -> KeywordParts:
         train = train.subset(known)
     validation = None
     if isinstance(test, Files) and isinstance(data, str | Path):
-        validation = _validation(Path(data).expanduser(), train, test)
-        if validation is not None:  # the note on splits says that it is left out
-            notes = [note for note in notes if not note.startswith("Of ")]
+        # a sub-folder for validation may stand beside that of the test
+        folder, taken = Path(data).expanduser(), {test.root, *test.root.parents}
+        children = sorted(child for child in folder.iterdir() if child not in taken) if folder.is_dir() else []
+        for child in children:
+            if split_of(child.name) == VALIDATION and child.is_dir():
+                validation = in_classes(open_folder(child, train.name).train, train.classes, child.name)
+                # the note on splits says that it is left out
+                notes = [note for note in notes if not note.startswith("Of ")]
+                break
     if test is not None and test.labels is None:
         raise PatchloomError(f"the test recordings of {train.name} have no labels: put each word's in a folder there")
     train, validation, test = _completed(train, validation, test, notes)
@@ -262,15 +268,6 @@ def _spoken(source: Source, words: tuple[str, ...], part: str) -> Source:
 
 def _only(source: Source, words: tuple[str, ...]) -> Source:
     """Return the recordings of some words, which become the classes."""
-    assert source.labels is not None
     number = [words.index(word) if word in words else -1 for word in source.classes]
-    labels = np.array([*number, -1])[source.labels]
+    labels = np.array([*number, -1])[_labels(source)]
     return _labelled(source.subset(np.flatnonzero(labels >= 0)), words, labels[labels >= 0])
-
-
-def _validation(folder: Path, train: Source, test: Files) -> Source | None:
-    """Return the recordings of a sub-folder for validation, beside that of the test; None if there is none."""
-    taken = {test.root, *test.root.parents}
-    children = {child.name: child for child in folder.iterdir() if child not in taken} if folder.is_dir() else {}
-    found = next((name for name in sorted(children) if split_of(name) == VALIDATION and children[name].is_dir()), None)
-    return None if found is None else in_classes(open_folder(children[found], train.name).train, train.classes, found)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -13,7 +12,7 @@ from pathlib import Path
 import torch
 
 from patchloom.compare.outcome import Comparison, compare_labelled, note_unequal, training_table
-from patchloom.compare.plan import Arm, ComparisonPlan, given_to_all, new_plan, store, stored_plan, tasks_of
+from patchloom.compare.plan import Arm, ComparisonPlan, new_plan, store, stored_plan, tasks_of
 from patchloom.compare.runner import OVERHEAD, Job, lock_folder, read_trained, run_all
 from patchloom.compare.scores import RECIPE, all_scores, contenders, labelled_parts, with_attentive
 from patchloom.compare.stored import compare_stored, find_runs
@@ -37,51 +36,32 @@ from patchloom.report.report import page_of
 from patchloom.runs.encoder import check_place
 from patchloom.runs.folder import RunFolder, data_slug
 from patchloom.runs.held_out import unchanged_held_out
-from patchloom.runs.settings import option_text
-from patchloom.sizes import in_pixels
 from patchloom.system.files import write_whole
 from patchloom.tasks import TASKS
 
 
-def write_page(found: Comparison, folder: Path, runs: Sequence[Path]) -> None:
-    """Write ``report.html`` to a comparison's folder: its verdict and tables, and the pages of its ``runs``."""
-    page = page_of(runs)
+def write_page(found: Comparison, folder: Path, jobs: Sequence[Job]) -> None:
+    """Write ``report.html``: verdict and tables, and the run of the first seed of each trained task, the best first."""
+    folders = {job.task: job.folder for job in reversed(jobs) if job.finished}
+    page = page_of([folders[task] for task in dict.fromkeys((*found.order, *folders)) if task in folders])
     tables = [Table(title, grid.heading, grid.rows, note) for title, grid, note in found.tables]
-    tables += [Table("What was compared", ("", ""), list(found.about))] * bool(found.about)
-    whole = replace(
+    page = replace(
         page,
         title=f"Comparison {folder.name}",
         lead=found.verdict,
         tone="good" if found.winner else "plain",
-        tables=tables,
+        tables=[*tables, Table("What was compared", ("", ""), list(found.about))],
         notes=[*found.notes, *page.notes],
     )
     with StatusMessage("writing the page"):
-        write_whole(folder / "report.html", render(whole))
+        write_whole(folder / "report.html", render(page))
 
 
-def comparison_metadata(plan: ComparisonPlan, folder: Path, run: Path) -> tuple[tuple[str, str], ...]:
-    """Return the settings of a comparison and the command that repeats it, as pairs of a name and a text."""
-    asked, its = plan.asked, RunFolder(run).read_config()
-    budget = {"minutes": f"{asked.minutes:g}"} if asked.samples is None else {"samples": str(asked.samples)}
-    given = {"tasks": ",".join(tasks_of(asked)), **budget, "seeds": str(asked.seeds), "labels": str(asked.labels or "")}
-    given |= {"few": ",".join(f"{one:g}" for one in asked.few), "beside": ",".join(asked.beside)}
-    given |= {"finetune": str(asked.finetune or "")}
-    given |= {name: option_text(name, value) for name, value in given_to_all(asked).items()}
-    words = [f"--{name}={value}" for name, value in given.items() if value]
-    data = map(str, split_names(asked.data))
-    return (
-        ("command", shlex.join(["patchloom", "compare", *data, *words, f"--out={folder}"])),
-        ("runs", f"{len(plan.arms)} tasks, {asked.seeds} of each, with {_length(asked)} each"),
-        (
-            "encoder",
-            f"{its.model.get('name', '')}, images of {in_pixels(its.img_size)}, patches of {in_pixels(its.patch_size)}",
-        ),
-    )
-
-
-def _length(asked: Compare) -> str:
-    return f"{asked.samples:,} samples" if asked.minutes is None else f"{asked.minutes:g} min of training"
+def _print_result(job: Job, seconds: float) -> None:
+    if job.failure:
+        print_line(f"  {job.name} failed after {duration(seconds)}: {job.failure} (full log: {job.log})")
+    else:
+        print_line(f"  {job.name}: {read_trained(job).text}, {duration(seconds)} in all")
 
 
 DRY = "Dry run: nothing was trained or written."
@@ -111,10 +91,15 @@ def compare(options: Compare) -> Comparison:
     asked = _checked(options)
     labels, recipe = asked.labels, str(asked.finetune or "")
     folder = Path(asked.out or Path("comparisons") / data_slug(asked.data))
-    devices = _devices(asked.parallel, asked.device)
+    devices = list[str]()  # numbers of the GPUs that simultaneous runs share; none if one run uses them all
+    if asked.parallel > 1 and asked.device != "cpu" and torch.cuda.is_available():
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        devices = visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
     with StatusMessage("listing the images"):
         opened = open_data(asked.data, group=asked.group)
-        other = None if labels is None else _labels_of(str(labels), asked.group)  # errors in it are reported early
+        other = None if labels is None else open_data(labels, group=asked.group)  # errors in it are reported early
+    if other is not None and count_classes(only_labelled(other.train)) < 2:
+        raise PatchloomError(f"--labels {labels} has one class only: add images of another class")
     settings = EvalSettings(device=asked.device or "auto", max_train=_LABELLED, group=asked.group)
 
     # ---- lock of the folder, after a check that it is free for this comparison
@@ -161,20 +146,14 @@ def compare(options: Compare) -> Comparison:
             found = compare_labelled(scores, those, on, folder, [*notes, *on.notes])
         found = replace(
             found,
-            about=comparison_metadata(plan, folder, first.folder),
+            about=plan.about(folder, first.folder),
             tables=[*found.tables, training_table(trained)],
             planned=plan.plain(folder),
             trained=[one._asdict() for one in trained],
         )
         write_whole(folder / "summary.txt", "\n".join(found.verdict) + "\n")
-        write_page(found, folder, _one_of_each(jobs, found.order))
+        write_page(found, folder, jobs)
         return found
-
-
-def _one_of_each(jobs: Sequence[Job], order: Sequence[str]) -> list[Path]:
-    """Return the run of the first seed of each trained task, the best task first."""
-    folders = {job.task: job.folder for job in reversed(jobs) if job.finished}
-    return [folders[task] for task in dict.fromkeys((*order, *folders)) if task in folders]
 
 
 def _checked(options: Compare) -> Compare:
@@ -229,22 +208,6 @@ def _checked(options: Compare) -> Compare:
     return asked
 
 
-def _labels_of(labels: str, group: str | None) -> Data:
-    """Open the images of --labels."""
-    found = open_data(labels, group=group)
-    if count_classes(only_labelled(found.train)) < 2:
-        raise PatchloomError(f"--labels {labels} has one class only: add images of another class")
-    return found
-
-
-def _devices(parallel: int, device: str | None) -> list[str]:
-    """Return the numbers of the GPUs that simultaneous runs share; empty if one run uses them all."""
-    if parallel == 1 or device == "cpu" or not torch.cuda.is_available():
-        return []
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
-
-
 def _describe_plan(plan: ComparisonPlan, opened: Data, folder: Path, labels: Data | None) -> list[str]:
     asked, noun, n = plan.asked, opened.train.noun, len(opened.train)
     by = labels.train.name if labels is not None else "the data's own" if count_classes(opened.train) > 1 else "no"
@@ -256,7 +219,7 @@ def _describe_plan(plan: ComparisonPlan, opened: Data, folder: Path, labels: Dat
     jobs = plan.jobs(folder)
     finished, seconds = sum(job.finished for job in jobs), duration(plan.seconds_left(folder))
     least = "at least" if any(arm.seconds is None for arm in plan.arms.values()) else "about"
-    runs = f"  {len(jobs)} runs, {asked.seeds} of each task, with {_length(asked)} each"
+    runs = f"  {len(jobs)} runs, {asked.seeds} of each task, with {plan.length} each"
     if finished == len(jobs):
         said.append(f"{runs}, are finished")
     elif any(job.done() for job in jobs):
@@ -273,10 +236,3 @@ def _describe_plan(plan: ComparisonPlan, opened: Data, folder: Path, labels: Dat
     what = f"{encoders} encoders are {how}{new} and " * bool(encoders)
     said.append(f"  then {what}the page is written, which was not timed")
     return [*said, f"  everything goes to {folder}{', where the comparison is resumed' * plan.resumed}"]
-
-
-def _print_result(job: Job, seconds: float) -> None:
-    if job.failure:
-        print_line(f"  {job.name} failed after {duration(seconds)}: {job.failure} (full log: {job.log})")
-    else:
-        print_line(f"  {job.name}: {read_trained(job).text}, {duration(seconds)} in all")

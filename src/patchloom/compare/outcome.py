@@ -149,7 +149,6 @@ class Comparison(Displayable):
     trained: Sequence[Mapping[str, Any]] = ()
 
     def parts(self, width: int) -> list[str | TextTable]:
-        """See `Displayable`."""
         said: list[str | TextTable] = []
         for title, table, note in self.tables:
             said += [title, "", table, *[note] * bool(note), ""]
@@ -157,7 +156,6 @@ class Comparison(Displayable):
         return [*said, *(Verbatim(f"{name}: {path}") for name, path in self._files())]
 
     def plain(self) -> dict[str, Any]:
-        """See `Displayable`."""
         return {
             "folder": None if self.folder is None else str(self.folder),
             "winner": self.winner or None,
@@ -340,10 +338,23 @@ def describe_ranking(main: Ranking, way: str, n: int) -> list[str]:
     said = [f"is indistinguishable from {named(equal)} with this budget"] * bool(equal)
     said += [f"is behind {named(behind)} in this one training"] * bool(behind)
     worse = of_claim(Claim.BETTER, main.order[1:])
+    nearest = min(main.level, key=lambda name: abs(against[name].value))
+    if against[nearest].trainings == 1:
+        budget = "Each task was trained once: compare with --seeds 3 to check what holds."
+    elif needed := sufficient_budget(against[nearest], n):
+        budget = (
+            f"If their means stay the same, {needed} would separate {first} from {nearest}; longer training may "
+            "increase or reduce the difference."
+        )
+    else:
+        budget = (
+            f"If their means stay the same, separating {first} from {nearest} would need more than {MOST_SEEDS} seeds "
+            "of each task or a thousand times as many labelled test images."
+        )
     return [
         f"{best} {', and '.join(said)}.",
         *_of_controls(main),
-        _budget(main, n),
+        budget,
         *[f"{first} is better than {listing(worse, 'and')}."] * bool(worse),
     ]
 
@@ -361,19 +372,3 @@ def _of_controls(main: Ranking) -> list[str]:
             f"untrained weights ({main.means[UNTRAINED]:.1%})."
         ]
     return ["It remains open whether pre-training learnt anything that helps with these labels."]
-
-
-def _budget(main: Ranking, n: int) -> str:
-    """Return a sentence on the budget that would separate the first task from the nearest unbeaten encoder."""
-    first, nearest = main.order[0], min(main.level, key=lambda name: abs(main.against[name].value))
-    if main.against[nearest].trainings == 1:
-        return "Each task was trained once: compare with --seeds 3 to check what holds."
-    same, needed = "If their means stay the same,", sufficient_budget(main.against[nearest], n)
-    if not needed:
-        return (
-            f"{same} separating {first} from {nearest} would need more than {MOST_SEEDS} seeds of each task or a "
-            "thousand times as many labelled test images."
-        )
-    return (
-        f"{same} {needed} would separate {first} from {nearest}; longer training may increase or reduce the difference."
-    )

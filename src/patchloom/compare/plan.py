@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import shlex
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,14 @@ from patchloom.data.stats import Stats
 from patchloom.display import StatusMessage, duration
 from patchloom.errors import PatchloomError, listing, typed_fields
 from patchloom.options.parse import parse_words, pretrain_spec
+from patchloom.options.values import nested
 from patchloom.options.verbs import Compare
-from patchloom.recipes import nested
 from patchloom.runs.folder import RunFolder
-from patchloom.runs.held_out import HeldOut, choose_held_out
+from patchloom.runs.held_out import choose_held_out
 from patchloom.runs.past import COMPARISON
 from patchloom.runs.settings import ResolvedSettings, Settings, option_text, request
 from patchloom.runs.task import prepare_task
+from patchloom.sizes import in_pixels
 from patchloom.system.checksummed import read_checksummed, write_checksummed
 from patchloom.system.device import Cores, cores
 from patchloom.system.files import make_folder
@@ -131,11 +133,6 @@ def name_arms(texts: Iterable[str]) -> dict[str, str]:
     return _numbered({text: Arm.of(text).name for text in texts})
 
 
-def name_folders(names: Iterable[str]) -> dict[str, str]:
-    """Return the beginning of the folders of runs by the name of their arm, with letters that every system takes."""
-    return _numbered({name: re.sub(r"[^\w.=+-]", "-", name)[:_LONGEST] for name in names})
-
-
 def _numbered(names: Mapping[str, str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for key, name in names.items():
@@ -181,7 +178,9 @@ class ComparisonPlan:
     def jobs(self, out: Path) -> list[Job]:
         """Return the runs, first one of each arm, so that an interrupted comparison has results of all."""
         asked, names, found = self.asked, name_arms(self.arms), list[Job]()
-        folders, data = name_folders(names.values()), [*map(str, split_names(asked.data))]
+        # with letters that every system takes
+        folders = _numbered({name: re.sub(r"[^\w.=+-]", "-", name)[:_LONGEST] for name in names.values()})
+        data = [*map(str, split_names(asked.data))]
         shared: dict[str, Any] = {"threads": self.threads, "log": asked.log}
         shared = {name: value for name, value in shared.items() if value is not None}
         for seed in range(asked.seeds):
@@ -201,6 +200,32 @@ class ComparisonPlan:
         tasks = [{"task": text, **asdict(length)} for text, length in self.arms.items()]
         found = {"tasks": tasks, "seeds": self.asked.seeds, "held_out": self.held_out}
         return found | {"seconds": self.seconds_left(out)}
+
+    @property
+    def length(self) -> str:
+        """Length of each run in words."""
+        asked = self.asked
+        return f"{asked.samples:,} samples" if asked.minutes is None else f"{asked.minutes:g} min of training"
+
+    def about(self, out: Path, run: Path) -> tuple[tuple[str, str], ...]:
+        """Return its settings and the command that repeats it in ``out``, as pairs of a name and a text.
+
+        ``run`` is one of its runs.
+        """
+        asked, its = self.asked, RunFolder(run).read_config()
+        budget = {"minutes": f"{asked.minutes:g}"} if asked.samples is None else {"samples": str(asked.samples)}
+        given = {"tasks": ",".join(tasks_of(asked)), **budget, "seeds": str(asked.seeds)}
+        given |= {"labels": str(asked.labels or ""), "few": ",".join(f"{one:g}" for one in asked.few)}
+        given |= {"beside": ",".join(asked.beside), "finetune": str(asked.finetune or "")}
+        given |= {name: option_text(name, value) for name, value in given_to_all(asked).items()}
+        words = [f"--{name}={value}" for name, value in given.items() if value]
+        data, name = map(str, split_names(asked.data)), its.model.get("name", "")
+        sizes = f"images of {in_pixels(its.img_size)}, patches of {in_pixels(its.patch_size)}"
+        return (
+            ("command", shlex.join(["patchloom", "compare", *data, *words, f"--out={out}"])),
+            ("runs", f"{len(self.arms)} tasks, {asked.seeds} of each, with {self.length} each"),
+            ("encoder", f"{name}, {sizes}"),
+        )
 
     def lines(self) -> list[str]:
         """Return a line on the length of each arm."""
@@ -279,7 +304,16 @@ def new_plan(asked: Compare, opened: Data, out: Path) -> ComparisonPlan:
     """Resolve the settings of each arm, refuse steps that do not fit, and forecast the time of equal samples."""
     requests = {text: Arm.of(text).settings(asked, **threads_each(asked)) for text in tasks_of(asked)}
     with StatusMessage("looking for copies among the images"):
-        training, rest = _common_split([*requests.values()], opened.train).parts(opened.train)
+        # the same for all arms; images that initial weights were trained on are not held out
+        first, *others = requests.values()
+        those = [first, *(one for one in others if one.weights_before)]
+        split, *more = (choose_held_out(one, opened.train)[0] for one in those)
+        if any(one.indices.tolist() != split.indices.tolist() for one in more):
+            raise PatchloomError(
+                "some tasks begin with weights that were trained on images which the first task holds out: begin all "
+                "tasks with the same weights"
+            )
+        training, rest = split.parts(opened.train)
     with StatusMessage("inspecting the images"):
         settings, stats, notes = resolve_settings(requests, training, explicit=asked.tasks is not None)
     training = training.heard_as(stats.sound)
@@ -298,19 +332,6 @@ def new_plan(asked: Compare, opened: Data, out: Path) -> ComparisonPlan:
     one = next(iter(settings.values()))
     # fixed, so that a comparison resumed on another machine has the same number
     return ComparisonPlan(asked, arms, len(rest), one.threads if one.device == "cpu" else None, tuple(notes))
-
-
-def _common_split(asked: Sequence[Settings], source: Source) -> HeldOut:
-    """Return the held-out split, which must be the same for all arms."""
-    # images that initial weights were trained on are not held out
-    those = [asked[0], *(one for one in asked[1:] if one.weights_before)]
-    found, *splits = (choose_held_out(one, source)[0] for one in those)
-    if any(split.indices.tolist() != found.indices.tolist() for split in splits):
-        raise PatchloomError(
-            "some tasks begin with weights that were trained on images which the first task holds out: begin all tasks "
-            "with the same weights"
-        )
-    return found
 
 
 def store(plan: ComparisonPlan, out: Path) -> None:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from patchloom.display import StatusMessage, duration, print_line, time_left
 from patchloom.errors import PatchloomError, Stopped
@@ -117,6 +117,14 @@ class Job:
         """File for its output."""
         return self.folder.parent / "logs" / f"{self.folder.name}.txt"
 
+    def last_line(self) -> str:
+        """Return the last line of its output, without the leading program name; "" without a log."""
+        with contextlib.suppress(OSError), open_regular(self.log) as file:
+            file.seek(max(0, self.log.stat().st_size - _LAST))
+            printed = file.read().decode("utf-8", "replace").strip() or "it ended without output"
+            return printed.rpartition("\n")[2].strip().rpartition("\r")[2].removeprefix("patchloom: ")
+        return ""
+
     @property
     def seconds(self) -> float:
         """Estimated duration, including `OVERHEAD`."""
@@ -206,19 +214,16 @@ class Bar(StatusMessage):
         return f"{time_left(self.left())} {filled} {share:.0%} · {ended} of {len(self.jobs)} runs finished · {names}"
 
 
-@dataclass
-class _Process:
+class _Process(NamedTuple):
     job: Job
     slot: int
     process: subprocess.Popen[bytes]
-    log: IO[bytes]
-    begun: float = field(default_factory=time.monotonic)
+    begun: float
 
-    def close(self) -> None:
-        """Close the log and the pipe of this process."""
-        self.log.close()
-        if self.process.stdin is not None:
-            self.process.stdin.close()
+    def ask_to_stop(self) -> None:
+        if self.process.poll() is None:
+            with contextlib.suppress(OSError):
+                self.process.send_signal(signal.SIGTERM)
 
 
 def run_all(jobs: Sequence[Job], at_once: int, devices: Sequence[str], told: Callable[[Job, float], None]) -> None:
@@ -235,40 +240,45 @@ def run_all(jobs: Sequence[Job], at_once: int, devices: Sequence[str], told: Cal
         try:
             while (todo and not stop.asked) or running:
                 todo = [job for job in todo if not job.finished]  # finished here, or by the process they waited for
-                while len(running) < at_once and not stop.asked and (job := _next(todo, waiting)) is not None:
-                    todo.remove(job)
-                    free = next(i for i in range(at_once) if i not in {one.slot for one in running})
-                    running.append(_start(job, free, devices))
+                for job in [*todo]:
+                    if len(running) == at_once or stop.asked:
+                        break
+                    if not is_locked(job.folder):
+                        todo.remove(job)
+                        free = min({*range(at_once)} - {one.slot for one in running})
+                        running.append(_start(job, free, devices))
+                    elif job.name not in waiting:
+                        waiting.add(job.name)
+                        print_line(f"  {job.name} waits: another process is still training in {job.folder}")
                 bar.running = [one.job.name for one in running]
                 time.sleep(_LOOK)
                 if news := load.news():
                     print_line(f"  {news}")
                 if stop.asked:
                     for one in running:
-                        _ask_to_stop(one.process)
+                        one.ask_to_stop()
                 for one in [one for one in running if one.process.poll() is not None]:
                     running.remove(one)
-                    one.close()
+                    one.process.communicate()  # closes the pipe
                     if not one.job.finished and is_locked(one.job.folder):  # another process was faster
                         todo.insert(0, one.job)
                     elif not stop.asked:
-                        one.job.failure = "" if one.job.finished else last_line(one.job.log)
+                        one.job.failure = "" if one.job.finished else one.job.last_line()
                         told(one.job, time.monotonic() - one.begun)
-        finally:  # no process outlives an error here
-            _end(running)
+        finally:  # no process outlives an error here, some seconds, or a second Ctrl-C
+            try:
+                for one in running:
+                    one.ask_to_stop()
+                until = time.monotonic() + _PATIENCE
+                for one in running:
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        one.process.wait(max(0.0, until - time.monotonic()))
+            finally:
+                for one in running:
+                    one.process.kill()
+                    one.process.communicate()
     if stop.asked:
         raise Stopped(_STOPPED)
-
-
-def _next(todo: Sequence[Job], waiting: set[str]) -> Job | None:
-    """Return the first job whose folder no other process has locked; None if there is none."""
-    for job in todo:
-        if not is_locked(job.folder):
-            return job
-        if job.name not in waiting:
-            waiting.add(job.name)
-            print_line(f"  {job.name} waits: another process is still training in {job.folder}")
-    return None
 
 
 def _start(job: Job, slot: int, devices: Sequence[str]) -> _Process:
@@ -276,44 +286,10 @@ def _start(job: Job, slot: int, devices: Sequence[str]) -> _Process:
     environment = {**os.environ, ENDS_WITH_STDIN: "1"}
     if devices:
         environment["CUDA_VISIBLE_DEVICES"] = devices[slot % len(devices)]
-    log = open(job.log, "ab", opener=no_link)  # noqa: SIM115, it is closed when the process has ended
     words = [*_PROGRAM, *job.data, *(f"--{name}={option_text(name, value)}" for name, value in job.given.items())]
     # nothing is written to the pipe: its end tells the process that this one has ended
     pipe, own = subprocess.PIPE, os.name == "posix"
-    # a separate process group: Ctrl-C reaches this process only, which asks the others once
-    process = subprocess.Popen(words, stdin=pipe, stdout=log, stderr=log, env=environment, start_new_session=own)
-    return _Process(job, slot, process, log)
-
-
-def _ask_to_stop(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        with contextlib.suppress(OSError):
-            process.send_signal(signal.SIGTERM)
-
-
-def _end(running: Sequence[_Process]) -> None:
-    """Ask processes to stop, and kill those that are still running after some seconds or at a second Ctrl-C."""
-    try:
-        for one in running:
-            _ask_to_stop(one.process)
-        until = time.monotonic() + _PATIENCE
-        for one in running:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                one.process.wait(max(0.0, until - time.monotonic()))
-    finally:
-        for one in running:
-            one.process.kill()
-            one.process.wait()
-            one.close()
-
-
-def last_line(log: Path) -> str:
-    """Return the last line that a process printed, without the leading program name."""
-    try:
-        with open_regular(log) as file:
-            file.seek(max(0, log.stat().st_size - _LAST))
-            lines = file.read().decode("utf-8", "replace").split("\n")
-    except OSError:
-        return ""
-    found = next((line.strip() for line in reversed(lines) if line.strip()), "it ended without output")
-    return found.rpartition("\r")[2].removeprefix("patchloom: ")
+    with open(job.log, "ab", opener=no_link) as log:
+        # a separate process group: Ctrl-C reaches this process only, which asks the others once
+        process = subprocess.Popen(words, stdin=pipe, stdout=log, stderr=log, env=environment, start_new_session=own)
+    return _Process(job, slot, process, time.monotonic())

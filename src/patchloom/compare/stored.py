@@ -32,17 +32,13 @@ def find_runs(data: DataLike) -> list[Path]:
     places = [Path(name) for name in split_names(data)]
     if whole := next(filter(is_comparison, places), None):
         raise PatchloomError(f"{whole} is a comparison: give runs in it, as in patchloom compare {whole}/mae-seed0 RUN")
-    runs = [place for place in places if _is_run(place)]
+    runs = [one for one in places if all((one / name).is_file() for name in _RUN) or (one / store.FILE).is_file()]
     if runs and len(runs) < len(places):
         other = next(place for place in places if place not in runs)
         raise PatchloomError(
             f"{runs[0]} is a run, and {other} is not: give runs only, to compare them, or images only, to train"
         )
     return runs
-
-
-def _is_run(place: Path) -> bool:
-    return all((place / name).is_file() for name in _RUN) or (place / store.FILE).is_file()
 
 
 def compare_stored(runs: Sequence[Path]) -> Comparison:
@@ -62,11 +58,23 @@ def compare_stored(runs: Sequence[Path]) -> Comparison:
     notes, tables, verdict, results = list[str](), list[Table](), list[str](), list[Result]()
     first, *_ = names = distinct_names(runs)
     found = {name: _evaluated(run, name, notes) for run, name in zip(runs, names, strict=True)}
-    common = [those for ours in found[first] if len(those := _in_common(first, ours, found)) > 1]
+    common = list[dict[str, list[Result]]]()
+    for ours in found[first]:
+        pairs = {first: {one.seed: one for one in ours}}
+        for name in names[1:]:
+            # the results of the others by the same options and images, seed by seed
+            if alike := next(filter(None, (_pairs(ours, its) for its in found[name])), None):
+                ours, pairs[name] = [one for one in ours if one.seed in alike], alike
+        if len(pairs) > 1:
+            common.append({name: [its[one.seed] for one in ours] for name, its in pairs.items()})
     for those in common:
         (ours, *each), last = those.values(), those[first][-1]
-        way = _way(last, [others[first][-1] for others in common])
-        way += f", {last.measure}" * (last.unit != "%")
+        # the options that tell this evaluation from others by its protocol
+        rest = [_options(one) for others in common if (one := others[first][-1]).protocol == last.protocol]
+        own = [name for name, value in _options(last).items() if any(one.get(name) != value for one in rest)]
+        own.sort(key=lambda name: name != "recipe")
+        told = [f"{name.replace('_', ' ')} {last.settings[name]}" for name in own[:_SHOWN]]
+        way = ", ".join([last.protocol, *told, *[last.measure] * (last.unit != "%")])
         title = f"{way} on {last.n:,} test {last.noun} of {last.data}"
         trained = any(apart.trained for its in (ours, *each) for one in its for apart in one.against)
         rows = [(last.encoder, cell(ours), "", "")]
@@ -117,36 +125,16 @@ def _options(one: Result) -> dict[str, Any]:
     return {name: value for name, value in asked_of(one).items() if name != "pooling"}
 
 
-def _in_common(first: str, ours: list[Result], evaluated: Mapping[str, Evaluated]) -> dict[str, list[Result]]:
-    """Return results of the first encoder, and of the others those by the same options and images, seed by seed."""
-    found = {first: {one.seed: one for one in ours}}
-    for name in [*evaluated][1:]:
-        if pairs := next(filter(None, (_pairs(ours, its) for its in evaluated[name])), None):
-            ours, found[name] = [one for one in ours if one.seed in pairs], pairs
-    return {name: [pairs[one.seed] for one in ours] for name, pairs in found.items()}
-
-
 def _pairs(ours: Sequence[Result], theirs: Sequence[Result]) -> dict[int, Result]:
     """Return the others by our seed, if they are comparable: those of the same seed, or else of another one."""
     found, rest = dict[int, Result](), list(theirs)
     for one in ours:
-        same = [other for other in rest if _alike(one, other) and one.about == other.about]
+        key = one.protocol, one.measure, _options(one), one.about
+        same = [other for other in rest if (other.protocol, other.measure, _options(other), other.about) == key]
         if same:
             found[one.seed] = next((other for other in same if other.seed == one.seed), same[0])
             rest.remove(found[one.seed])
     return found
-
-
-def _alike(one: Result, other: Result) -> bool:
-    return (one.protocol, one.measure, _options(one)) == (other.protocol, other.measure, _options(other))
-
-
-def _way(one: Result, those: Sequence[Result]) -> str:
-    """Return the protocol, with the options that tell an evaluation from others by it."""
-    rest = [_options(other) for other in those if other.protocol == one.protocol]
-    own = [name for name, value in _options(one).items() if any(other.get(name) != value for other in rest)]
-    own.sort(key=lambda name: name != "recipe")
-    return ", ".join([one.protocol, *(f"{name.replace('_', ' ')} {one.settings[name]}" for name in own[:_SHOWN])])
 
 
 def _nothing_in_common(found: Mapping[str, Evaluated], run: Path) -> str:

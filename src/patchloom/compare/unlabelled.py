@@ -9,7 +9,7 @@ from pathlib import Path
 from patchloom.audio.compatibility import with_encoder_sound
 from patchloom.compare.outcome import Comparison, cell_note, health_tables, tables_of
 from patchloom.compare.scores import TASK, Contender, ResultCache, measurement_key
-from patchloom.data.source import Data, Source
+from patchloom.data.source import Data
 from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError, listing
 from patchloom.evaluate.protocols.label_free import MIN_LABEL_FREE_IMAGES, RANKME, label_free_rows
@@ -36,13 +36,6 @@ def note_too_few_images(held_out: int, noun: str) -> str:
     )
 
 
-def held_out_of(opened: Data, run: Path) -> Source:
-    """Return the images that a run held out; recordings with the settings of its encoder."""
-    card = load_encoder(run)[1]
-    source = with_encoder_sound(opened, card.sound, card.name).train
-    return unchanged_held_out(run, source).parts(source)[1]
-
-
 def compare_unlabelled(
     those: Sequence[Contender],
     opened: Data,
@@ -52,14 +45,23 @@ def compare_unlabelled(
     notes: Sequence[str],
 ) -> Comparison:
     """Return the comparison without labels."""
-    held_out, cache = held_out_of(opened, run), ResultCache(folder)
+    card, cache = load_encoder(run)[1], ResultCache(folder)
+    source = with_encoder_sound(opened, card.sound, card.name).train
+    held_out = unchanged_held_out(run, source).parts(source)[1]
     said = [few] if (few := note_too_few_images(len(held_out), held_out.noun)) else []
     found: dict[str, dict[str, list[Result]]] = {}  # by measure and encoder, one per seed
     measured = [] if few else [one for one in those if one.name != PIXELS]  # these measures do not apply to pixels
     with StatusMessage("measuring encoders without labels", len(measured)) as waiting:
         for one in measured:
             try:
-                for result in _measures(one, held_out, settings, cache):
+                key = measurement_key(one, [held_out], "without labels")
+                if key not in cache.by_key:
+                    vit, card = load_encoder(one.place)
+                    if one.name == UNTRAINED:
+                        vit = untrained_twin(card, None, one.seed)[0]
+                    rows = label_free_rows(one.name, vit, card, held_out, replace(settings, seed=0))
+                    cache.add(one.name, one.seed, held_out, [(key, result) for result in rows])
+                for result in cache.by_key[key]:
                     found.setdefault(result.measure, {}).setdefault(one.name, []).append(result)
             except PatchloomError as problem:  # diverged, or too few readable images
                 said.append(f"{one.name}, seed {one.seed}, has no measures without labels: {problem}.")
@@ -92,15 +94,3 @@ def rank_by_rankme(found: Mapping[str, Sequence[Result]]) -> list[str]:
         f"A hint, not a verdict: by RankMe the order is {order}. Among equally long trainings, RankMe correlated with "
         "kNN on two data sets (Spearman's ρ 0.5 to 0.6), but not clearly with a linear probe."
     ]
-
-
-def _measures(one: Contender, source: Source, settings: EvalSettings, cache: ResultCache) -> list[Result]:
-    """Return all measures of an encoder, measured now or before."""
-    key = measurement_key(one, [source], "without labels")
-    if key not in cache.by_key:
-        vit, card = load_encoder(one.place)
-        if one.name == UNTRAINED:
-            vit = untrained_twin(card, None, one.seed)[0]
-        found = label_free_rows(one.name, vit, card, source, replace(settings, seed=0))
-        cache.add(one.name, one.seed, source, [(key, result) for result in found])
-    return cache.by_key[key]

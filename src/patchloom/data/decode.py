@@ -94,11 +94,20 @@ def _refuse_exif(size: int) -> None:
         raise ValueError(f"its EXIF data has {size:,} bytes, and at most {_MOST_EXIF:,} are read; remove it")
 
 
-def from_array(array: np.ndarray) -> Tensor:
-    """Convert an array [h w] or [h w c] of uint8, uint16 or floats in [0, 1] to a tensor [c h w]; NaN is filled."""
+def from_array(array: np.ndarray, window: tuple[float, float] | None = None) -> Tensor:
+    """Convert an array [h w] or [h w c] to a tensor [c h w]; NaN is filled.
+
+    Args:
+        array: uint8, uint16 or floats in [0, 1]; with a ``window``, numbers of any type.
+        window: values that become 0 and 1; those beyond are clipped.
+    """
     if array.size == 0:
         raise ValueError("it holds no pixels")
     refuse_bomb(*array.shape[:2])
+    if window is not None:
+        low, high = window
+        units = (fill_missing(array).astype(np.float32) - low) / np.float32(high - low)
+        return channels_first(units.clip(0, 1))
     if array.dtype == np.uint8:
         return channels_first(np.array(array))
     if array.dtype.kind == "u" and array.dtype.itemsize == 2:  # of either byte order
@@ -110,9 +119,9 @@ def from_array(array: np.ndarray) -> Tensor:
             array = fill_missing(array)
             low, high = float(array.min()), float(array.max())
         if not (low >= 0 and high <= 1):
-            raise ValueError(f"its values run from {low:g} to {high:g}; scale floating-point images to [0, 1]")
+            raise ValueError(f"its values run from {low:g} to {high:g}; {CHOOSE_WINDOW}, or scale it to [0, 1]")
         return channels_first(array.astype(np.float32))
-    raise ValueError(f"values of type {array.dtype} are not supported; save them as uint8, uint16 or floats in [0, 1]")
+    raise ValueError(f"its values are of type {array.dtype}; {CHOOSE_WINDOW}, or save it as uint8 or uint16")
 
 
 def fill_missing(array: np.ndarray, nodata: float | None = None) -> np.ndarray:
@@ -197,6 +206,7 @@ _MOST_SCANS = 64  # of a JPEG; Pillow and others write 10
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # of a JPEG's segment; compressed data cannot hold it
 _BLOCK = 2**20  # bytes
 _MOST_EXIF = 2**20  # bytes; a JPEG's segment holds 2**16
+CHOOSE_WINDOW = "give the values that become 0 and 1 behind the name of the data, as @window=-1000:4000"
 HOUNSFIELD = -1024, 3071  # units of CT: the 12 bits from air to beyond bone
 _LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601
 # the first bytes of formats that are read without PIL, or with more than PIL alone
@@ -338,7 +348,7 @@ def _decoded(file: BinaryIO, suffix: str) -> Tensor:
         array = np.load(file, allow_pickle=False)
         if array.ndim not in (2, 3):
             raise ValueError(f"an array of {array.ndim} dimensions is not an image; save it as [h w] or [h w c]")
-        return _bands(from_array(array))
+        return record_bands(from_array(array))
     if suffix in (".tif", ".tiff"):
         return _read_tiff(file)
     if suffix in DICOM:
@@ -563,7 +573,7 @@ def _read_tiff(file: BinaryIO) -> Tensor:
         if _is_inverted(page):
             record_conversion("inverted")
         if page.sampleformat == tifffile.SAMPLEFORMAT.INT:
-            raise ValueError("signed values are not supported; save them as uint8, uint16 or floats in [0, 1]")
+            raise ValueError(f"its values are signed; {CHOOSE_WINDOW}, or save it as uint8 or uint16")
         stated = page.photometric not in _PILLOW_COLOURS and _nodata(page) is not None
         simple = page.bitspersample <= 8 and plain and not channel_pages and not stated
         if simple and page.compression in _PILLOW_COMPRESSIONS:
@@ -588,17 +598,22 @@ def _read_tiff(file: BinaryIO) -> Tensor:
         return decoded
 
 
-def from_tiff(page: tifffile.TiffPage, array: np.ndarray, alpha: bool) -> Tensor:
+def from_tiff(
+    page: tifffile.TiffPage, array: np.ndarray, alpha: bool, window: tuple[float, float] | None = None
+) -> Tensor:
     """Convert values [h w] or [h w c] of a TIFF page, or of a window of it, to an image [c h w].
 
     Args:
         page: page whose tags say what the values mean.
         array: decoded values.
         alpha: whether the last channel is transparency.
+        window: as in `from_array`; then the values are data, and nothing is inverted or transparent.
     """
     top = 2**page.bitspersample - 1
     if (nodata := _nodata(page)) is not None:
         array = fill_missing(array, nodata)
+    if window is not None:
+        return from_array(apply_orientation(array, int(page.tags.valueof(_ORIENTATION, 1))), window)
     if _is_inverted(page):
         record_conversion("inverted")
         array = top - array if array.dtype.kind == "u" else array
@@ -612,7 +627,7 @@ def from_tiff(page: tifffile.TiffPage, array: np.ndarray, alpha: bool) -> Tensor
         record_alpha(unit[..., -1], tiff=True)
         over = over_white(unit, premultiplied=int(page.extrasamples[-1]) == 1)
         decoded = channels_first(over if deep else np.round(over * 255).astype(np.uint8))
-    return _bands(decoded)
+    return record_bands(decoded)
 
 
 def _nodata(page: tifffile.TiffPage) -> float | None:
@@ -698,7 +713,8 @@ def check_page(page: tifffile.TiffPage, stored: int, shape: tuple[int, ...] | No
                     )
 
 
-def _bands(image: Tensor) -> Tensor:
+def record_bands(image: Tensor) -> Tensor:
+    """Record that an image [c h w] has bands of data, or seems to have its channels first; return it."""
     c, h, w = image.shape
     if c == 4:
         record_conversion("bands")

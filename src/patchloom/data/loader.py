@@ -387,7 +387,8 @@ def _without_empty(batches: Iterator[Batch], source: Source, may_be_none: bool =
     if held is None and may_be_none:
         return
     if held is None:
+        first = names[0] if names else "no image"
         raise PatchloomError(
-            f"nothing in {source.name} could be read, beginning with {names[0] if names else 'no image'}"
+            f"nothing in {source.name} could be read, beginning with {first}: patchloom check says why"
         )
     yield held._replace(unreadable=held.unreadable + names)

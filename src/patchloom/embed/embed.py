@@ -29,7 +29,7 @@ from patchloom.data.sources.in_memory import evenly_spaced
 from patchloom.data.sources.parts import Parts
 from patchloom.data.stats import normalize
 from patchloom.display import Displayable, StatusMessage, TextTable, Verbatim, duration, print_line
-from patchloom.embed.formats import FORMATS, Card, Rows, arrow, iterate_rows, read_card
+from patchloom.embed.formats import FORMATS, Card, Rows, arrow, iterate_rows, read_card, write_rows
 from patchloom.embed.near import DRAWN, Neighbour, check_picture, draw_nearest, matching_rows, nearest_rows, open_one
 from patchloom.embed.parts import (
     Part,
@@ -37,7 +37,6 @@ from patchloom.embed.parts import (
     PartWriter,
     cast_vectors,
     consecutive,
-    fingerprints,
     path_of,
     to_utf8,
 )
@@ -84,26 +83,12 @@ from patchloom.system.distributed import (
     rank,
     world,
 )
-from patchloom.system.files import size_in_words, write_whole
+from patchloom.system.files import size_in_words
 from patchloom.system.load import BackgroundLoad
 from patchloom.version import __version__
 from patchloom.withhold.encoder_input import all_patches
 
 # Extraction of vectors: layer and pooling.
-
-
-def resolve_layer(vit: Encoder, layer: int | str) -> str:
-    """Return the layer in `layer_names` for a name or the number of a block, from 1."""
-    names = layer_names(vit)
-    word = " ".join(str(layer).lower().replace("_", " ").split())
-    if re.fullmatch(r"[0-9]{1,9}", word):
-        word = f"{names[1].split()[0]} {int(word)}"
-    if word not in names:
-        blocks = f"{names[1]} to {names[-2].split()[1]}"
-        raise PatchloomError(
-            f"--layer {layer} does not exist: this encoder has {listing([names[0], blocks, LAST], 'and')}"
-        )
-    return word
 
 
 def vector_extractor(
@@ -234,7 +219,7 @@ def card_of(
             # a folder may be spelled in several ways
             "name": to_utf8(str(place) if place.is_dir() else first.name),
             "splits": {name: len(source) for name, source in sources.items()},
-            "fingerprint": fingerprints(sources),
+            "fingerprint": {name: source.fingerprint() for name, source in sources.items()},
         },
         "classes": list(map(to_utf8, first.classes)),
         "patchloom": __version__,
@@ -246,20 +231,7 @@ def card_of(
 # Messages before the images are read, and about the result.
 
 
-_SCALE = "and the fraction of pairs of rows that are as near"
 _WHICH = POOLED | {"patches": "the patch tokens"}
-
-
-def describe_plan(card: Card, to: Path, noun: str, size: int, seconds: float | None, at_most: bool) -> str:
-    """Describe the number of images, the vectors, the size of the result and the estimated time."""
-    n = sum(card["data"]["splits"].values())
-    layer = "" if card["layer"] == "norm" else f" after {card['layer']}"
-    takes = "" if seconds is None else f", and it takes {'at most ' * at_most}about {duration(seconds)}"
-    return (
-        f"{n:,} {noun}: for each, {_WHICH[card['pooling']]}{layer} of {card['encoder']['name']}, "
-        f"{describe_vector(card)}. "
-        f"{to} will have about {size_in_words(size)}{takes}."
-    )
 
 
 def describe_vector(card: Card) -> str:
@@ -297,14 +269,12 @@ class EmbeddingsFile(Displayable):
     averaged: str = ""
 
     def parts(self, width: int) -> Sequence[str | TextTable]:
-        """See `Displayable`."""
         shown: list[str | TextTable] = [*self.notes, *map(Verbatim, self.sentences())]
         if self.neighbours:
             shown.append(TextTable.of(self.table()))
         return [*shown, Verbatim(f"Picture: {self.picture}")] if self.picture else shown
 
     def plain(self) -> dict[str, Any]:
-        """See `Displayable`."""
         return {
             "file": str(self.file),
             "bytes": self.size,
@@ -331,14 +301,24 @@ class EmbeddingsFile(Displayable):
             said.append(f"{self.averaged} has the mean vector of each file.")
         if not self.neighbours:
             return said
-        return [*said, f"Nearest to {self.near}, by the cosine of the vectors minus their mean, {_SCALE}:"]
+        scale = "and the fraction of pairs of rows that are as near"
+        return [*said, f"Nearest to {self.near}, by the cosine of the vectors minus their mean, {scale}:"]
 
     def table(self) -> list[tuple[str, ...]]:
         """Return the nearest rows below a heading, without columns that are empty."""
+        near = list[str]()
+        for one in self.neighbours:
+            if one.itself or math.isnan(one.as_near):
+                near.append("")
+            elif not one.as_near:
+                near.append("no pair")
+            else:
+                count = 1 / one.as_near
+                near.append(f"1 pair in {count:.1f}" if count < 10 else f"1 pair in {float(f'{count:.2g}'):,.0f}")
         columns = {
             "rank": [str(one.rank or "") for one in self.neighbours],
             "cosine": [f"{one.cosine:.4f}" for one in self.neighbours],
-            "as near": ["" if one.itself else _one_in(one.as_near) for one in self.neighbours],
+            "as near": near,
             "split": [one.split for one in self.neighbours],
             "label": [one.label or "" for one in self.neighbours],
             "path": [f"{one.path}{' (the image itself)' if one.itself else ''}" for one in self.neighbours],
@@ -351,16 +331,6 @@ class EmbeddingsFile(Displayable):
         return [tuple(columns), *zip(*columns.values(), strict=True)]
 
 
-def _one_in(share: float) -> str:
-    """Format a fraction of pairs, such as "1 pair in 120"; "" if it is unknown."""
-    if math.isnan(share):
-        return ""
-    if not share:
-        return "no pair"
-    count = 1 / share
-    return f"1 pair in {count:.1f}" if count < 10 else f"1 pair in {float(f'{count:.2g}'):,.0f}"
-
-
 # Estimates of disc space, memory and time.
 
 
@@ -369,18 +339,6 @@ _SLOW = 1.0  # seconds above which the second timing has few images, too
 _PATHS = 100  # paths sampled to estimate their length
 _BESIDE = 10  # bytes of a row for its split and label
 _IN_MEMORY = 400  # bytes of a row for path, split and label as Python's text
-
-
-def result_bytes(parts: PartFolder) -> int:
-    """Estimate the size of the file or folder."""
-    vector = int(np.prod(parts.shape)) * parts.dtype.itemsize
-    total = 0.0
-    for source in parts.sources.values():
-        lengths = [len(path_of(source, i)) for i in evenly_spaced(len(source), _PATHS)]
-        # text of a fixed width has 4 bytes per character of the longest path
-        path = 4 * max(lengths) if parts.suffix == ".npz" else sum(lengths) / len(lengths) + 8
-        total += len(source) * (vector + path + _BESIDE)
-    return round(total)
 
 
 def check_memory(file: Path, size: int, images: int) -> None:
@@ -427,7 +385,7 @@ def find_existing(to: Path, parts: PartFolder) -> EmbeddingsFile | None:
         parts.check(found, to)
         with suppress(PatchloomError):  # of another command's parts
             parts.missing()
-            parts.remove()
+            shutil.rmtree(parts.folder, ignore_errors=True)
     lost = found["unreadable"]
     notes = (f"{lost:,} {parts.noun} could not be read when it was made and were skipped.",) if lost else ()
     return _described(to, parts, found, False, notes)
@@ -447,21 +405,41 @@ def make(to: Path, parts: PartFolder, encoding: Encoding) -> EmbeddingsFile:
         if done is not None:
             return done
         problem = None
+        share = slice(len(missing) * rank() // world(), len(missing) * (rank() + 1) // world())
         try:
-            share = slice(len(missing) * rank() // world(), len(missing) * (rank() + 1) // world())
-            _compute(missing[share], parts, encoding)
+            for run in consecutive(missing[share]):  # in one pass
+                source, writer = parts.sources[run[0].split], PartWriter(parts, run)
+                first, stop = run[0].start // parts.batch_size, -(-run[-1].stop // parts.batch_size)
+                images = f"{run[-1].stop - run[0].start:,} {source.noun}"
+                what = f"{parts.card['encoder']['name']}: vectors of {images}"
+                encoding.each(source, writer.add, encoding.workers_for(source, stop - first), what, first, stop)
+                writer.finish()
         except PatchloomError as error:
             problem = error
         raise_together(problem)
-        return first_decides(lambda: _finish(to, parts))
+
+        def finish() -> EmbeddingsFile:
+            card, unreadable = parts.finish()
+            if to != parts.folder:
+                with StatusMessage(f"writing {to}"):
+                    parts.join(to, card)
+            return _described(to, parts, card, True, tuple(note_unreadable(unreadable, parts.noun)))
+
+        return first_decides(finish)
 
 
 def _plan(to: Path, parts: PartFolder, encoding: Encoding, held: ExitStack) -> tuple[EmbeddingsFile | None, list[Part]]:
     """Return the existing result, or announce and return the parts to compute, locked until ``held`` ends."""
     if done := find_existing(to, parts):
         return done, []
-    size = result_bytes(parts)
-    images = sum(map(len, parts.sources.values()))
+    images, whole = sum(map(len, parts.sources.values())), 0.0
+    vector = int(np.prod(parts.shape)) * parts.dtype.itemsize
+    for source in parts.sources.values():
+        lengths = [len(path_of(source, i)) for i in evenly_spaced(len(source), _PATHS)]
+        # text of a fixed width has 4 bytes per character of the longest path
+        path = 4 * max(lengths) if parts.suffix == ".npz" else sum(lengths) / len(lengths) + 8
+        whole += len(source) * (vector + path + _BESIDE)
+    size = round(whole)
     place = next(one for one in parts.folder.absolute().parents if one.is_dir())
     need = (size if to == parts.folder else 2 * size) - parts.size
     free = shutil.disk_usage(place).free
@@ -483,30 +461,18 @@ def _plan(to: Path, parts: PartFolder, encoding: Encoding, held: ExitStack) -> t
         seconds = seconds_for(encoding, parts.sources, rest // world())
         busy = "" if seconds is None else others.load().sentence()
     readers = any(encoding.settings.reading(source)["workers"] for source in parts.sources.values())
-    print_line(describe_plan(parts.card, to, parts.noun, size, seconds, readers))
+    card = parts.card
+    takes = "" if seconds is None else f", and it takes {'at most ' * readers}about {duration(seconds)}"
+    layer = "" if card["layer"] == "norm" else f" after {card['layer']}"
+    print_line(
+        f"{images:,} {parts.noun}: for each, {_WHICH[card['pooling']]}{layer} of {card['encoder']['name']}, "
+        f"{describe_vector(card)}. {to} will have about {size_in_words(size)}{takes}."
+    )
     if busy:
         print_line(f"  {busy}")
     if rest < images:
         print_line(f"{images - rest:,} of them are already done: resuming.")
     return None, missing
-
-
-def _compute(missing: Sequence[Part], parts: PartFolder, encoding: Encoding) -> None:
-    """Write parts, in one pass over those that are consecutive."""
-    for run in consecutive(missing):
-        source, writer = parts.sources[run[0].split], PartWriter(parts, run)
-        first, stop = run[0].start // parts.batch_size, -(-run[-1].stop // parts.batch_size)
-        what = f"{parts.card['encoder']['name']}: vectors of {run[-1].stop - run[0].start:,} {source.noun}"
-        encoding.each(source, writer.add, encoding.workers_for(source, stop - first), what, first, stop)
-        writer.finish()
-
-
-def _finish(to: Path, parts: PartFolder) -> EmbeddingsFile:
-    card, unreadable = parts.finish()
-    if to != parts.folder:
-        with StatusMessage(f"writing {to}"):
-            parts.join(to, card)
-    return _described(to, parts, card, True, tuple(note_unreadable(unreadable, parts.noun)))
 
 
 def find_nearest(
@@ -515,10 +481,11 @@ def find_nearest(
     """Return the result with the nearest rows to the only image of the source ``image``."""
     if not done.files:
         check_memory(done.file, done.size, done.card["rows"])
-    files, vectors = _written(done, parts), list[np.ndarray]()
+    vectors = list[np.ndarray]()
     with StatusMessage(f"searching {done.file}"):
         encoding.each(image, lambda _, its: vectors.append(cast_vectors(its, done.card["dtype"])))
-        found = nearest_rows(files, vectors[0][0].astype(np.float32), top, matching_rows(near, parts.sources))
+        query, own = vectors[0][0].astype(np.float32), matching_rows(near, parts.sources)
+        found = nearest_rows(_written(done, parts), query, top, own)
     return replace(done, near=str(near), neighbours=tuple(found))
 
 
@@ -563,8 +530,7 @@ def write_averages(to: Path, done: EmbeddingsFile, parts: PartFolder) -> None:
     splits, paths = zip(*totals, strict=True)
     own = [next(iter(each)) if len(each) == 1 else None for each in labels.values()]
     rows = Rows(cast_vectors(means, parts.dtype), [*paths], [*splits], own)
-    card = done.card | _AVERAGED | {"rows": len(means)}
-    write_whole(to, lambda path: FORMATS[to.suffix.lower()].write(path, rows, card))
+    write_rows(to, rows, done.card | _AVERAGED | {"rows": len(means)})
 
 
 def parse_target(to: str | Path, format: str) -> tuple[Path, Path, str]:
@@ -634,9 +600,17 @@ def embed(options: Embed) -> EmbeddingsFile:
     launch_once(settings.torch_device.type, options.devices)
     vit, about = load_encoder(run, options.model)
     head = load_extra_module(run, "pooling") if pooling == "instance" else None
-    named = resolve_layer(vit, options.layer)
+    names = layer_names(vit)
+    layer = " ".join(str(options.layer).lower().replace("_", " ").split())
+    if re.fullmatch(r"[0-9]{1,9}", layer):  # the number of a block
+        layer = f"{names[1].split()[0]} {int(layer)}"
+    if layer not in names:
+        blocks = f"{names[1]} to {names[-2].split()[1]}"
+        raise PatchloomError(
+            f"--layer {options.layer} does not exist: this encoder has {listing([names[0], blocks, LAST], 'and')}"
+        )
     most = choose_workers(settings.torch_device.type, cores_here())[0]
-    encoding = Encoding(vit, about, vector_extractor(vit, head, pooling, named), settings, most)
+    encoding = Encoding(vit, about, vector_extractor(vit, head, pooling, layer), settings, most)
     one = None if asked is None else with_encoder_sound(asked, about.sound, about.name).train
     with print_notes_once():
         opened = with_encoder_sound(open_with_notes(options.data), about.sound, about.name)
@@ -646,7 +620,7 @@ def embed(options: Embed) -> EmbeddingsFile:
     if picture is not None and near is not None:
         check_picture(Path(picture).expanduser(), near, sources)
     with StatusMessage("fingerprinting the encoder and the images"):
-        card = card_of(encoding, head, sources, pooling=pooling, layer=named, dtype=options.dtype)
+        card = card_of(encoding, head, sources, pooling=pooling, layer=layer, dtype=options.dtype)
     if head is not None:
         head.to(settings.torch_device)
     parts = PartFolder(folder, suffix, sources, card, settings.at_once)

@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 from patchloom.data.source import Source
 from patchloom.data.sources.concat import ConcatSource
 from patchloom.data.sources.files import Files
-from patchloom.embed.formats import BYTES, COUNTS, FORMATS, ROWS, Card, Rows, parse_card, read_card, read_rows
+from patchloom.embed.formats import BYTES, COUNTS, ROWS, Card, Rows, parse_card, read_card, read_rows, write_rows
 from patchloom.errors import PatchloomError, listing
 from patchloom.system.files import make_folder, move_whole, read_text, remove_leftovers, write_whole
 
@@ -30,25 +30,12 @@ _RENAMED = "encoder name"  # may change if the run's folder is renamed; the weig
 _WAIT = 5.0  # seconds to wait for a lock
 
 
-def differing_fields(mine: Card, other: Card) -> list[str]:
-    """Return the names of fields that differ, weights first, ignoring counts and the encoder's name."""
-    flat, its = _flat(mine), _flat(other)
-    names = [name for name in dict.fromkeys([*flat, *its]) if flat.get(name) != its.get(name)]
-    names = [name for name in names if name not in (*COUNTS, _RENAMED)]
-    return sorted(names, key=lambda name: name != "encoder weights_sha256")
-
-
 def _flat(card: Card) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in card.items():
         nested = isinstance(value, dict)
         found |= {f"{name} {key}": one for key, one in value.items()} if nested else {name: value}
     return found
-
-
-def fingerprints(sources: Mapping[str, Source]) -> dict[str, str]:
-    """Return a fingerprint of 16 hex digits for the images of each split."""
-    return {name: source.fingerprint() for name, source in sources.items()}
 
 
 def to_utf8(text: str) -> str:
@@ -93,7 +80,7 @@ class PartFolder:
 
     Args:
         folder: path of the folder.
-        suffix: file suffix, a key of `FORMATS`.
+        suffix: file suffix, one of `FORMATS`.
         sources: images by split.
         card: how the vectors are made, without counts.
         batch_size: number of images per batch. A part has whole batches: up to 1,024 images and 64 MB, or one batch.
@@ -159,9 +146,13 @@ class PartFolder:
 
     def check(self, found: Card, path: Path, **more: str) -> None:
         """Refuse a file or folder whose card says that it was made otherwise; ``more``: further fields."""
-        if other := differing_fields(self.card | more, found):
+        mine, its = _flat(self.card | more), _flat(found)
+        names = [name for name in dict.fromkeys([*mine, *its]) if mine.get(name) != its.get(name)]
+        names = [name for name in names if name not in (*COUNTS, _RENAMED)]
+        names.sort(key=lambda name: name != "encoder weights_sha256")
+        if names:
             raise PatchloomError(
-                f"{path} was made by a command with another {listing(other[:3], 'and')}: repeat that command, choose "
+                f"{path} was made by a command with another {listing(names[:3], 'and')}: repeat that command, choose "
                 "another --to, or remove it"
             )
 
@@ -192,11 +183,12 @@ class PartFolder:
             [None if label < 0 else classes[label] for label in labels],
         )
         card = self.card | {"rows": len(numbers), "unreadable": part.stop - part.start - len(numbers)}
-        write_whole(part.path, lambda path: FORMATS[self.suffix].write(path, rows, card))
+        write_rows(part.path, rows, card)
 
     def finish(self) -> tuple[Card, list[str]]:
         """Write and return the card with its counts; also return the names of unreadable images."""
-        if fingerprints(self.sources) != self.card["data"]["fingerprint"]:
+        prints = {name: source.fingerprint() for name, source in self.sources.items()}
+        if prints != self.card["data"]["fingerprint"]:
             raise PatchloomError(
                 f"{self.card['data']['name']} has changed while its {self.noun} were read: remove {self.folder} and "
                 "repeat the command"
@@ -223,9 +215,9 @@ class PartFolder:
         rows = Rows(np.concatenate(vectors), *(list(chain.from_iterable(column)) for column in texts))
         # written among the parts first, so that an interruption leaves files only in their folder
         whole = self.folder / f"whole{self.suffix}"
-        write_whole(whole, lambda path: FORMATS[self.suffix].write(path, rows, card))
+        write_rows(whole, rows, card)
         move_whole(whole, file)
-        self.remove()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _read(self, part: Part) -> Rows:
         rows, count = read_rows(part.path), read_card(part.path)["rows"]
@@ -234,10 +226,6 @@ class PartFolder:
                 f"{part.path} does not have the {count} vectors of its card: remove it and repeat the command"
             )
         return rows
-
-    def remove(self) -> None:
-        """Remove the folder."""
-        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class PartWriter:

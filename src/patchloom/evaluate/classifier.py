@@ -69,6 +69,15 @@ class Calibration:
     ece_before: float
     ece: float
 
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Calibration:
+        """Validate the values of `plain` from a file."""
+        ranges = {"temperature": (_COLDEST, _HOTTEST), "images": (1, 2**62), "ece_before": (0, 1), "ece": (0, 1)}
+        found = typed_fields(cls, given, ranges)
+        if len(found) < len(cls.__dataclass_fields__):
+            raise ValueError("its calibration lacks a value")
+        return cls(**found)
+
     def plain(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -86,17 +95,6 @@ def describe_calibration(known: Calibration | None) -> str:
     if known is None:
         return "not calibrated, as no validation images were held out when the classifier was trained"
     return f"calibrated by the temperature {known.temperature:.3g}, fitted to {known.images:,} validation images"
-
-
-def calibration_from(given: Mapping[str, Any]) -> Calibration | None:
-    """Validate the values of `Calibration.plain` from a file; None without any."""
-    if not given:
-        return None
-    ranges = {"temperature": (_COLDEST, _HOTTEST), "images": (1, 2**62), "ece_before": (0, 1), "ece": (0, 1)}
-    found = typed_fields(Calibration, given, ranges)
-    if len(found) < len(Calibration.__dataclass_fields__):
-        raise ValueError("its calibration lacks a value")
-    return Calibration(**found)
 
 
 def calibrate(logits: Tensor, labels: Tensor) -> Calibration:
@@ -286,7 +284,7 @@ class ClassifierCard:
     @property
     def calibrated(self) -> Calibration | None:
         """Calibration of its probabilities; None without validation images."""
-        return calibration_from(self.calibration)
+        return Calibration.of(self.calibration) if self.calibration else None
 
 
 def save_classifier(model: Classifier, card: ClassifierCard, path: Path) -> None:

@@ -356,10 +356,6 @@ _PROGRAMS = ("features 2", __version__, *(version(name) for name in ("torch", "t
 _ABOUT = "patchloom-features"  # metadata key: the names in order and a digest of the values
 
 
-def cache_folder() -> Path:
-    return cache_root() / "features"
-
-
 def about_encoder(
     vit: Encoder,
     card: EncoderCard,
@@ -400,7 +396,7 @@ def load_or_extract(
     if stamp is None:
         return make(source)
     name = hashlib.sha256("\0".join([*_PROGRAMS, *about, stamp]).encode("utf-8", "surrogateescape")).hexdigest()
-    path = cache_folder() / f"{name}.safetensors"
+    path = cache_root() / "features" / f"{name}.safetensors"
     found = _read(path, source)
     if found is not None:
         return found
@@ -433,20 +429,15 @@ def _write(path: Path, features: ImageFeatures) -> None:
     about = {_ABOUT: json.dumps({"names": list(tensors), "digest": digest_tensors(tensors)})}
     with contextlib.suppress(PatchloomError):  # with a full or read-only disc, features are computed again
         write_whole(path, save({name: values.contiguous() for name, values in tensors.items()}, metadata=about))
-    _make_room(path.parent)
-
-
-def _make_room(folder: Path) -> None:
-    """Remove the least recently used files and partial files of dead processes until `MAX_BYTES` is met."""
-    files = []
-    with contextlib.suppress(OSError), os.scandir(folder) as found:
+    files = []  # the least recently used, and partial ones of dead processes, are removed until the limit is met
+    with contextlib.suppress(OSError), os.scandir(path.parent) as found:
         for file in found:
             with contextlib.suppress(OSError):  # another process removed it first
                 files.append((file.stat().st_mtime_ns, file.stat().st_size, file.path))
     total = sum(size for _, size, _ in files)
-    for _, size, path in sorted(files):
+    for _, size, name in sorted(files):
         if total <= MAX_BYTES:
             return
         with contextlib.suppress(OSError):
-            os.unlink(path)
+            os.unlink(name)
         total -= size

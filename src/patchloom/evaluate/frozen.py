@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+
 from patchloom.data.source import Data, Source
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.errors import PatchloomError, listing
@@ -28,7 +30,8 @@ from patchloom.evaluate.features import (
 )
 from patchloom.evaluate.logistic import CHOICE_VALIDATION_SHARE
 from patchloom.evaluate.settings import EvalSettings, Parts, Subject, Subjects, open_subjects, parts_of
-from patchloom.look.charts import draw_blends
+from patchloom.look.charts import Line, Panel, draw_lines
+from patchloom.look.sheet import Caption
 from patchloom.nets.encode import input_size
 from patchloom.nets.finetune import without_last_norm
 from patchloom.nets.heads import check_pooling, tokens_of
@@ -62,11 +65,6 @@ class FeatureExtractor(NamedTuple):
     features_of: Callable[[Source], ImageFeatures]
     subject: Subject | None = None
     share: float | None = None
-
-    @property
-    def is_blend(self) -> bool:
-        """Whether the weights are neither the run's nor its start's."""
-        return self.share not in (None, 0, 1)
 
 
 @dataclass(frozen=True)
@@ -312,12 +310,22 @@ def blend_drawings(report: Evaluation, run: str | Path) -> tuple[Drawing, ...]:
     if not blends or not Path(run).is_dir():
         return ()
     trained, *controls, chosen = report.quoted
-    content = {
-        "shares": [row.settings["blend"] for row in blends],
-        "values": [(row.value, row.low, row.high) for row in blends],
-        "baselines": {row.encoder: row.value for row in controls if row.encoder != START},
-        "best": blends.index(chosen),
-        "name": trained.encoder,
-        "note": f"{trained.measure} by evaluate {trained.protocol}, 95 % interval",
-    }
-    return (Drawing(draw_blends, Path(run) / "pictures" / f"blends-{trained.protocol}.png", content),)
+    shares = [row.settings["blend"] for row in blends]
+    panel = Panel(
+        f"Blends of {trained.encoder}",
+        f"{trained.measure} by evaluate {trained.protocol}, 95 % interval",
+        [Line("this encoder", np.array(shares), *np.array([(row.value, row.low, row.high) for row in blends]).T)],
+        percent=True,
+        baselines={row.encoder: row.value for row in controls if row.encoder != START},
+        ticks={share: f"{share:g}" for share in shares},
+        chosen=blends.index(chosen),
+        axis="share of the adapted weights; 0: the start",
+    )
+    caption = Caption(
+        "Accuracy of blends with the start",
+        "Accuracy of weighted means of the adapted weights and those of the start. A maximum between both ends means "
+        "that a blend is better than either.",
+        202,
+    )
+    out = Path(run) / "pictures" / f"blends-{trained.protocol}.png"
+    return (Drawing(draw_lines, out, {"panels": [panel], "caption": caption}),)

@@ -10,7 +10,6 @@ Letters: n images, d feature width, c classes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -111,7 +110,10 @@ def fit_path(
         strengths: positive; descending order is fastest.
         device: device for the products of a large problem; a small one is solved on the CPU.
     """
-    with _sized(features.numel() * len(labels.unique()), device) as chosen:
+    threads, multiplications = torch.get_num_threads(), features.numel() * len(labels.unique())
+    torch.set_num_threads(1 if multiplications < _ONE_THREAD else threads)
+    try:
+        chosen = torch.device("cpu" if multiplications < _ON_CPU else device)
         features, labels = features.to(chosen), labels.to(chosen)
         classes, targets = labels.unique(return_inverse=True)
         mean, scale = standardization(features)
@@ -123,15 +125,6 @@ def fit_path(
             weights = (axes @ variables[:-1]).float()
             probes.append(Probe(mean, scale, weights, variables[-1].float(), classes))
         return probes
-
-
-@contextmanager
-def _sized(multiplications: int, device: torch.device | str) -> Iterator[torch.device]:
-    """Yield the device for a problem of so many multiplications per step; the block runs with its number of threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1 if multiplications < _ONE_THREAD else threads)
-    try:
-        yield torch.device("cpu" if multiplications < _ON_CPU else device)
     finally:
         torch.set_num_threads(threads)
 

@@ -469,14 +469,6 @@ ATTENTIVE: dict[str, tuple[AttentiveRecipe, dict[str, dict[str, Any]]]] = {
 }
 
 
-def size_of(vit: Encoder) -> str:
-    """Return XS (narrower than ViT-S), S, B or L by width and depth; Swin up to Swin-B is B."""
-    d = width(vit)
-    if d > 1024 or (not is_hierarchical(vit) and (d == 1024 or len(vit.feature_info) >= 24)):
-        return "L"
-    return "XS" if d < 384 else "S" if d == 384 else "B"
-
-
 def named_recipe(name: str, known: Mapping[str, Known]) -> Known:
     """Return the recipe of that name."""
     if name not in known:
@@ -487,9 +479,11 @@ def named_recipe(name: str, known: Mapping[str, Known]) -> Known:
 def published_recipe(name: str, vit: Encoder, known: Mapping[str, Sized] = RECIPES) -> Recipe:
     """Return the unmodified recipe of that name for an encoder of this size."""
     base, sizes = named_recipe(name, known)
-    size = size_of(vit)
-    if size not in sizes and size == "XS":  # the smallest size in the papers is S
-        size = "S"
+    d, size = width(vit), "B"  # as is a Swin up to Swin-B
+    if d > 1024 or (not is_hierarchical(vit) and (d == 1024 or len(vit.feature_info) >= 24)):
+        size = "L"
+    elif d <= 384:  # the smallest size in the papers is S
+        size = "XS" if d < 384 and "XS" in sizes else "S"
     recipe = replace(base, **sizes.get(size, {}))
     # as in the programs of the papers, which crop images of up to 224 pixels only
     return recipe if max(input_size(vit)) <= _CROPPED_UP_TO else replace(recipe, test_crop=1.0)
@@ -505,13 +499,6 @@ def recipe_for(name: str, vit: Encoder, changes: Mapping[str, Any], known: Mappi
         raise PatchloomError("--lr and --blr both set the learning rate: give one of them")
     if "blr" in given:
         given["lr"] = 0.0
-    recipe = replace(recipe, **given, **_in_proportion(recipe, given))
-    recipe.check()
-    return recipe
-
-
-def _in_proportion(recipe: Recipe, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Scale values of a recipe that depend on its length, unless they are ``given``."""
     epochs, updates = given.get("epochs"), given.get("updates", recipe.updates)
     in_epochs = [name for name in ("epochs", "warmup_epochs") if name in given]
     if updates and in_epochs:
@@ -520,7 +507,7 @@ def _in_proportion(recipe: Recipe, given: Mapping[str, Any]) -> dict[str, Any]:
     if not updates and given.get("warmup_updates"):
         raise PatchloomError("--warmup_updates needs --updates: give that too, or --warmup_epochs")
     was, warmup = recipe.epochs, recipe.warmup_epochs
-    scaled: dict[str, Any] = {}
+    scaled: dict[str, Any] = {}  # values that depend on the length, unless they are given
     if updates and recipe.updates:
         scaled = {"warmup_updates": recipe.warmup_updates, "halve_every": recipe.halve_every}
         scaled = {name: math.ceil(value * updates / recipe.updates) for name, value in scaled.items()}
@@ -529,4 +516,6 @@ def _in_proportion(recipe: Recipe, given: Mapping[str, Any]) -> dict[str, Any]:
         scaled = {"warmup_updates": round(share * updates)}
     elif was != "auto" and warmup != "auto" and isinstance(epochs, int):
         scaled = {"warmup_epochs": warmup * epochs / was}
-    return {name: value for name, value in scaled.items() if name not in given}
+    recipe = replace(recipe, **scaled | given)
+    recipe.check()
+    return recipe

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -103,16 +103,8 @@ class EvalSettings(CommonOptions):
         return -(-len(source) // self.at_once)
 
 
-class Part(Protocol):
-    """Labelled images: a `Source`, or images with annotations, which have one in ``images``."""
-
-    def __len__(self) -> int: ...
-
-    def subset(self, indices: Sequence[int] | np.ndarray) -> Any:
-        """Return only these images, in this order."""
-
-
-D = TypeVar("D", bound=Part)
+# labelled images: a `Source`, or images with annotations, which have one in ``images``
+D = TypeVar("D", bound=Any)
 
 
 def images_of(part: Any) -> Source:

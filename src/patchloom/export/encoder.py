@@ -103,8 +103,14 @@ def load_exportable(
         blend: share of the run's weights in a blend with those that it began with.
     """
     vit, card = load_encoder(run, model) if blend is None else load_blend(run, blend)
-    if card.spec is None and model is not None:
-        vit, card = _specified(vit, card, model)
+    if card.spec is None and model is not None:  # a file of weights only lacks the sizes to build it
+        spec = spec_of_stock(vit, model)
+        built = build_encoder(spec)
+        try:
+            built.load_state_dict(vit.state_dict(), strict=True)
+        except RuntimeError as problem:
+            raise PatchloomError(f"{model} has parts that export does not support: load it with timm") from problem
+        vit, card = built.eval(), replace(card, spec=spec)
     if card.spec is None:
         raise PatchloomError(f"{card.name} is a model of timm: load it with timm")
     beside = None if blend is not None else named_extra_module(run, "pooling")
@@ -113,17 +119,6 @@ def load_exportable(
     if pooling not in known:
         raise PatchloomError(f"this encoder has no {pooling} vectors: use --pooling {listing(known)}")
     return Exportable(vit, card, pooling, head, head_file, blend)
-
-
-def _specified(vit: Encoder, card: EncoderCard, model: str) -> tuple[Encoder, EncoderCard]:
-    """Return the encoder of a file with only weights, and its card with the sizes to build it."""
-    spec = spec_of_stock(vit, model)
-    built = build_encoder(spec)
-    try:
-        built.load_state_dict(vit.state_dict(), strict=True)
-    except RuntimeError as problem:
-        raise PatchloomError(f"{model} has parts that export does not support: load it with timm") from problem
-    return built.eval(), replace(card, spec=spec)
 
 
 def default_out(run: str | Path, name: str, blend: float | None = None) -> Path:
@@ -170,13 +165,11 @@ class Export(Displayable):
     removal: PositionRemoval | None = None
 
     def parts(self, width: int) -> list[str]:
-        """See `Displayable`."""
         removed = () if self.removal is None else (Verbatim(f"{self.removal_file}: {self.removal.sentence()}"),)
         said = (Verbatim(self.sentence()), *map(Verbatim, self.checks), *removed, *self.notes)
         return [*said, "", Snippet(self.snippet)]
 
     def plain(self) -> dict[str, Any]:
-        """See `Displayable`."""
         return {
             "weights": str(self.weights),
             "head": None if self.head is None else str(self.head),

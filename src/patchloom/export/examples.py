@@ -84,11 +84,24 @@ def open_run_images(run: str | Path, data: DataLike | None, card: EncoderCard) -
 
 def make_examples(run: str | Path, data: DataLike | None, card: EncoderCard) -> Examples:
     """Load examples from the given data or the run's data; otherwise draw noise."""
-    noun = card.modality.noun
+    noun, channels = card.modality.noun, card.own_spec.channels
     source, why = open_run_images(run, data, card)
     if source is not None:
         try:
-            return _real(source, card)
+            if card.sound is not None:
+                return Examples(first_waves(source, _IMAGES))
+            batch = next(plain_batches(source, card.own_spec.img_size, _IMAGES, channels=channels))
+            given = normalize(batch.views[0], (0.0,) * channels, (1.0,) * channels)
+            chosen = batch.indices[:_WHOLE].tolist()
+            own = tuple(
+                path for i in chosen if source.place(i) is not None and (path := Path(source.describe(i))).is_file()
+            )
+            # Pillow and patchloom read them identically
+            alike = all(path.suffix.lower() in _BY_PILLOW and read_image(path).dtype == torch.uint8 for path in own)
+            if len(own) == len(chosen) and alike:
+                return Examples(given, tuple(map(read_image, own)), own)
+            # converted to the encoder's channels, so that reading the written files changes nothing
+            return Examples(given, tuple(source.read_as(i, channels).contiguous() for i in chosen))
         except PatchloomError as problem:
             if data is not None:
                 raise
@@ -114,27 +127,6 @@ def _noise(card: EncoderCard, count: int, size: tuple[int, int], generator: torc
     coarse = torch.randn(count, card.own_spec.channels, *(-(-side // 4) for side in size), generator=generator)
     noise = coarse.repeat_interleave(4, 2).repeat_interleave(4, 3)[..., : size[0], : size[1]]
     return (mean + std * noise).clamp(0, 1)
-
-
-def _real(source: Source, card: EncoderCard) -> Examples:
-    channels = card.own_spec.channels
-    if card.sound is not None:
-        return Examples(first_waves(source, _IMAGES))
-    batch = next(plain_batches(source, card.own_spec.img_size, _IMAGES, channels=channels))
-    given = normalize(batch.views[0], (0.0,) * channels, (1.0,) * channels)
-    chosen = batch.indices[:_WHOLE].tolist()
-    files = [_file_of(source, i) for i in chosen]
-    own = tuple(path for path in files if path is not None)
-    if len(own) == len(files) and all(read_image(path).dtype == torch.uint8 for path in own):
-        return Examples(given, tuple(map(read_image, own)), own)
-    # converted to the encoder's channels, so that reading the written files changes nothing
-    return Examples(given, tuple(source.read_as(i, channels).contiguous() for i in chosen))
-
-
-def _file_of(source: Source, i: int) -> Path | None:
-    """Return the file of image ``i`` if Pillow and patchloom read it identically."""
-    path = Path(source.describe(i))
-    return path if source.place(i) is not None and path.suffix.lower() in _BY_PILLOW and path.is_file() else None
 
 
 def largest_difference(what: str, ours: Tensor, theirs: Tensor, by: str = "the code that uses timm") -> float:

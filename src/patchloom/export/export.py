@@ -34,7 +34,27 @@ def export(options: verbs.Export) -> Export:
         PatchloomError: if the format is unknown, there is no encoder, an option belongs to another format, a library is
             not installed, or features differ after loading.
     """
-    _check_options(options)
+    if options.to not in _OWN:
+        raise PatchloomError(f"--to {options.to} is not a format: choose from {listing(_OWN)}")
+    for form, own in _OWN.items():
+        for name in own:
+            if form != options.to and getattr(options, name) not in (None, False):
+                raise PatchloomError(f"--{name} is only for --to {form}: leave it out with --to {options.to}")
+    if options.start and options.blend is not None:
+        raise PatchloomError(f"--start is --blend 0: leave out --start or --blend {options.blend:g}")
+    if options.public and options.push is None:
+        raise PatchloomError("--public needs --push NAME: add it, or leave out --public")
+    if absent := [name for name in _LIBRARIES[options.to] if find_spec(name) is None]:
+        raise PatchloomError(f"--to {options.to} needs {listing(absent, 'and')}: {pip_install(options.to)}")
+    if options.license is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", options.license):
+        raise PatchloomError(
+            f"--license {options.license} is not an identifier: give one in lower case, as listed by the Hub, such as "
+            "apache-2.0, cc-by-4.0 or other"
+        )
+    if options.push is not None:
+        from patchloom.export.to_hub import check_push
+
+        check_push(options.push)
     run, data, to, model = plain_path(options.run), options.data, options.to, options.model
     out = None if options.out is None else Path(options.out)
     blend = 0.0 if options.start else options.blend
@@ -76,28 +96,3 @@ def export(options: verbs.Export) -> Export:
             raise PatchloomError(f"--without_positions needs {one.card.modality.noun}, but {why}: give --data")
         one = replace(one, removal=remove_positions_of(one.vit, one.card, source))
     return to_timm(one, make_examples(run, data, one.card), path)
-
-
-def _check_options(options: verbs.Export) -> None:
-    """Refuse an unknown format, options without effect, a missing library, and an upload that would fail."""
-    if options.to not in _OWN:
-        raise PatchloomError(f"--to {options.to} is not a format: choose from {listing(_OWN)}")
-    for form, own in _OWN.items():
-        for name in own:
-            if form != options.to and getattr(options, name) not in (None, False):
-                raise PatchloomError(f"--{name} is only for --to {form}: leave it out with --to {options.to}")
-    if options.start and options.blend is not None:
-        raise PatchloomError(f"--start is --blend 0: leave out --start or --blend {options.blend:g}")
-    if options.public and options.push is None:
-        raise PatchloomError("--public needs --push NAME: add it, or leave out --public")
-    if absent := [name for name in _LIBRARIES[options.to] if find_spec(name) is None]:
-        raise PatchloomError(f"--to {options.to} needs {listing(absent, 'and')}: {pip_install(options.to)}")
-    if options.license is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", options.license):
-        raise PatchloomError(
-            f"--license {options.license} is not an identifier: give one in lower case, as listed by the Hub, such as "
-            "apache-2.0, cc-by-4.0 or other"
-        )
-    if options.push is not None:
-        from patchloom.export.to_hub import check_push
-
-        check_push(options.push)

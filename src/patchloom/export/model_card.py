@@ -57,7 +57,14 @@ def model_card(
     told = load_run(run) if of_run else None
     whole = one.blend is None  # a blend has no figures of its own
     table = ResultsTable([]) if told is None else _figures(told)
-    hidden = {} if told is None else _hidden(told, table)
+    named = list[str]()
+    if told is not None:
+        data = told.settings.data
+        named = [] if is_object(data) else [str(one) for one in split_names(data)]
+        named += [row.result.data for row in table.rows]
+        named += [str(told.folder.path), str(told.folder.path.absolute()), *told.settings.weights_before]
+    paths = {path for path in named if "/" in path or "\\" in path}
+    hidden = {path: data_slug(path) for path in sorted(paths, key=len, reverse=True)}
 
     def public(text: str) -> str:
         """Replace known paths, and texts that look like absolute paths, by their last parts."""
@@ -67,8 +74,13 @@ def model_card(
 
     called = one.card.name if name is None else name.rpartition("/")[2]
     place = name or f"NAME/{re.sub(r'[^A-Za-z0-9._-]+', '-', called)}"
+    stated, header = one.card.license or UNKNOWN_LICENSE, {"license": license or one.card.license or UNKNOWN_LICENSE}
+    if not license and stated not in _OF_THE_HUB:
+        header = {"license": "other", "license_name": stated}
+        links = [_WITH_A_COPY[its] for its in split_licenses(stated) if its in _WITH_A_COPY]
+        header |= {"license_link": links[0]} if links else {}
     front = {
-        **({"license": license} if license else _license_header(one.card.license or UNKNOWN_LICENSE)),
+        **header,
         "library_name": "timm",
         "pipeline_tag": "image-feature-extraction",
         "tags": ["image-feature-extraction", "timm", "transformers", "self-supervised-learning", "patchloom"],
@@ -109,14 +121,6 @@ _OF_THE_HUB = {
 _WITH_A_COPY = {"dinov3-license": "https://github.com/facebookresearch/dinov3/blob/main/LICENSE.md"}
 
 
-def _license_header(license: str) -> dict[str, str]:
-    """Return the fields of the header for a licence that the weights state."""
-    if license in _OF_THE_HUB:
-        return {"license": license}
-    links = [_WITH_A_COPY[one] for one in split_licenses(license) if one in _WITH_A_COPY]
-    return {"license": "other", "license_name": license, **({"license_link": links[0]} if links else {})}
-
-
 def license_terms(license: str) -> str:
     """Return sentences on the licences of the weights that training began with or learnt from."""
     said = []
@@ -150,25 +154,20 @@ def _training(told: RunData, one: Exportable) -> list[tuple[str, str]]:
     """Return facts about the training of a run; some are empty."""
     settings = told.settings
     about = dict(run_metadata(told))
-    data = data_slug(settings.data) if not is_object(settings.data) else "images in memory"
+    data, images = data_slug(settings.data) if not is_object(settings.data) else "images in memory", ""
+    with suppress(PatchloomError):
+        record = read_record(told.folder.trained_on)
+        if record is not None and not record.unknown and len(record.contents):
+            images = f"{len(record.contents):,} different {told.modality.noun}"
     return [
         ("data", f"{data}, without labels"),
-        ("images", _images(told)),
+        ("images", images),
         ("epochs", f"{min(told.epoch, settings.epochs):.4g} of {settings.epochs:g}"),
         ("weights", one.card.note),
         ("batch", f"{settings.batch_size} images"),
         ("state", "" if told.finished else told.state()),
         *((term, about.get(term, "")) for term in _PUBLISHED),
     ]
-
-
-def _images(told: RunData) -> str:
-    """Return the number of training images as text; "" if unknown."""
-    with suppress(PatchloomError):
-        record = read_record(told.folder.trained_on)
-        if record is not None and not record.unknown and len(record.contents):
-            return f"{len(record.contents):,} different {told.modality.noun}"
-    return ""
 
 
 def _figures(told: RunData) -> ResultsTable:
@@ -181,12 +180,3 @@ def _figures(told: RunData) -> ResultsTable:
         measured = [replace(one, data="held out") for one in (replace(own, encoder=name), *beside)]
     rows = [row for group in rows_of(told.results, "", name) for row in group]
     return ResultsTable([*(over_seeds([one], "") for one in measured), *rows], [*told.problems.values()])
-
-
-def _hidden(told: RunData, table: ResultsTable) -> dict[str, str]:
-    """Map paths that the run's settings and results contain to their last parts."""
-    names = [] if is_object(told.settings.data) else [str(name) for name in split_names(told.settings.data)]
-    names += [row.result.data for row in table.rows]
-    names += [str(told.folder.path), str(told.folder.path.absolute()), *told.settings.weights_before]
-    paths = {name for name in names if "/" in name or "\\" in name}
-    return {name: data_slug(name) for name in sorted(paths, key=len, reverse=True)}

@@ -95,7 +95,15 @@ def to_hub(
     for file, content in contents.items():
         write_whole(folder / file, content)
     head = "" if one.head is None else "The instance head is left out: --to timm writes it."
-    notes = [one.card.note, examples.why_noise, head, _license_note(run, one, license)]
+    said, stated = list[str](), one.card.license
+    unknown = license is None and stated in ("", UNKNOWN_LICENSE)
+    if unknown:
+        said.append("The model card says license: unknown. Name yours by --license, such as apache-2.0.")
+    said += [license_terms(stated)] * bool(stated)
+    around = RunFolder(run if Path(run).is_dir() else run_around(run) or run)
+    if before := around.read_config().weights_before if unknown and around.config.exists() else ():
+        said.append(f"The licence of {' and '.join(before)} applies to these weights, too.")
+    notes = [one.card.note, examples.why_noise, head, " ".join(said)]
     if name is not None:
         checks.append(f"Uploaded: {push(folder, _FILES, name, public)}")
     return Export(
@@ -118,18 +126,6 @@ def check_folder(folder: Path) -> None:
     names = [one.name for one in folder.iterdir()] if folder.is_dir() else []
     if others := [name for name in names if name not in _FILES and name[0] != "."]:
         raise PatchloomError(f"{folder} has other files, such as {min(others)}: give another folder with --out")
-
-
-def _license_note(run: str | Path, one: Exportable, license: str | None) -> str:
-    """Return sentences on a missing licence, and on the weights that training began with or a teacher's."""
-    stated = one.card.license
-    said = [license_terms(stated)] * bool(stated)
-    if license is None and stated in ("", UNKNOWN_LICENSE):
-        said.insert(0, "The model card says license: unknown. Name yours by --license, such as apache-2.0.")
-        folder = RunFolder(run if Path(run).is_dir() else run_around(run) or run)
-        if before := folder.read_config().weights_before if folder.config.exists() else ():
-            said.append(f"The licence of {' and '.join(before)} applies to these weights, too.")
-    return " ".join(said)
 
 
 def _save(one: Exportable, folder: Path) -> None:

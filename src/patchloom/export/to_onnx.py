@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -70,6 +69,8 @@ class _Graph(nn.Module):
         Raises:
             PatchloomError: if torch cannot write the model, by its ``name``; ``instead`` ends the sentence.
         """
+        import onnx  # an extra
+
         images = torch.rand(2, *shape)  # a batch of one would be taken as a constant
         names: dict[str, Any] = {"input_names": ["images"], "output_names": [*self.outputs], "verbose": False}
         try:
@@ -82,7 +83,24 @@ class _Graph(nn.Module):
                     # torch.export cannot trace non-maximum suppression, whose number of boxes depends on the values
                     free = {name: {0: "objects"} for name in self.outputs}
                     torch.onnx.export(self, (images[:1],), str(file), dynamo=False, dynamic_axes=free, **names)
-                _describe_file(file, about)
+                model = onnx.load(file)
+                graph = model.graph
+                # instead of the exporter's metadata, which has local paths, values for users of the file
+                for part in (
+                    model,
+                    graph,
+                    *graph.node,
+                    *graph.value_info,
+                    *graph.initializer,
+                    *graph.input,
+                    *graph.output,
+                ):
+                    del part.metadata_props[:]
+                for node in graph.node:
+                    node.doc_string = ""
+                onnx.helper.set_model_props(model, {**about, "patchloom": __version__})
+                model.producer_name, model.producer_version = "patchloom", __version__
+                onnx.save(model, file)
         except Exception as problem:  # any error of the exporter means that it cannot write this model
             first = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
             raise PatchloomError(f"torch cannot write {name} as ONNX ({first}){instead}") from problem
@@ -104,8 +122,15 @@ class _Graph(nn.Module):
                 if mine.numel():
                     # the second output of an encoder is called features in the file, and vectors elsewhere
                     called = {"tokens": "features", "features": "vectors"}.get(name, name)
-                    by = _half_difference if half else partial(largest_difference, called, by="onnxruntime")
-                    found[name] = max(found[name], by(mine.float(), its.float()))
+                    off, largest = (its.float() - mine.float()).abs().max().item(), mine.float().abs().max().item()
+                    if not half:
+                        off = largest_difference(called, mine.float(), its.float(), "onnxruntime")
+                    elif not off <= _HALF * largest:  # also true for NaN
+                        raise PatchloomError(
+                            f"in half precision features differ by {off:.1e}, and the largest is {largest:.1e}: leave "
+                            "out --fp16"
+                        )
+                    found[name] = max(found[name], off)
         return found
 
 
@@ -119,7 +144,6 @@ class _Features(_Graph):
         self.pooling, self.own_norm, self.halved = one.pooling, one.pooled_norm, half
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """See the class."""
         given = self.normalized(images)
         tokens = self.model.forward_features(given.half() if self.halved else given).float()
         tokens = tokens.flatten(1, 2) if tokens.ndim == 4 else tokens
@@ -140,7 +164,6 @@ class _Classes(_Graph):
         self.temperature = temperature
 
     def forward(self, images: Tensor) -> Tensor:
-        """See the class."""
         return torch.softmax(self.model(self.normalized(images)) / self.temperature, dim=1)
 
 
@@ -150,7 +173,6 @@ class _Pixels(_Graph):
     outputs = ("logits",)
 
     def forward(self, images: Tensor) -> Tensor:
-        """See the class."""
         return F.interpolate(self.model(self.normalized(images)).main, self.model.size, mode="bilinear")
 
 
@@ -164,7 +186,6 @@ class _Objects(_Graph):
         self.outputs = ("boxes", "labels", "scores", *["masks"] * model.masks)
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        """See the class."""
         (found,) = self.model(self.normalized(images), [self.model.size])
         return tuple(one for one in found if one is not None)
 
@@ -181,6 +202,8 @@ def to_onnx(one: Exportable, examples: Examples, path: Path, fp16: bool) -> Expo
         )
     if path.is_dir():
         raise PatchloomError(f"--out {path} is a folder: give a file, such as {path / 'encoder.onnx'}")
+    import onnx  # an extra
+
     graph = _Features(one, fp16).eval()
     about = {
         "model": one.arguments["model_name"],
@@ -204,7 +227,12 @@ def to_onnx(one: Exportable, examples: Examples, path: Path, fp16: bool) -> Expo
         graph.write(file, (one.channels, *one.size), about, one.card.name, ": use --to timm")
         exec(render("onnx.py.jinja", path=str(file), **code), pasted)
         found = graph.compare(examples.given, ours, pasted["run"], fp16)
-        described = _describe_graph(file, pasted["session"])
+        opset, session = onnx.load(file, load_external_data=False).opset_import[0].version, pasted["session"]
+        takes, gives = (
+            ", ".join(f"{its.name} {its.shape} {its.type.removeprefix('tensor(').rstrip(')')}" for its in some)
+            for some in (session.get_inputs(), session.get_outputs())
+        )
+        described = f"Opset {opset}; takes {takes}; gives {gives}.".replace("'", "")
         checks = [f"Its vectors ({one.pooling} tokens) differ by at most {found['features']:.1e}. {described}"]
         if by_file:  # Pillow may round pixels differently, so no bound is set
             mine, its = vectors_of_files(examples, Path(folder), one.vector_of, pasted["embed"])
@@ -301,40 +329,3 @@ def _example_images(model: Any, data: DataLike | None) -> Tensor:
     h, w = model.size
     coarse = torch.rand(_IMAGES, model.channels, -(-h // 4), -(-w // 4), generator=generator)
     return coarse.repeat_interleave(4, 2).repeat_interleave(4, 3)[..., :h, :w]
-
-
-def _describe_file(file: Path, about: Mapping[str, str]) -> None:
-    """Replace the exporter's metadata, which has local paths, by values for users of the file."""
-    import onnx
-
-    model = onnx.load(file)
-    graph = model.graph
-    for part in (model, graph, *graph.node, *graph.value_info, *graph.initializer, *graph.input, *graph.output):
-        del part.metadata_props[:]
-    for node in graph.node:
-        node.doc_string = ""
-    onnx.helper.set_model_props(model, {**about, "patchloom": __version__})
-    model.producer_name, model.producer_version = "patchloom", __version__
-    onnx.save(model, file)
-
-
-def _half_difference(ours: Tensor, theirs: Tensor) -> float:
-    found = (theirs - ours).abs().max().item()
-    largest = ours.abs().max().item()
-    if not found <= _HALF * largest:  # also true for NaN
-        raise PatchloomError(
-            f"in half precision features differ by {found:.1e}, and the largest is {largest:.1e}: leave out --fp16"
-        )
-    return found
-
-
-def _describe_graph(file: Path, session: Any) -> str:
-    """Describe the opset, inputs and outputs of the file."""
-    import onnx
-
-    opset = onnx.load(file, load_external_data=False).opset_import[0].version
-    takes, gives = (
-        ", ".join(f"{one.name} {one.shape} {one.type.removeprefix('tensor(').rstrip(')')}" for one in some)
-        for some in (session.get_inputs(), session.get_outputs())
-    )
-    return f"Opset {opset}; takes {takes}; gives {gives}.".replace("'", "")

@@ -55,7 +55,6 @@ class FinalResult(NamedTuple):
         return result
 
     def plain(self) -> dict[str, Any]:
-        """Return values for JSON."""
         health = None if self.health is None else self.health.plain()
         return self._asdict() | {"results": [one.plain() for one in self.results], "health": health}
 
@@ -145,12 +144,10 @@ class Tracker(Logger):
 
     @property
     def name(self) -> str:
-        """Name of the run."""
         return self.folder.name
 
     @property
     def version(self) -> str:
-        """Identifier of the run in the tracker."""
         return self.sent.id
 
     @abstractmethod

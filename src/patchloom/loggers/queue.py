@@ -7,13 +7,12 @@ import io
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any
 
 from PIL import Image
 
@@ -22,7 +21,7 @@ from patchloom.errors import PatchloomError, Stopped
 from patchloom.loggers.base import FinalResult, SentRecord, Tracker, record_path
 from patchloom.loggers.trackers import tracker_class
 from patchloom.runs.folder import RunFolder
-from patchloom.runs.settings import ResolvedSettings
+from patchloom.runs.settings import ResolvedSettings, settings_by_name
 from patchloom.system.files import read_bytes, read_text, write_whole
 from patchloom.system.network import why_unreachable
 
@@ -113,7 +112,7 @@ class TrackerSet(AbstractContextManager["TrackerSet"]):
             self.say(
                 f"  {one.name} is not ready{why and f' ({why})'}: training begins, and it is sent everything once it is"
             )
-        params = dict(_flatten(settings.plain()))
+        params = {name: one for name, one in settings_by_name(settings.plain()).items() if one is not None}
         self._send(lambda tracker: tracker.log_hyperparams(params))
         for row in rows:
             self.log_row(row)
@@ -150,24 +149,21 @@ class TrackerSet(AbstractContextManager["TrackerSet"]):
         for one in self._senders:
             one.jobs.put(None)
             with StatusMessage(f"waiting for {one.name}"):
-                self._wait_for(one)
+                one.join(min(_SOON, _END))
+                if not one.is_alive():
+                    continue
+                why = one.why_silent()
+                most = _ABSENT if why else _END
+                note = f" ({why})" if why else ""
+                self.say(f"  waiting up to {most:g} s for {one.name} to receive the rest{note}")
+                one.join(max(0.0, most - _SOON))
+                if one.is_alive():
+                    self.say(
+                        f"  {one.name} did not receive everything within {most:g} s{note}: the rest is in the run, and "
+                        "the same command sends it"
+                    )
         self._report()
         self._senders = []
-
-    def _wait_for(self, one: Sender) -> None:
-        one.join(min(_SOON, _END))
-        if not one.is_alive():
-            return
-        why = one.why_silent()
-        most = _ABSENT if why else _END
-        note = f" ({why})" if why else ""
-        self.say(f"  waiting up to {most:g} s for {one.name} to receive the rest{note}")
-        one.join(max(0.0, most - _SOON))
-        if one.is_alive():
-            self.say(
-                f"  {one.name} did not receive everything within {most:g} s{note}: the rest is in the run, and the "
-                "same command sends it"
-            )
 
     def _send(self, job: Callable[[Tracker], None]) -> None:
         self._report()
@@ -222,12 +218,3 @@ def _read_images(files: Sequence[Path]) -> dict[str, Image.Image]:
     return {
         path.stem: Image.open(io.BytesIO(read_bytes(path))).convert("RGB") for path in files if path.suffix == ".png"
     }
-
-
-def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield settings by dotted name, except those that are None."""
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{name}.")
-        elif value is not None:
-            yield f"{prefix}{name}", value

@@ -6,7 +6,6 @@ import json
 import netrc
 import os
 import re
-import sys
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -237,7 +236,6 @@ class Trackio(Tracker):
 
 
 def tracker_class(kind: str) -> type[Tracker]:
-    """Return the class of a tracker."""
     return {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow, "trackio": Trackio}[kind]
 
 
@@ -258,14 +256,13 @@ def parse_trackers(log: str | Sequence[str] | None) -> list[str]:
 
 def check_installed(names: Sequence[str]) -> None:
     """Raise a PatchloomError if the package of a tracker is not installed."""
-    if missing := [name for name in names if not _installed(name)]:
+    missing = []
+    for name in names:
+        with suppress(ValueError):  # of a module without a spec, which is there
+            spec = find_spec(name)
+            if spec is None or spec.origin is None:  # a folder such as wandb/, left by a run, is not a package
+                missing.append(name)
+    if missing:
         remedy = pip_install(*("track" if name == "tensorboard" else name for name in missing))
         are = "is" if len(missing) == 1 else "are"
         raise PatchloomError(f"{listing(missing, 'and')} {are} not installed: {remedy}, or give another --log")
-
-
-def _installed(name: str) -> bool:
-    if name in sys.modules:
-        return sys.modules[name] is not None
-    spec = find_spec(name)
-    return spec is not None and spec.origin is not None  # a folder such as wandb/, left by a run, is not a package

@@ -22,16 +22,16 @@ from patchloom.look.context import (
     mark_of,
     orient_rows,
     patch_at,
-    refuse_swin,
     to_pictures,
 )
 from patchloom.look.sheet import MARK, Caption, Page, Scale, Tile, Title, draw_tiles
 from patchloom.nets.attention import attention_each, class_attention_each
 from patchloom.nets.encode import embed, encode, grid_size, has_class_token, patch_count, prefix_count, rotations
 from patchloom.nets.heads import InstanceHead
-from patchloom.nets.swin import Encoder
+from patchloom.nets.swin import Encoder, refuse_hierarchical
 from patchloom.withhold.encoder_input import all_patches
 
+INSTEAD = "choose another picture"  # of a Swin
 _BLOCKS = 3  # default number of blocks
 _SIDE = 256  # approximate size in pixels to which small images are enlarged
 _GREY = 0.5  # weight of the image in the brightness of a map
@@ -44,7 +44,7 @@ ATTENTION_SCALE = Scale("attention to a patch", 0.0, 1.0, "OrRd", ("none", "maxi
 @torch.no_grad()
 def each_block(encoder: Encoder, images: Tensor) -> Iterator[Tensor]:
     """Yield the attention [b heads t t] of each block, as in `attention_maps`."""
-    vit = refuse_swin(encoder, "attention")
+    vit = refuse_hierarchical(encoder, "attention", INSTEAD)
     given = all_patches(images, patch_count(vit))
     for weights, _ in attention_each(vit, embed(vit, given), rotations(vit, given)):
         yield weights
@@ -76,7 +76,7 @@ def class_attention(encoder: Encoder, head: InstanceHead, images: Tensor) -> Ten
         head: class attention (CaiT).
         images: normalised images [b c h w] of the encoder's size.
     """
-    refuse_swin(encoder, "attention")
+    refuse_hierarchical(encoder, "attention", INSTEAD)
     last = encode(encoder, all_patches(images, patch_count(encoder)), norm=False)
     return torch.stack([*class_attention_each(head, last[:, prefix_count(encoder) :])], dim=1)
 
@@ -91,13 +91,6 @@ def rollout(maps: Tensor) -> Tensor:
         passed = (mean + torch.eye(mean.shape[-1], device=mean.device)) / 2
         rolled.append(passed @ rolled[-1] if rolled else passed)
     return torch.stack(rolled, dim=1)
-
-
-def most_attended(weights: Tensor, n: int) -> Tensor:
-    """Return the patch [b] that the other patches attend to most."""
-    among = weights[:, :, -n:, -n:].mean(1)
-    among = among - torch.diag_embed(among.diagonal(dim1=-2, dim2=-1))
-    return among.sum(1).argmax(-1)
 
 
 class AttentionSheet(NamedTuple):
@@ -123,16 +116,16 @@ def draw_attention(asked: LookRequest) -> list[Path]:
     Columns are blocks, rows are heads, and the last row is the rollout. The mean over heads is one sheet for all
     images, ``attention-mean.png``.
     """
-    refuse_swin(asked.encoder.vit, "attention")
+    refuse_hierarchical(asked.encoder.vit, "attention", INSTEAD)
     if asked.heads == "mean":
         return [_draw_means(asked)]
     one, images, blocks = asked.encoder, asked.pictures(), chosen_layers(asked, _BLOCKS)
-    shown, files = to_pictures(one, images), []
+    shown, files, name, which = to_pictures(one, images), [], "attention", ""
     with StatusMessage(f"reading the attention of {one.name}", len(images)) as waiting:
         for i, image in enumerate(images.split(1)):
             patch, drawn = _ask(asked, image, blocks)
-            name = "attention" if len(images) == 1 else f"attention-{i + 1}"
-            which = "" if len(images) == 1 else f", {one.card.modality.item} {i + 1} of {len(images)}"
+            if len(images) > 1:
+                name, which = f"attention-{i + 1}", f", {one.modality.item} {i + 1} of {len(images)}"
             page_caption = Caption(
                 f"Attention of single patches{which}",
                 "One map per block and head: the redder a patch, the more the marked patch attends to it. Look for "
@@ -158,8 +151,8 @@ def _draw_means(asked: LookRequest) -> Path:
     n, grid = patch_count(one.vit), grid_size(one.vit)
     number = chosen_layers(asked, 1)[-1]
     *_, h, w = images.shape
-    places = asked.queries or _spread((h, w))
-    queries = list(dict.fromkeys(patch_at(one, place) for place in places))
+    quadrants = [ImagePoint(along * w, down * h) for down in (0.25, 0.75) for along in (0.25, 0.75)]
+    queries = list(dict.fromkeys(patch_at(one, place) for place in asked.queries or quadrants))
     shown, rows = to_pictures(one, images), []
     headings = [one.modality.item, *(f"patch {i}" for i in range(1, len(queries) + 1))]
     headings += ["class token"] * (has_class_token(one.vit) or one.head is not None)
@@ -200,12 +193,6 @@ def _draw_means(asked: LookRequest) -> Path:
     return draw_tiles(page, shown.shape[1:3], asked.folder / "attention-mean.png", page_caption)
 
 
-def _spread(size: tuple[int, int]) -> tuple[ImagePoint, ...]:
-    """Return the centres of the quadrants of an image of ``size`` (h, w)."""
-    h, w = size
-    return tuple(ImagePoint(along * w, down * h) for down in (0.25, 0.75) for along in (0.25, 0.75))
-
-
 def _ask(asked: LookRequest, image: Tensor, blocks: list[int]) -> tuple[int, list[AttentionSheet]]:
     """Return the number of the query patch of an image [1 c h w], and the attention of it and of the class token."""
     one, kept, means = asked.encoder, [], []
@@ -214,7 +201,11 @@ def _ask(asked: LookRequest, image: Tensor, blocks: list[int]) -> tuple[int, lis
         means.append(weights.mean(1, keepdim=True))
         if number in blocks:
             kept.append(weights[0])
-    patch = int(most_attended(weights, n)) if asked.query is None else patch_at(one, asked.query)
+    if asked.queries:
+        patch = patch_at(one, asked.queries[0])
+    else:  # the patch that the others attend to most in the last block
+        among = weights[0, :, -n:, -n:].mean(0)
+        patch = int((among - among.diagonal().diag()).sum(0).argmax())
     rolled = check_finite(one, rollout(torch.stack(means, dim=1)))[0, [number - 1 for number in blocks]]
     names = [f"block {number}" for number in blocks]
 
@@ -265,7 +256,7 @@ def overlay(picture: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 
 def _caption(asked: LookRequest, drawn: list[AttentionSheet]) -> str:
-    chosen = "as requested" if asked.query else "the most attended patch in the last block"
+    chosen = "as requested" if asked.queries else "the most attended patch in the last block"
     tokens = prefix_count(asked.encoder.vit) + patch_count(asked.encoder.vit)
     said = [
         f"Attention of the marked patch ({chosen}){' and of the class token' if len(drawn) > 1 else ''}: columns are "

@@ -10,10 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from patchloom.data.modality import Modality
 from patchloom.display import StatusMessage
 from patchloom.errors import listing
-from patchloom.look.attention import each_block
+from patchloom.look.attention import INSTEAD, each_block
 from patchloom.look.charts import (
     Line,
     Panel,
@@ -24,11 +23,11 @@ from patchloom.look.charts import (
     write_figure,
     write_table,
 )
-from patchloom.look.context import LookRequest, check_finite, chosen_layers, refuse_swin
+from patchloom.look.context import LookRequest, check_finite, chosen_layers
 from patchloom.look.position_map import cell_height
 from patchloom.look.sheet import Caption, Page, Scale, Tile, draw_tiles
 from patchloom.nets.encode import grid_size, layer_names, patch_count, prefix_count
-from patchloom.nets.swin import Encoder, is_hierarchical
+from patchloom.nets.swin import Encoder, is_hierarchical, refuse_hierarchical
 from patchloom.sizes import Sides, in_pixels
 
 MAX_TIMES_UNIFORM = 16.0  # end of the scale: ratio to uniform attention, and its inverse
@@ -66,7 +65,10 @@ def relative_attention(encoder: Encoder, images: Tensor) -> ByOffset:
         images: normalised images [b c h w] of the encoder's size; they are processed one by one.
     """
     grid = grid_size(encoder)
-    bins, pairs, far = (one.to(images.device) for one in (_offsets(grid), pairs_of(grid), distances_of(grid)))
+    row, column = (one.flatten() for one in torch.meshgrid(*map(torch.arange, grid), indexing="ij"))
+    down, right = row[None] - row[:, None] + grid[0] - 1, column[None] - column[:, None] + grid[1] - 1
+    offsets = down * (2 * grid[1] - 1) + right  # [n n], the index of each in a flattened map
+    bins, pairs, far = (one.to(images.device) for one in (offsets, pairs_of(grid), distances_of(grid)))
     n, total = len(bins), torch.zeros(())
     for image in images.split(1):
         sums = []
@@ -96,22 +98,15 @@ def uniform_distance(grid: Sides) -> float:
     return float((pairs * distances_of(grid)).sum() / pairs.sum())
 
 
-def _offsets(grid: Sides) -> Tensor:
-    """Return the index of the offset of each query and key [n n] in a flattened map of 2r-1 rows and 2c-1 columns."""
-    row, column = (one.flatten() for one in torch.meshgrid(*map(torch.arange, grid), indexing="ij"))
-    down, right = row[None] - row[:, None] + grid[0] - 1, column[None] - column[:, None] + grid[1] - 1
-    return down * (2 * grid[1] - 1) + right
-
-
 def draw_relative(asked: LookRequest) -> list[Path]:
     """Draw attention by offset, ``relative.png``, and mean distances, ``distances.png`` and ``relative.csv``.
 
     Distances cover the encoder and those for comparison, except for Swins, which the caption lists.
     """
-    refuse_swin(asked.encoder.vit, "attention by offset")
+    refuse_hierarchical(asked.encoder.vit, "attention by offset", INSTEAD)
     numbers = chosen_layers(asked, len(layer_names(asked.encoder.vit)))
     found, left = list[_Measured](), list[str]()
-    for other in asked.all_encoders():
+    for other in (asked.encoder, *asked.beside):
         if is_hierarchical(other.vit):
             left.append(other.name)
             continue
@@ -147,11 +142,22 @@ def _draw_maps(asked: LookRequest, numbers: list[int], measured: _Measured) -> P
         near, shown = distances[number - 1], times[number - 1].log2().numpy()
         order = near.argsort().tolist()
         rows.append([Tile(scale.shade(shown[head]), f"{head + 1}: {near[head]:.1f}") for head in order])
+    (height, width), images = measured.grid, one.modality.counted(measured.images)
+    edges = f"{height - 1} patches up and down and {width - 1} to each side"
+    if 1 in measured.grid:
+        edges = f"{width - 1} patches to each side" if height == 1 else f"{height - 1} patches up and down"
+    text = (
+        f"Attention of a patch to the patch at each offset, averaged over {images} and all pairs of patches with that "
+        f"offset. Offset 0 is in the middle; the edges are {edges}. Above each map are the number of the head and its "
+        "mean attention distance in patches; the heads of a block are sorted by it, the most local first. A red dot is "
+        "a head that attends to a fixed offset, stripes are one that attends along rows or columns, and a white map is "
+        "one that ignores position (MP3, Zhai et al. 2022, Figs. 8 and 11)."
+    )
     page = Page(
         rows,
         [""] * maps.shape[1],
         asked.title("attention by offset"),
-        _said_of_maps(measured, one.modality),
+        text,
         above=[f"block {number}" for number in numbers],
         scales=[scale],
     )
@@ -166,50 +172,41 @@ def _draw_maps(asked: LookRequest, numbers: list[int], measured: _Measured) -> P
     return draw_tiles(page, size, asked.folder / "relative.png", page_caption, _MAP)
 
 
-def _said_of_maps(measured: _Measured, modality: Modality) -> str:
-    (rows, columns), images = measured.grid, modality.counted(measured.images)
-    edges = f"{rows - 1} patches up and down and {columns - 1} to each side"
-    if 1 in (rows, columns):
-        edges = f"{columns - 1} patches to each side" if rows == 1 else f"{rows - 1} patches up and down"
-    return (
-        f"Attention of a patch to the patch at each offset, averaged over {images} and all pairs of patches with that "
-        f"offset. Offset 0 is in the middle; the edges are {edges}. Above each map are the number of the head and its "
-        "mean attention distance in patches; the heads of a block are sorted by it, the most local first. A red dot is "
-        "a head that attends to a fixed offset, stripes are one that attends along rows or columns, and a white map is "
-        "one that ignores position (MP3, Zhai et al. 2022, Figs. 8 and 11)."
-    )
-
-
 def _draw_distances(asked: LookRequest, found: list[_Measured], left: list[str]) -> Path:
     """Draw mean distances by block: dots for heads, a line for their mean, and a dashed line for uniform attention."""
     grids = dict.fromkeys(measured.grid for measured in found)
-    longest = max(len(measured.by_offset.distances) for measured in found)
-    caption = _said_of_distances(found, left, len(grids) > 1, asked.encoder.modality.noun)
+    caption = (
+        "Mean distance between a patch and the patches it attends to, weighted by attention (Dosovitskiy et al. 2021, "
+        f"Fig. 7), over all {asked.encoder.modality.noun} and patches together. Low dots are local heads; dots near "
+        "the dashed line attend everywhere. Look in which blocks training has made heads local or global."
+    )
+    uniform = {"uniform": uniform_distance(found[0].grid)}
+    if len(grids) > 1:
+        caption += " Distances depend on the grid of patches: compare each encoder with its own dashed line."
+        uniform = {f"uniform, {in_pixels(grid)} patches": uniform_distance(grid) for grid in grids}
+    if left:
+        caption += f" Left out: {listing(left, 'and')}, a Swin, which has no global attention."
     title = asked.title("attention distance").name
     with styled_figure((6.2, 4.6), {"w_pad": 0.12, "h_pad": 0.08}, title, caption) as figure:
-        axes = figure.subplots()
-        uniform = {
-            "uniform" if len(grids) == 1 else f"uniform, {in_pixels(grid)} patches": uniform_distance(grid)
-            for grid in grids
-        }
-        lines = []
+        axes, lines = figure.subplots(), []
         for i, (measured, colour) in enumerate(zip(found, line_colours(len(found)), strict=True)):
             distances = measured.by_offset.distances.numpy()
             aside = (i - (len(found) - 1) / 2) * min(0.12, 0.5 / len(found))
             places = np.arange(1, len(distances) + 1) + aside
             lines.append(Line(measured.name, places, distances.mean(1)))
             axes.plot(places, distances, "o", color=colour, alpha=0.55, markersize=3.5, markeredgewidth=0)
-        note = "in patches; dots: heads, line: their mean"
         panel = Panel(
             "mean attention distance",
-            note,
+            "in patches; dots: heads, line: their mean",
             lines,
-            ticks=layer_ticks(1, longest),
+            show="{:.2f}".format,
+            baselines=uniform,
+            ticks=layer_ticks(1, max(len(measured.by_offset.distances) for measured in found)),
             from_zero=True,
             markers=False,
             axis="block",
         )
-        draw_panel(axes, panel._replace(show="{:.2f}".format, baselines=uniform))
+        draw_panel(axes, panel)
         page_caption = Caption(
             "Mean attention distance",
             "The mean distance between a patch and the patches it attends to, for each block, compared with the "
@@ -217,16 +214,3 @@ def _draw_distances(asked: LookRequest, found: list[_Measured], left: list[str])
             121,
         )
         return write_figure(figure, asked.folder / "distances.png", page_caption)
-
-
-def _said_of_distances(found: list[_Measured], left: list[str], differ: bool, noun: str) -> str:
-    said = [
-        "Mean distance between a patch and the patches it attends to, weighted by attention (Dosovitskiy et al. 2021, "
-        f"Fig. 7), over all {noun} and patches together. Low dots are local heads; dots near the dashed line attend "
-        "everywhere. Look in which blocks training has made heads local or global."
-    ]
-    if differ:
-        said.append("Distances depend on the grid of patches: compare each encoder with its own dashed line.")
-    if left:
-        said.append(f"Left out: {listing(left, 'and')}, a Swin, which has no global attention.")
-    return " ".join(said)

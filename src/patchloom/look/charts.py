@@ -35,6 +35,7 @@ STYLE: dict[Any, Any] = {
     "ytick.color": QUIET,
     "axes.labelcolor": QUIET,
 }
+SMOOTH = 0.02  # width of the smoothing window of losses as a fraction of a curve
 MARKED = 40  # lines with at most this many points have markers
 LABEL_GAP = 0.075  # smallest distance between labels as a fraction of the panel's height
 _LONGEST = 34  # characters of a line's name
@@ -106,7 +107,6 @@ def draw_curves(
     metrics_csv: Path,
     out: Path,
     measure: str = "held-out measure",
-    smooth: float = 0.02,
     images: str = "held-out images",
     percent: bool = False,
     gallery: str = "training images",
@@ -131,7 +131,7 @@ def draw_curves(
             line = Line("this run" if len(curves) > 1 else "", *curves.pop(""))
             baselines = {name: float(values[-1]) for name, (_, values) in curves.items()}
             panels.append(
-                Panel(title, note, [line], share, smooth=smooth if name == "loss" else 0, baselines=baselines)
+                Panel(title, note, [line], share, smooth=SMOOTH if name == "loss" else 0, baselines=baselines)
             )
     if not panels:
         raise PatchloomError(f"{metrics_csv} has nothing to draw yet: wait until the run has logged a loss")
@@ -143,12 +143,12 @@ def draw_curves(
 
 @contextmanager
 def styled_figure(
-    size: tuple[float, float], layout: Mapping[str, Any] | None = None, title: str = "", caption: str = ""
+    size: tuple[float, float], layout: Mapping[str, Any], title: str = "", caption: str = ""
 ) -> Iterator[Figure]:
     """Open a figure of ``size`` (width, height) in inches, in our style while this block lasts.
 
-    ``layout`` has pads of matplotlib's constrained layout, where others than its own are wanted; None turns it off.
-    ``title`` is written above, ``caption`` below.
+    ``layout`` has pads of matplotlib's constrained layout, where others than its own are wanted. ``title`` is written
+    above, ``caption`` below.
     """
     # Imported only by what draws: it takes 0.3 s, and the first step of a training need not wait for it.
     import matplotlib
@@ -156,7 +156,7 @@ def styled_figure(
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     with matplotlib.rc_context(STYLE):
-        figure = Figure(size, layout=None if layout is None else ConstrainedLayoutEngine(**layout))
+        figure = Figure(size, layout=ConstrainedLayoutEngine(**layout))
         if title:
             figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold", color=INK, wrap=True)
         if caption:
@@ -252,7 +252,14 @@ def draw_panel(axes: Axes, panel: Panel, longest: float = 0.0) -> None:
         axes.set_xlim(0, longest * 1.02 or 1)
         axes.locator_params(axis="x", nbins=6, steps=[1, 2, 5, 10])
     axes.set_xlabel(panel.axis)
-    write_beside(axes, labels)
+    labels.sort(key=lambda label: label[0])
+    low, high = axes.get_ylim()
+    heights = spread_labels([(value - low) / (high - low) for value, *_ in labels], LABEL_GAP)
+    for (_, text, colour, weight), height in zip(labels, heights, strict=True):
+        axes.annotate(
+            text, (1, height), (5, 0), xycoords="axes fraction", textcoords="offset points", va="center", fontsize=8,
+            color=colour, fontweight=weight, annotation_clip=False,
+        )  # fmt: skip
 
 
 def line_colours(count: int) -> list[str]:
@@ -269,18 +276,6 @@ def short_name(name: str) -> str:
     """Shorten a long name in the middle."""
     half = _LONGEST // 2
     return name if len(name) <= _LONGEST else f"{name[: half - 1]}…{name[-half:]}"
-
-
-def write_beside(axes: Axes, labels: list[tuple[float, str, str, str]]) -> None:
-    """Write labels (height, text, colour, weight) beside a panel, without overlaps."""
-    labels = sorted(labels, key=lambda label: label[0])
-    low, high = axes.get_ylim()
-    heights = spread_labels([(value - low) / (high - low) for value, *_ in labels], LABEL_GAP)
-    for (_, text, colour, weight), height in zip(labels, heights, strict=True):
-        axes.annotate(
-            text, (1, height), (5, 0), xycoords="axes fraction", textcoords="offset points", va="center", fontsize=8,
-            color=colour, fontweight=weight, annotation_clip=False,
-        )  # fmt: skip
 
 
 def spread_labels(heights: list[float], gap: float) -> list[float]:
@@ -311,67 +306,6 @@ def smoothed_values(values: np.ndarray, share: float) -> np.ndarray:
     # renormalise at the ends, so that the curve is not pulled to 0
     padded = np.convolve(values, kernel)[reach : reach + len(values)]
     return padded / np.convolve(np.ones_like(values), kernel)[reach : reach + len(values)]
-
-
-# Accuracy by layer of an encoder, or by blend with its start.
-
-
-def draw_layers(
-    layers: Sequence[str],
-    values: Sequence[tuple[float, float, float]],
-    controls: dict[str, Sequence[float]],
-    baselines: dict[str, float],
-    best: int,
-    name: str,
-    note: str,
-    out: Path,
-) -> Path:
-    """Draw the accuracy of each layer of an encoder, with that of each control, as a PNG file."""
-    places = np.arange(len(layers))
-    lines = [Line("this encoder", places, *np.array(values).T)]
-    lines += [Line(control, places, np.array(its), dashed=True) for control, its in controls.items()]
-    ticks: dict[float, str] = dict(enumerate(["0", *(layer.removeprefix("block ") for layer in layers[1:])]))
-    panel = Panel(f"Layers of {name}", note, lines, True, baselines=baselines, ticks=ticks, chosen=best)
-    panel = panel._replace(axis="after block")
-    page_caption = Caption(
-        "kNN accuracy by layer",
-        "kNN accuracy of the features of each layer, compared with the untrained encoder, and with the start of an "
-        "adapted one. A drop in the last blocks means that these are specialised in the pretext task.",
-        201,
-    )
-    return draw_lines([panel], out, page_caption)
-
-
-def draw_blends(
-    shares: Sequence[float],
-    values: Sequence[tuple[float, float, float]],
-    baselines: dict[str, float],
-    best: int,
-    name: str,
-    note: str,
-    out: Path,
-) -> Path:
-    """Draw the accuracy of blends of an encoder with its start, as a PNG file.
-
-    Args:
-        shares: ascending shares [n] of the adapted weights, from 0 (start) to 1.
-        values: accuracy and its interval for each share.
-        baselines: accuracies by name.
-        best: index of the chosen blend.
-        name: name of the encoder.
-        note: subtitle.
-        out: file to write.
-    """
-    line, ticks = Line("this encoder", np.array(shares), *np.array(values).T), {one: f"{one:g}" for one in shares}
-    panel = Panel(f"Blends of {name}", note, [line], True, baselines=baselines, ticks=ticks, chosen=best)
-    page_caption = Caption(
-        "Accuracy of blends with the start",
-        "Accuracy of weighted means of the adapted weights and those of the start. A maximum between both ends means "
-        "that a blend is better than either.",
-        202,
-    )
-    panel = panel._replace(axis="share of the adapted weights; 0: the start")
-    return draw_lines([panel], out, page_caption)
 
 
 # Predicted against true numbers.

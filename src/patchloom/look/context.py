@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -24,13 +24,12 @@ from patchloom.nets.encode import (
     grid_size,
     input_channels,
     input_size,
-    layer_names,
     patch_count,
     patch_size,
     prefix_count,
 )
 from patchloom.nets.heads import InstanceHead
-from patchloom.nets.swin import Encoder, PlainViT, is_hierarchical
+from patchloom.nets.swin import Encoder, level_count
 from patchloom.options.verbs import HeadChoice
 from patchloom.withhold.encoder_input import all_patches
 
@@ -85,8 +84,8 @@ class LookRequest:
         beside: encoders for comparison: by default an untrained one, and those that the user gave.
         images: number of images drawn, 1 to 8, evenly spread over ``source``.
         seed: random seed.
-        query: point whose patch is examined; None: the picture chooses.
-        queries: points whose patches are examined in the mean attention of all heads; empty: the picture chooses.
+        queries: points whose patches are examined; empty: the picture chooses. Only the mean attention of all heads
+            takes several.
         heads: whether attention is drawn for each head, or averaged over heads.
         exemplar: image file that retrieval searches for; None: crops of the images are used.
         blocks: numbers, from 1, of the blocks to draw; None: the picture chooses.
@@ -100,7 +99,7 @@ class LookRequest:
     beside: tuple[NamedEncoder, ...] = ()
     images: int = 8
     seed: int = 0
-    query: ImagePoint | None = None
+
     queries: tuple[ImagePoint, ...] = ()
     heads: HeadChoice = "each"
     exemplar: Path | None = None
@@ -116,24 +115,9 @@ class LookRequest:
         batches = one.batches(self.source.subset(places), self.device, (times * h, times * w))
         return torch.cat([images for _, images in batches])
 
-    def all_encoders(self) -> tuple[NamedEncoder, ...]:
-        """Return the encoder and those for comparison."""
-        return (self.encoder, *self.beside)
-
     def title(self, what: str) -> Title:
         """Return the title of a sheet."""
         return Title(f"{self.encoder.name}: {what}")
-
-
-def refuse_swin(vit: Encoder, what: str) -> PlainViT:
-    """Return a plain ViT; refuse a Swin, whose windows do not allow the picture ``what``."""
-    if is_hierarchical(vit):
-        raise PatchloomError(f"{what} needs global attention, which a Swin does not have: choose another picture")
-    return vit
-
-
-# draws one kind of picture and returns the files
-Draw = Callable[[LookRequest], Sequence[Path]]
 
 
 # Helpers shared by all pictures of an encoder: features, display colours, patch positions and captions.
@@ -186,14 +170,8 @@ def full_caption(one: NamedEncoder, text: str, images: Tensor) -> str:
 
 def patch_at(one: NamedEncoder, place: ImagePoint) -> int:
     """Return the number of the patch, row by row, at a point of an image."""
-    (rows, columns), (tall, wide) = grid_size(one.vit), patch_size(one.vit)
-    row, column = int(place.y // tall), int(place.x // wide)
-    if not (0 <= row < rows and 0 <= column < columns):
-        raise PatchloomError(
-            f"the point {place.x:g},{place.y:g} is outside the image: the input of {one.name} is "
-            f"{columns * wide} pixels wide and {rows * tall} high"
-        )
-    return row * columns + column
+    (_, columns), (tall, wide) = grid_size(one.vit), patch_size(one.vit)
+    return int(place.y // tall) * columns + int(place.x // wide)
 
 
 def patch_box(grid: tuple[int, int], patch: int) -> Box:
@@ -210,12 +188,7 @@ def mark_of(one: NamedEncoder, patch: int) -> Box:
 
 def chosen_layers(asked: LookRequest, count: int) -> list[int]:
     """Return the numbers, from 1, of the requested blocks (stages of a Swin), or of ``count`` that include the last."""
-    last = len(layer_names(asked.encoder.vit)) - 2
     if asked.blocks is None:
-        evenly = torch.linspace(0, last, count + 1)[1:].round().int().tolist()
+        evenly = torch.linspace(0, level_count(asked.encoder.vit), count + 1)[1:].round().int().tolist()
         return sorted({max(1, one) for one in evenly})
-    wrong = [one for one in asked.blocks if not 1 <= one <= last]
-    if wrong:
-        kind = layer_names(asked.encoder.vit)[1].split()[0]
-        raise PatchloomError(f"{asked.encoder.name} has no {kind} {wrong[0]}: its {kind}s are numbered 1 to {last}")
-    return sorted(set(asked.blocks))
+    return [*asked.blocks]

@@ -126,11 +126,48 @@ def position_correlation(
 
 
 def draw_correlation(asked: LookRequest) -> list[Path]:
-    """Draw correlations of all pairs of positions, and similarities to one patch of each image.
+    """Draw the similarity of one patch of each image to all of this image and the next, and of all pairs of positions.
 
     The files are ``correlation-positions.png`` with a CSV file, and ``correlation.png``.
     """
-    return [*_draw_patches(asked), *_draw_positions(asked)]
+    one, images = asked.encoder, asked.pictures()
+    features = centred(output_of(one, images))
+    queries = salient_patches(features)
+    if asked.queries:
+        queries = torch.full((len(images),), patch_at(one, asked.queries[0]))
+    shown = to_pictures(one, images)
+    scale = Scale("correlation with the marked patch", -1.0, 1.0, "RdBu_r")
+    several = len(images) > 1
+    found = [(one.name, correlation(features, queries))]
+    for other in asked.beside[:1]:
+        its = centred(output_of(other, asked.pictures(of=other)))
+        rows, columns = its.shape[1:3]
+        same = []  # the patches of its grid at the centres of the queries
+        for query in queries.tolist():
+            top, left, tall, wide = patch_box(grid_size(one.vit), query)
+            same.append(int((top + tall / 2) * rows) * columns + int((left + wide / 2) * columns))
+        found.append((other.name, correlation(its, torch.tensor(same))))
+    item = one.modality.item
+    headings = [item, *[f"next {item}"] * several, *[f"within the {item}", *["in the next"] * several] * len(found)]
+    groups = [("", 1 + several), *((name, 1 + several) for name, _ in found)]
+    maps = [[orient_rows(one, part) for part in each] for _, each in found]
+    tiles = []
+    for i, query in enumerate(queries.tolist()):
+        marks = [(mark_of(one, query), MARK)]
+        row = [Tile(shown[i], marks=marks), *[Tile(shown[(i + 1) % len(images)])] * several]
+        for within, across in maps:
+            row += [Tile(scale.shade(within[i]), marks=marks), *[Tile(scale.shade(across[i]))] * several]
+        tiles.append(row)
+    title, caption = asked.title("one patch and all others"), full_caption(one, _caption(asked, several), images)
+    page_caption = Caption(
+        "Similarity to one patch",
+        f"The similarity of the marked patch to all patches of its own {item} and of the next. Look whether similar "
+        "patches show the same kind of thing, or only the same brightness.",
+        130,
+    )
+    page = Page(tiles, headings, title, caption, groups, scales=[scale])
+    picture = draw_tiles(page, shown.shape[1:3], asked.folder / "correlation.png", page_caption)
+    return [picture, *_draw_positions(asked)]
 
 
 def _draw_positions(asked: LookRequest) -> list[Path]:
@@ -141,7 +178,13 @@ def _draw_positions(asked: LookRequest) -> list[Path]:
     found = [(each, position_correlation(each, source, asked.device, asked.seed)) for each in encoders]
     several = found[0][1].images > 1
     where = ["within", *(["across"] if several else [])]
-    scales = [Scale(f"Pearson correlation, {name} {one.modality.noun}", *_range(found, name)) for name in where]
+    scales = []
+    for name in where:
+        values = torch.cat([getattr(each, name).flatten() for _, each in found])
+        if name == "within":  # without the correlations of a position with itself
+            values = torch.cat([each.within[~torch.eye(len(each.within), dtype=torch.bool)] for _, each in found])
+        ends = (float(values.min()), float(values.max())) if len(values) else (-1.0, 1.0)
+        scales.append(Scale(f"Pearson correlation, {name} {one.modality.noun}", *ends))
     rows = [
         [
             Tile(_map_of_pairs(each, getattr(matrices, name), scale), each.name)
@@ -152,8 +195,26 @@ def _draw_positions(asked: LookRequest) -> list[Path]:
     headings = [f"{name} {one.modality.noun}" for name in where]
     grid = grid_size(one.vit)
     size = (grid[0] ** 2, grid[1] ** 2) if _in_cells(grid) else (1, 1)
+    count = found[0][1].images
+    item, noun = one.modality.item, one.modality.noun
+    many = f"{count:,} {noun} and as many random pairs of them" if several else f"a single {item}"
+    text = f"Pearson correlation of the last layer's features at every pair of positions, averaged over {many}."
+    if _in_cells(grid):
+        text += " Each small map belongs to one position and shows its correlation with all positions."
+    else:
+        text += " Rows and columns are positions."
+    for each, matrices in found:
+        means = matrices.means()
+        text += f" {each.name}: on average {means['within'][0]:.2f} within {one.modality.an_item}"
+        if several:
+            text += f", {means['across'][0]:.2f} across, {means['across'][1]:.2f} across at the same position"
+        text += "."
+    text += (
+        f" Maps that are bright around their own position, also across {noun}, show that features encode position; "
+        "larger correlations within than across show that they encode content (MP3, Zhai et al. 2022, Fig. 10)."
+    )
     title, out = asked.title("every pair of positions"), asked.folder / "correlation-positions.png"
-    page = Page(rows, headings, title, _caption_of_pairs(asked, found, several), scales=scales)
+    page = Page(rows, headings, title, text, scales=scales)
     page_caption = Caption(
         "Similarity between positions",
         f"The mean similarity of the features at each pair of positions, within {one.modality.an_item} and between "
@@ -171,15 +232,6 @@ def _draw_positions(asked: LookRequest) -> list[Path]:
     ]
     heading = ("encoder", "where", "pairs", "mean", "images")
     return [out, write_table(heading, table, out.with_suffix(".csv"))]
-
-
-def _range(found: list[tuple[NamedEncoder, PositionCorrelation]], name: str) -> tuple[float, float]:
-    """Return the smallest and the largest correlation, without those of a position with itself."""
-    matrices = [getattr(each, name) for _, each in found]
-    if name == "within":
-        matrices = [one[~torch.eye(len(one), dtype=torch.bool)] for one in matrices]
-    values = torch.cat([one.flatten() for one in matrices])
-    return (float(values.min()), float(values.max())) if len(values) else (-1.0, 1.0)
 
 
 def _in_cells(grid: tuple[int, int]) -> bool:
@@ -205,94 +257,15 @@ def _map_of_pairs(one: NamedEncoder, matrix: Tensor, scale: Scale) -> np.ndarray
     return np.concatenate(lines[:-1])
 
 
-def _caption_of_pairs(asked: LookRequest, found: list[tuple[NamedEncoder, PositionCorrelation]], several: bool) -> str:
-    cells = _in_cells(grid_size(asked.encoder.vit))
-    count = found[0][1].images
-    item, noun = asked.encoder.modality.item, asked.encoder.modality.noun
-    many = f"{count:,} {noun}" if several else f"a single {item}"
-    said = [
-        "Pearson correlation of the last layer's features at every pair of positions, averaged over "
-        f"{many}{' and as many random pairs of them' if several else ''}.",
-        "Each small map belongs to one position and shows its correlation with all positions."
-        if cells
-        else "Rows and columns are positions.",
-    ]
-    for each, matrices in found:
-        means = matrices.means()
-        text = f"{each.name}: on average {means['within'][0]:.2f} within {asked.encoder.modality.an_item}"
-        if several:
-            text += f", {means['across'][0]:.2f} across, {means['across'][1]:.2f} across at the same position"
-        said.append(f"{text}.")
-    said.append(
-        f"Maps that are bright around their own position, also across {noun}, show that features encode position; "
-        "larger correlations within than across show that they encode content (MP3, Zhai et al. 2022, Fig. 10)."
-    )
-    return " ".join(said)
-
-
-def _draw_patches(asked: LookRequest) -> list[Path]:
-    """Draw the similarity of one patch of each image to all patches of this image and the next."""
-    one, images = asked.encoder, asked.pictures()
-    features = centred(output_of(one, images))
-    if asked.query is None:
-        queries = salient_patches(features)
-    else:
-        queries = torch.full((len(images),), patch_at(one, asked.query))
-    shown = to_pictures(one, images)
-    scale = Scale("correlation with the marked patch", -1.0, 1.0, "RdBu_r")
-    several = len(images) > 1
-    found = [(one.name, correlation(features, queries))]
-    for other in asked.beside[:1]:
-        its = centred(output_of(other, asked.pictures(of=other)))
-        found.append((other.name, correlation(its, _same_places(one, queries, its))))
-    item = one.modality.item
-    headings = [item, *([f"next {item}"] if several else [])]
-    groups = [("", len(headings))]
-    for name, _ in found:
-        headings += [f"within the {item}", *(["in the next"] if several else [])]
-        groups.append((name, 2 if several else 1))
-    maps = [[orient_rows(one, part) for part in each] for _, each in found]
-    rows = []
-    for i, query in enumerate(queries.tolist()):
-        marks = [(mark_of(one, query), MARK)]
-        row = [Tile(shown[i], marks=marks)]
-        row += [Tile(shown[(i + 1) % len(images)])] if several else []
-        for within, across in maps:
-            row.append(Tile(scale.shade(within[i]), marks=marks))
-            row += [Tile(scale.shade(across[i]))] if several else []
-        rows.append(row)
-    title, caption = asked.title("one patch and all others"), full_caption(one, _caption(asked, several), images)
-    page_caption = Caption(
-        "Similarity to one patch",
-        f"The similarity of the marked patch to all patches of its own {item} and of the next. Look whether similar "
-        "patches show the same kind of thing, or only the same brightness.",
-        130,
-    )
-    page = Page(rows, headings, title, caption, groups, scales=[scale])
-    return [draw_tiles(page, shown.shape[1:3], asked.folder / "correlation.png", page_caption)]
-
-
-def _same_places(one: NamedEncoder, queries: Tensor, features: Tensor) -> Tensor:
-    """Return the patches of another encoder's grid, of features [b rows columns d], at the centres of patches [b]."""
-    rows, columns = features.shape[1:3]
-    found = []
-    for query in queries.tolist():
-        top, left, tall, wide = patch_box(grid_size(one.vit), query)
-        found.append(int((top + tall / 2) * rows) * columns + int((left + wide / 2) * columns))
-    return torch.tensor(found)
-
-
 def _caption(asked: LookRequest, several: bool) -> str:
     item = asked.encoder.modality.item
-    how = f"the one whose feature is farthest from its {item}'s mean" if asked.query is None else "as requested"
+    how = "as requested" if asked.queries else f"the one whose feature is farthest from its {item}'s mean"
     said = [
         f"Cosine similarity of each patch to the marked patch ({how}), after subtracting the mean feature of all "
         "patches drawn. Red: similar. White: unrelated. Blue: opposite."
     ]
-    if several:
-        said.append(f"The next {item} is that of the row below, and for the last row that of the first.")
-    else:
-        said.append(f"There is only one {item}, so there is no next one.")
+    said += [f"The next {item} is that of the row below, and for the last row that of the first."] * several
+    said += [f"There is only one {item}, so there is no next one."] * (not several)
     if asked.beside:
         other = asked.beside[0].name
         said.append(f"Right: the same for {'the untrained encoder' if other == UNTRAINED else other}.")

@@ -48,7 +48,8 @@ class Depth(NamedTuple):
         layers: names [l], as in `layer_names` without the last norm.
         fourier: [l] log-amplitude of the highest frequency minus that of frequency 0; NaN for a single patch.
         rank: [l] effective rank.
-        similarity: [l l] linear CKA.
+        similarity: [l l] linear centred kernel alignment ‖bᵀa‖² / (‖aᵀa‖ ‖bᵀb‖) of centred features, in [0, 1]
+            (Kornblith et al. 2019): 1 if one is a rotation, translation and scaling of the other.
         patches: number of patches for rank and similarity.
     """
 
@@ -75,17 +76,6 @@ def relative_log_amplitude(maps: Tensor) -> Tensor:
     return found - found[0]
 
 
-def linear_cka(a: Tensor, b: Tensor) -> float:
-    """Return the linear centred kernel alignment of features [m d] and [m e] of the same m examples, in [0, 1].
-
-    It is ‖bᵀa‖² / (‖aᵀa‖ ‖bᵀb‖) of centred features (Kornblith et al. 2019), which is 1 if one is a rotation,
-    translation and scaling of the other. NaN if all examples are equal in one of them.
-    """
-    if len(a) != len(b):
-        raise ValueError(f"features of {len(a)} and of {len(b)} examples cannot be compared: give the same examples")
-    return _shared(_scaled(a), _scaled(b))
-
-
 def measure_depth(one: NamedEncoder, images: Tensor, seed: int = 0) -> Depth:
     """Measure an encoder's patch features of images [b c h w] in all layers.
 
@@ -104,7 +94,9 @@ def measure_depth(one: NamedEncoder, images: Tensor, seed: int = 0) -> Depth:
                 maps = check_finite(one, maps.float().cpu())
                 spectrum = relative_log_amplitude(maps)
                 fourier[i] += (spectrum[-1] if len(spectrum) > 1 else math.nan) * len(some) / len(images)
-                kept[i].append(_by_unit(maps, grid_size(vit)).flatten(0, 2)[mine])
+                if maps.shape[1:3] != grid_size(vit):  # of a Swin
+                    maps = F.adaptive_avg_pool2d(maps.permute(0, 3, 1, 2), grid_size(vit)).permute(0, 2, 3, 1)
+                kept[i].append(maps.flatten(0, 2)[mine])
             waiting.advance()
         features = [torch.cat(each) for each in kept]
         rank = torch.tensor([effective_rank(each) for each in features])
@@ -118,9 +110,8 @@ def measure_depth(one: NamedEncoder, images: Tensor, seed: int = 0) -> Depth:
 
 def draw_depth(asked: LookRequest) -> list[Path]:
     """Draw the layer statistics of the encoder and those for comparison as ``depth.png`` and ``depth.csv``."""
-    found: list[tuple[str, Depth]] = []
-    counts = []
-    for one in asked.all_encoders():
+    found, counts = list[tuple[str, Depth]](), list[int]()
+    for one in (asked.encoder, *asked.beside):
         most = min(IMAGES, max(_FEWEST, -(-_ENOUGH // patch_count(one.vit))))
         images = asked.pictures(most, of=one)
         counts.append(len(images))
@@ -132,7 +123,21 @@ def draw_depth(asked: LookRequest) -> list[Path]:
     size = _WIDTH, 4.2 + 3.3 * lines
     with styled_figure(size, {"w_pad": 0.1, "h_pad": 0.08}, title, caption) as figure:
         above, beneath = figure.subfigures(2, 1, squeeze=False, height_ratios=[3.2, 3.3 * lines])[:, 0]
-        _draw_curves(above, found)
+        depths = {len(depth.layers) for _, depth in found}
+        kinds = {depth.layers[-1].split()[0] for _, depth in found}
+        ticks, axis = {0.0: "0", 0.5: "0.5", 1.0: "1"}, "fraction of the depth"
+        if alike := len(depths) == len(kinds) == 1:
+            ticks, axis = layer_ticks(0, max(depths)), f"after {min(kinds)} (0: input of the first)"
+        curves = (
+            ("relative log-amplitude", "of the highest frequency, less frequency 0", "fourier"),
+            ("effective rank", "of patch features (RankMe)", "rank"),
+        )
+        for axes, (name, note, measure) in zip(above.subplots(1, 2), curves, strict=True):
+            drawn = []
+            for encoder, depth in found:
+                values = getattr(depth, measure).numpy()
+                drawn.append(Line(encoder, np.arange(len(values)) / (1 if alike else max(1, len(values) - 1)), values))
+            draw_panel(axes, Panel(name, note, drawn, ticks=ticks, axis=axis))
         _draw_maps(beneath, found)
         page_caption = Caption(
             "Features by block",
@@ -141,19 +146,14 @@ def draw_depth(asked: LookRequest) -> list[Path]:
             140,
         )
         write_figure(figure, out, page_caption)
-    table = [
-        (name, number, measure, value)
-        for name, depth in found
-        for measure, values in _named_measures(depth)
-        for number, value in enumerate(values)
-    ]
-    rows = ((*row[:3], f"{row[3]:.6g}" if math.isfinite(row[3]) else "") for row in table)
+    rows = []
+    for name, depth in found:
+        named = {"relative log-amplitude": depth.fourier, "effective rank": depth.rank}
+        named |= {f"linear CKA with block {j}": row for j, row in enumerate(depth.similarity)}
+        for measure, values in named.items():
+            texts = [f"{value:.6g}" if math.isfinite(value) else "" for value in values.tolist()]
+            rows += [(name, number, measure, text) for number, text in enumerate(texts)]
     return [out, write_table(("encoder", "block", "measure", "value"), rows, out.with_suffix(".csv"))]
-
-
-def _named_measures(depth: Depth) -> list[tuple[str, list[float]]]:
-    alike = [(f"linear CKA with block {j}", row) for j, row in enumerate(depth.similarity.tolist())]
-    return [("relative log-amplitude", depth.fourier.tolist()), ("effective rank", depth.rank.tolist()), *alike]
 
 
 def _scaled(features: Tensor) -> Tensor:
@@ -168,32 +168,6 @@ def _shared(x: Tensor, y: Tensor) -> float:
     if len(x) < min(x.shape[1], y.shape[1]):
         return float(((x @ x.T) * (y @ y.T)).sum(dtype=torch.float64))
     return float((y.T @ x).square().sum(dtype=torch.float64))
-
-
-def _by_unit(maps: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Average maps [b rows columns d] of a Swin to the last grid."""
-    if tuple(maps.shape[1:3]) == tuple(grid):
-        return maps
-    return F.adaptive_avg_pool2d(maps.permute(0, 3, 1, 2), grid).permute(0, 2, 3, 1)
-
-
-def _draw_curves(figure: SubFigure, found: Sequence[tuple[str, Depth]]) -> None:
-    """Draw panels for frequencies and rank with a line per encoder."""
-    depths = {len(depth.layers) for _, depth in found}
-    kinds = {depth.layers[-1].split()[0] for _, depth in found}
-    ticks, axis = {0.0: "0", 0.5: "0.5", 1.0: "1"}, "fraction of the depth"
-    if alike := len(depths) == len(kinds) == 1:
-        ticks, axis = layer_ticks(0, max(depths)), f"after {min(kinds)} (0: input of the first)"
-    curves = (
-        ("relative log-amplitude", "of the highest frequency, less frequency 0", "fourier"),
-        ("effective rank", "of patch features (RankMe)", "rank"),
-    )
-    for axes, (title, note, measure) in zip(figure.subplots(1, 2), curves, strict=True):
-        lines = []
-        for name, depth in found:
-            values = getattr(depth, measure).numpy()
-            lines.append(Line(name, np.arange(len(values)) / (1 if alike else max(1, len(values) - 1)), values))
-        draw_panel(axes, Panel(title, note, lines, ticks=ticks, axis=axis))
 
 
 def _draw_maps(figure: SubFigure, found: Sequence[tuple[str, Depth]]) -> None:
@@ -231,12 +205,12 @@ def _caption(asked: LookRequest, found: Sequence[tuple[str, Depth]], counts: Seq
     ]
     if patches < _PATCHES:
         said.append(f"With only {patches:,} patches, rank is lower and similarity higher than with many.")
-    if any(is_hierarchical(one.vit) for one in asked.all_encoders()):
+    if any(is_hierarchical(one.vit) for one in (asked.encoder, *asked.beside)):
         said.append(
             "For a Swin each stage is a point: rank and similarity are of maps averaged to the last grid, and "
             "the highest frequency is that of the stage's own grid."
         )
-    grids = {grid_size(one.vit) for one in asked.all_encoders()}
+    grids = {grid_size(one.vit) for one in (asked.encoder, *asked.beside)}
     if any(rows * columns == 1 for rows, columns in grids):
         said.append("A single patch has no frequencies.")
     elif any(1 in grid for grid in grids):

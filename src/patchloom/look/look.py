@@ -20,7 +20,7 @@ from patchloom.data.sources.in_memory import DataLike, is_object_name
 from patchloom.data.sources.open import absolute_name, open_data, open_stored
 from patchloom.display import print_line
 from patchloom.errors import PatchloomError, listing, suggestion
-from patchloom.look.context import QUERIES, Draw, ImagePoint, LookRequest, NamedEncoder
+from patchloom.look.context import QUERIES, ImagePoint, LookRequest, NamedEncoder
 from patchloom.look.task_pictures import draw_task, title_of
 from patchloom.nets.checkpoints.format import EncoderCard, untrained_twin
 from patchloom.nets.checkpoints.live import LiveEncoder
@@ -127,12 +127,6 @@ def _sized(
     return NamedEncoder(name, vit.to(device).eval(), card, None if head is None else head.to(device).eval())
 
 
-def starting_encoder(run: str | Path, encoder: NamedEncoder, device: torch.device) -> list[NamedEncoder]:
-    """Return the encoder from which a run started, at the size of ``encoder``; an empty list if there is none."""
-    found = load_start(run)
-    return [] if found is None else [_sized(START, *found, None, input_size(encoder.vit), device)]
-
-
 def untrained_encoder(encoder: NamedEncoder, seed: int, device: torch.device) -> NamedEncoder:
     """Return an untrained encoder of the same architecture and size."""
     twin, fresh = untrained_twin(encoder.card, encoder.head, seed)
@@ -171,9 +165,8 @@ def draw_pictures(names: Sequence[str], asked: LookRequest, lenient: bool) -> li
     files: list[Path] = []
     for name in names:
         module, _, function = PICTURES[name].rpartition(".")
-        draw: Draw = getattr(import_module(module), function)
         with or_left_out(name, lenient):
-            files += draw(asked)
+            files += getattr(import_module(module), function)(asked)
     return files
 
 
@@ -204,7 +197,13 @@ def look(options: Look) -> list[Path]:
     names = parse_pictures(options.what)
     if TASK_PICTURES in names and options.what != ALL_PICTURES and isinstance(run, LiveEncoder):
         raise PatchloomError(f"{run} has no run with a task to draw: give what='attention', or another of its pictures")
-    _refuse_idle(names, options)
+    if options.task is not None and TASK_PICTURES not in names:
+        raise PatchloomError(
+            f"--task has no effect on {listing(names, 'and')}: leave it out, or add {TASK_PICTURES} to --what"
+        )
+    for name, heeding in _HEEDED.items():
+        if getattr(options, name) is not None and not set(heeding) & set(names):
+            raise PatchloomError(f"--{name} is only for --what {listing(heeding)}: leave it out, or add one of them")
     pictures = [name for name in names if name != TASK_PICTURES]
     if not pictures:
         loaded = load_task(run, options.task)
@@ -220,14 +219,15 @@ def look(options: Look) -> list[Path]:
     source, target = _images_for(run, encoder.card, options.data)
     several = QUERIES if options.heads == "mean" and pictures == ["attention"] else 1
     points = parse_points(options.query, input_size(encoder.vit), several)
+    start = load_start(run)
+    begun = [] if start is None else [_sized(START, *start, None, input_size(encoder.vit), at)]
     asked = LookRequest(
         encoder,
         source,
         Path(options.out) if options.out else target,
-        (*starting_encoder(run, encoder, at), untrained_encoder(encoder, options.seed, at), *further),
+        (*begun, untrained_encoder(encoder, options.seed, at), *further),
         options.images,
         options.seed,
-        points[0] if points else None,
         points,
         options.heads or "each",
         None if options.exemplar is None else Path(options.exemplar),
@@ -245,17 +245,6 @@ def look(options: Look) -> list[Path]:
     return files
 
 
-def _refuse_idle(names: list[str], options: Look) -> None:
-    """Refuse options that do not affect the requested pictures."""
-    if options.task is not None and TASK_PICTURES not in names:
-        raise PatchloomError(
-            f"--task has no effect on {listing(names, 'and')}: leave it out, or add {TASK_PICTURES} to --what"
-        )
-    for name, heeding in _HEEDED.items():
-        if getattr(options, name) is not None and not set(heeding) & set(names):
-            raise PatchloomError(f"--{name} is only for --what {listing(heeding)}: leave it out, or add one of them")
-
-
 def _images_for(run: str | Path, card: EncoderCard, data: DataLike | None) -> tuple[Source, Path]:
     """Return the images for pictures, given or held out by the run, and the folder for the pictures."""
     folder = RunFolder(run)
@@ -267,11 +256,9 @@ def _images_for(run: str | Path, card: EncoderCard, data: DataLike | None) -> tu
     settings = folder.read_config()
     own = data is None or absolute_name(data) == settings.data
     group = settings.group if own else None
-    if data is None:
-        typed = f"patchloom look {folder.path} DATA"
-        opened = open_stored(settings.data, os.fspath(folder.path), typed, group=group)
-    else:
-        opened = open_data(data, group=group)
+    typed = f"patchloom look {folder.path} DATA"
+    stored = (settings.data, os.fspath(folder.path), typed)
+    opened = open_stored(*stored, group=group) if data is None else open_data(data, group=group)
     opened = with_encoder_sound(opened, card.sound, card.name)
     if own and is_object_name(settings.data):  # other objects may have the same name
         own = opened.train.fingerprint() == folder.read_data()["fingerprint"]

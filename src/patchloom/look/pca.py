@@ -54,11 +54,9 @@ def components(features: Tensor) -> Components:
     is above its mean, and a second PCA of the foreground's patches gives their colours. The sign of a component is
     arbitrary: the foreground is the side with the smaller fraction of patches along the edges of the images.
     """
-    grid = features.shape[1:3]
+    rows, columns = features.shape[1:3]
     axes = principal(features.flatten(0, 2), _COLOURS)
-    parts, colours = axes.project(features), _three(axes.colours(features))
-    first = parts[..., 0]
-    rows, columns = grid
+    first, colours = axes.project(features)[..., 0], _three(axes.colours(features))
     edge = edge_of((rows, columns)).expand_as(first)
     above = first > 0
     if above.any() and not above.all() and _share(edge, above) > _share(edge, ~above):
@@ -68,15 +66,6 @@ def components(features: Tensor) -> Components:
         inside = features.detach().cpu()[above]
         within[above] = _three(principal(inside, _COLOURS).colours(inside))
     return Components(first.float(), colours, above, within, axes.variance)
-
-
-def subtract_position_mean(features: Tensor) -> Tensor:
-    """Subtract the mean over images at each position from patch features [b rows columns d].
-
-    Features that mainly encode position have a different colour at every place for the same thing. The difference
-    shows content, except for what all images have at a position.
-    """
-    return features - features.mean(0)
 
 
 def edge_of(grid: tuple[int, int]) -> Tensor:
@@ -110,16 +99,20 @@ def draw_features(asked: LookRequest) -> list[Path]:
     reach = float(found.first.abs().quantile(0.98)) or 1.0
     scale = Scale("first component", -reach, reach, "PuOr_r", ("background", "foreground"))
     first = [scale.shade(values) for values in orient_rows(one, found.first)]
+    within = orient_rows(one, found.within)
+    marks = EMPTY_MARK * np.isnan(within).any(-1).astype(np.uint8)
+    h, w = tile_size(1000 * shown.shape[1], 1000 * shown.shape[2], TILE_SIDE)
+    inside = _bytes(np.nan_to_num(within))
     columns: dict[str, Sequence[np.ndarray] | np.ndarray] = {
         one.modality.item: shown,
         "first component": first,
         "first three, all patches": _bytes(orient_rows(one, found.colours)),
-        "first three, foreground": _hatched(orient_rows(one, found.within), shown.shape[1:3]),
+        "first three, foreground": [resize(tile, h, w, its) for tile, its in zip(inside, marks, strict=True)],
     }
     if len(images) >= SEVERAL:
-        columns["all, minus position mean"] = _bytes(
-            orient_rows(one, components(subtract_position_mean(layers[-1])).colours)
-        )
+        # features that mainly encode position have a different colour at every place for the same thing
+        content = layers[-1] - layers[-1].mean(0)
+        columns["all, minus position mean"] = _bytes(orient_rows(one, components(content).colours))
     for other in asked.beside[:1]:
         features = output_of(other, asked.pictures(of=other))
         columns[f"first three, {other.name}"] = _bytes(orient_rows(other, components(features).colours))
@@ -142,13 +135,6 @@ def draw_features(asked: LookRequest) -> list[Path]:
 
 def _bytes(colours: np.ndarray) -> np.ndarray:
     return (255 * colours).round().astype(np.uint8)
-
-
-def _hatched(colours: np.ndarray, size: tuple[int, int]) -> list[np.ndarray]:
-    """Convert colours [b rows columns 3] to tiles of images of ``size``, with NaN hatched."""
-    h, w = tile_size(1000 * size[0], 1000 * size[1], TILE_SIDE)
-    marks = EMPTY_MARK * np.isnan(colours).any(-1).astype(np.uint8)
-    return [resize(one, h, w, its) for one, its in zip(_bytes(np.nan_to_num(colours)), marks, strict=True)]
 
 
 def _caption(found: Components, images: int, between: bool, modality: Modality) -> str:

@@ -10,7 +10,6 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, LogNorm
-from matplotlib.figure import Figure
 from matplotlib.gridspec import GridSpec
 from matplotlib.patches import Rectangle
 
@@ -65,8 +64,32 @@ def draw_position_map(
             1, 2 if columns else 1, figure, width_ratios=[_MAP_SIDE + 0.9, _EXAMPLE_SIDE * columns][: 1 + bool(columns)]
         )
         left = whole[0].subgridspec(2, 1)
-        _draw_shares(figure, figure.add_subplot(left[0]), shares)
-        _draw_offsets(figure, figure.add_subplot(left[1]), offsets, grid)
+        at = figure.add_subplot(left[0])
+        largest = float(np.nanmax(shares)) if np.isfinite(shares).any() else 0.0
+        colours = matplotlib.colormaps["viridis"].with_extremes(bad=_EMPTY_COLOUR)
+        shown = at.imshow(
+            shares, cmap=colours, vmin=0, vmax=largest or 1, interpolation="nearest", aspect=cell_height(grid)
+        )
+        _bare(at, "Correct, by true position")
+        bar = figure.colorbar(shown, ax=at, aspect=15, shrink=0.75)
+        bar.ax.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.3g} %")
+        bar.outline.set_visible(False)
+        at, reach, most = figure.add_subplot(left[1]), [side - 0.5 for side in grid], MAX_TIMES_CHANCE
+        colours = matplotlib.colormaps["RdBu_r"].with_extremes(bad=_EMPTY_COLOUR)
+        shown = at.imshow(
+            np.clip(times_as_often(offsets, grid), 1 / most, most), cmap=colours, norm=LogNorm(1 / most, most),
+            interpolation="nearest", extent=(-reach[1], reach[1], reach[0], -reach[0]),
+            aspect=cell_height(offsets.shape),
+        )  # fmt: skip
+        at.plot(0, 0, "+", color=INK, markersize=7)
+        _bare(at, "Wrong: offset in patches\nfrom the true position (+)")
+        for side, put in zip(grid, (at.set_yticks, at.set_xticks), strict=True):
+            ticks = [1 - side, 0, side - 1]
+            put(ticks, [f"{tick:+d}" if tick else "0" for tick in ticks], fontsize=7)
+        bar = figure.colorbar(shown, ax=at, aspect=15, shrink=0.75, ticks=[1 / most, 1, most])
+        bar.ax.set_yticklabels([f"{most:g}× less", "as by\nchance", f"{most:g}× more"], fontsize=7)
+        bar.ax.minorticks_off()
+        bar.outline.set_visible(False)
         if columns:
             right = whole[1].subgridspec(len(examples), columns)
             for i, (name, some) in enumerate(examples):
@@ -101,38 +124,6 @@ def cell_height(grid: tuple[int, ...]) -> float:
     """Return the height of a cell relative to its width: 1, unless the map would be a stripe."""
     shape = grid[0] / grid[1]
     return min(4.0, max(0.25, shape)) / shape
-
-
-def _draw_shares(figure: Figure, at: Axes, shares: np.ndarray) -> None:
-    largest = float(np.nanmax(shares)) if np.isfinite(shares).any() else 0.0
-    colours = matplotlib.colormaps["viridis"].with_extremes(bad=_EMPTY_COLOUR)
-    shown = at.imshow(
-        shares, cmap=colours, vmin=0, vmax=largest or 1, interpolation="nearest", aspect=cell_height(shares.shape)
-    )
-    _bare(at, "Correct, by true position")
-    bar = figure.colorbar(shown, ax=at, aspect=15, shrink=0.75)
-    bar.ax.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.3g} %")
-    bar.outline.set_visible(False)
-
-
-def _draw_offsets(figure: Figure, at: Axes, offsets: np.ndarray, grid: tuple[int, int]) -> None:
-    reach = [side - 0.5 for side in grid]
-    often = times_as_often(offsets, grid)
-    colours = matplotlib.colormaps["RdBu_r"].with_extremes(bad=_EMPTY_COLOUR)
-    shown = at.imshow(
-        np.clip(often, 1 / MAX_TIMES_CHANCE, MAX_TIMES_CHANCE), cmap=colours,
-        norm=LogNorm(1 / MAX_TIMES_CHANCE, MAX_TIMES_CHANCE), interpolation="nearest",
-        extent=(-reach[1], reach[1], reach[0], -reach[0]), aspect=cell_height(offsets.shape),
-    )  # fmt: skip
-    at.plot(0, 0, "+", color=INK, markersize=7)
-    _bare(at, "Wrong: offset in patches\nfrom the true position (+)")
-    ticks = [[-(side - 1), 0, side - 1] for side in grid]
-    at.set_yticks(ticks[0], [f"{tick:+d}" if tick else "0" for tick in ticks[0]], fontsize=7)
-    at.set_xticks(ticks[1], [f"{tick:+d}" if tick else "0" for tick in ticks[1]], fontsize=7)
-    bar = figure.colorbar(shown, ax=at, aspect=15, shrink=0.75, ticks=[1 / MAX_TIMES_CHANCE, 1, MAX_TIMES_CHANCE])
-    bar.ax.set_yticklabels([f"{MAX_TIMES_CHANCE:g}× less", "as by\nchance", f"{MAX_TIMES_CHANCE:g}× more"], fontsize=7)
-    bar.ax.minorticks_off()
-    bar.outline.set_visible(False)
 
 
 def _draw_example(at: Axes, one: Example) -> None:

@@ -133,7 +133,17 @@ def locality_retrieval(one: NamedEncoder, images: Tensor) -> dict[str, Retrieval
             for name, each in _representations(one, crop_of(images, crop, size)).items():
                 features.setdefault(name, []).append(check_finite(one, each.float().cpu()))
             waiting.advance()
-        return {name: _nearest(torch.stack(each, 1)) for name, each in features.items()}
+        found, b = dict[str, Retrieval](), len(images)
+        itself = torch.arange(b)
+        for name, vectors in features.items():
+            flat = F.normalize(torch.stack(vectors, 1).flatten(0, 1), dim=1)
+            alike = (flat @ flat.T).view(b, CROP_COUNT, b, CROP_COUNT)
+            mine = alike[itself, :, itself].clone()  # [b 25 25]
+            mine.diagonal(dim1=1, dim2=2).fill_(-torch.inf)
+            alike[itself, :, itself] = -torch.inf
+            best = alike.flatten(2).argmax(2)
+            found[name] = Retrieval(mine.argmax(2), best // CROP_COUNT, best % CROP_COUNT)
+    return found
 
 
 def _representations(one: NamedEncoder, crops: Tensor) -> dict[str, Tensor]:
@@ -141,19 +151,6 @@ def _representations(one: NamedEncoder, crops: Tensor) -> dict[str, Tensor]:
     unnormed = encode(vit, all_patches(crops, patch_count(vit)), norm=False)
     tokens = final_norm(vit, unnormed)[:, prefix_count(vit) :]
     return pool(vit, unnormed, one.head) | {"patches": tokens.flatten(1)}
-
-
-def _nearest(features: Tensor) -> Retrieval:
-    """Find the nearest crops by features [b 25 d]."""
-    b = len(features)
-    flat = F.normalize(features.flatten(0, 1), dim=1)
-    alike = (flat @ flat.T).view(b, CROP_COUNT, b, CROP_COUNT)
-    itself = torch.arange(b)
-    mine = alike[itself, :, itself].clone()  # [b 25 25]
-    mine.diagonal(dim1=1, dim2=2).fill_(-torch.inf)
-    alike[itself, :, itself] = -torch.inf
-    best = alike.flatten(2).argmax(2)
-    return Retrieval(mine.argmax(2), best // CROP_COUNT, best % CROP_COUNT)
 
 
 def draw_retrieval(asked: LookRequest) -> list[Path]:
@@ -168,7 +165,7 @@ def draw_retrieval(asked: LookRequest) -> list[Path]:
         return _draw_exemplar(asked, asked.exemplar)
     found: list[tuple[str, dict[str, Retrieval]]] = []
     rows, images = [], asked.pictures(MAX_RETRIEVAL_IMAGES, one, _LARGER)
-    for other in asked.all_encoders():
+    for other in (asked.encoder, *asked.beside):
         results = locality_retrieval(
             other, images if other is one else asked.pictures(MAX_RETRIEVAL_IMAGES, other, _LARGER)
         )
@@ -297,9 +294,8 @@ def _rows(one: NamedEncoder, found: dict[str, Retrieval]) -> list[tuple[str | in
             for alike, hits in each.hits(within).items():
                 called = "place, next scale" if within and alike == "both" else _ALIKE[alike]
                 share = _share(hits)
-                n, shares = share.n, (share.value, share.low, share.high, chances(within)[alike])
-                numbers = (f"{one:.4f}" for one in shares)
-                rows.append((one.name, name, where, called, *numbers, n, n * CROP_COUNT))
+                numbers = (f"{x:.4f}" for x in (share.value, share.low, share.high, chances(within)[alike]))
+                rows.append((one.name, name, where, called, *numbers, share.n, share.n * CROP_COUNT))
     return rows
 
 

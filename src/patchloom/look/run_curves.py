@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from patchloom.arguments import PathLike
 from patchloom.errors import PatchloomError, listing, suggestion
-from patchloom.look.charts import Line, Panel, draw_lines, short_name, write_table
+from patchloom.look.charts import SMOOTH, Line, Panel, draw_lines, short_name, write_table
 from patchloom.options.declare import verb
 from patchloom.options.protocols import PROTOCOLS
 from patchloom.options.verbs import Curves
@@ -29,7 +28,7 @@ PROTOCOL_TITLES = {name: one.title for name, one in PROTOCOLS.items() if one.tit
 _TITLES = PROTOCOL_TITLES | dict.fromkeys((POSITION_ACCURACY, "positions"), "position accuracy")
 _DRAWN = (POSITION_ACCURACY, "finetune", "linear", "knn", "few-shot", "blocks")  # unless --of chooses another
 _OVER_EPOCHS = {"knn": "mean patch tokens", "instance-knn": "the task's representation of an image"}
-_SMOOTH = 0.02  # width of the smoothing window as a fraction of a curve
+
 # settings that do not distinguish experiments; seeds are averaged
 _MACHINE = {*LAUNCH, *"device workers threads cache crop_on attention kernels compile checkpointing".split()}
 # settings of an evaluation that must be equal in compared results; the others follow from the data
@@ -42,16 +41,6 @@ _ALONE = "from scratch"  # name of the encoder in an evaluation with only the co
 
 Way = tuple[tuple[str, Any], ...]  # how results were measured: names and values
 Pair = tuple[Result, Result | None]  # of an encoder and of its control; low and high of a mean are its range
-
-
-def read_runs(places: Sequence[PathLike], least: int = 2) -> list[RunData]:
-    """Read several different runs."""
-    runs = load_runs([Path(place) for place in places], needed=("asked", "metrics", "results"))
-    if len(runs) < least:
-        raise PatchloomError(
-            "look curves compares two runs or more: give another; the curves of one run are in its pictures/curves.png"
-        )
-    return runs
 
 
 def evaluations_of(run: RunData) -> dict[str, list[list[Result]]]:
@@ -101,23 +90,18 @@ def lines_of(runs: Sequence[RunData], against: str) -> list[str]:
 
     A setting that is ``auto`` in all runs follows from the others and is ignored.
     """
-    names = [
-        name
-        for name in dict.fromkeys(one for run in runs for one in run.became)
-        if name not in _MACHINE and name not in ("seed", against) and _differs(runs, name)
-    ]
-    return [", ".join(f"{_short(name)} {run.became[name]}" for name in names if name in run.became) for run in runs]
-
-
-def _differs(runs: Sequence[RunData], name: str) -> bool:
-    """Return whether a setting differs between runs, as requested and as resolved; for a task's option, of one task."""
-    of_task = name.startswith("task.") and name != "task.name"
-    values: dict[Any, list[tuple[str, str]]] = {}
+    # the values of each setting, as requested and as resolved; of a task's option, for each task
+    values: dict[tuple[str, Any], list[tuple[str, str]]] = {}
     for run in runs:
-        if name in run.became:
-            task = run.became.get("task.name") if of_task else None
-            values.setdefault(task, []).append((str(settings_by_name(run.asked).get(name)), str(run.became[name])))
-    return any(all(len(set(part)) > 1 for part in zip(*each, strict=True)) for each in values.values())
+        asked = settings_by_name(run.asked)
+        for name, value in run.became.items():
+            if name not in _MACHINE and name not in ("seed", against):
+                of_task = name.startswith("task.") and name != "task.name"
+                kind = name, run.became.get("task.name") if of_task else None
+                values.setdefault(kind, []).append((str(asked.get(name)), str(value)))
+    differ = {name for (name, _), its in values.items() if all(len(set(part)) > 1 for part in zip(*its, strict=True))}
+    names = [name for name in dict.fromkeys(name for name, _ in values) if name in differ]
+    return [", ".join(f"{_short(name)} {run.became[name]}" for name in names if name in run.became) for run in runs]
 
 
 def _short(name: str) -> str:
@@ -129,14 +113,6 @@ def _word(value: Any) -> Any:
 
 
 # Results that were measured in the same way.
-
-
-def way_of(result: Result, without: str = "") -> Way:
-    """Return what must be equal in compared results, ``without`` a setting: data, settings and pooling."""
-    found = {name: _word(result.settings[name]) for name in _ALIKE if name in result.settings and name != without}
-    if "l2" not in result.settings and result.pooling != "-":  # the linear probe selects its own, without test images
-        found["pooling"] = result.pooling
-    return ("", result.data), *found.items()
 
 
 def _words(way: Way) -> str:
@@ -155,21 +131,16 @@ def pairs_at(results: Sequence[Result], setting: str) -> dict[Any, Pair]:
         return {"": (quoted[0], control)}
     found: dict[Any, list[list[Result]]] = {}
     for one in results:
-        value = _word(one.settings.get(setting, _AVERAGE))
+        value, kind = _word(one.settings.get(setting, _AVERAGE)), (one.encoder, one.measure, one.settings.keys())
         for side, like in enumerate((quoted[0], control)):
-            if like is not None and value != _AVERAGE and _is_alike(one, like, setting):
+            if like is None or value == _AVERAGE or kind != (like.encoder, like.measure, like.settings.keys()):
+                continue
+            # equal but for this setting, and those averaged over
+            if all(name == setting or kept in (one.settings[name], _AVERAGE) for name, kept in like.settings.items()):
                 found.setdefault(value, [[], []])[side].append(one)
     return {
         value: (_mean(mine), _mean(theirs) if theirs else control) for value, (mine, theirs) in found.items() if mine
     }
-
-
-def _is_alike(one: Result, like: Result, setting: str) -> bool:
-    """Return whether results are of the same kind and settings, but for one ``setting``, or those averaged over."""
-    same_kind = (one.encoder, one.measure, one.settings.keys()) == (like.encoder, like.measure, like.settings.keys())
-    return same_kind and all(
-        name == setting or kept in (one.settings[name], _AVERAGE) for name, kept in like.settings.items()
-    )
 
 
 def _mean(results: Sequence[Result]) -> Result:
@@ -204,8 +175,13 @@ def comparable_pairs(runs: Sequence[RunData], of: str, setting: str = "") -> tup
         found.append({})
         for results in its[of]:
             for value, pair in pairs_at(results, setting).items():
-                ways = found[-1].setdefault(way_of(pair[0], setting), {})
-                ways.setdefault(value, {})[pair[0].seed] = pair
+                one = pair[0]
+                # what must be equal in compared results: data, settings and pooling
+                equal = {name: _word(one.settings[name]) for name in _ALIKE if name in one.settings and name != setting}
+                if "l2" not in one.settings and one.pooling != "-":  # the linear probe selects its own
+                    equal["pooling"] = one.pooling
+                ways = found[-1].setdefault((("", one.data), *equal.items()), {})
+                ways.setdefault(value, {})[one.seed] = pair
         if not found[-1]:
             names = sorted({name for results in its[of] for one in results for name in one.settings})
             there = f"{suggestion(setting, names)} They have {', '.join(names)}." if names else "."
@@ -219,10 +195,10 @@ def comparable_pairs(runs: Sequence[RunData], of: str, setting: str = "") -> tup
     common = [way for way in found[0] if all(way in ways for ways in found)]
     if not common:
         other = next((ways for ways in found if found[0].keys().isdisjoint(ways)), found[-1])
-        one, two = (_words(max(ways, key=values_and_date)) for ways in (found[0], other))
+        two = "; ".join(_words(max(ways, key=values_and_date)) for ways in (found[0], other))
         raise PatchloomError(
-            f"the {of} results of these runs were not measured in the same way ({one}; {two}): evaluate all of them on "
-            "the same data with the same options"
+            f"the {of} results of these runs were not measured in the same way ({two}): evaluate all of them on the "
+            "same data with the same options"
         )
     best = max(common, key=values_and_date)
     if setting and values_and_date(best)[0] < 2:
@@ -297,17 +273,21 @@ def draw_run_curves(options: Curves) -> list[Path]:
     places = [runs] if isinstance(runs, str | os.PathLike) else runs
     protocol, dot, inner = (against or "").partition(".")
     of_evaluation = bool(dot) and protocol not in ("task", "model")
-    found = read_runs(places, least=1 if of_evaluation else 2)
+    found = load_runs([Path(place) for place in places], needed=("asked", "metrics", "results"))
+    if len(found) < 2 and not of_evaluation:
+        raise PatchloomError(
+            "look curves compares two runs or more: give another; the curves of one run are in its pictures/curves.png"
+        )
     folder = Path(options.out or ".")  # not beside the runs, where runs/* would match the picture
     if against is None:
         if of in _OVER_EPOCHS:
-            return _draw_knn(found, of, folder)
+            return _draw_over_epochs(found, of, folder)
         if of is not None:
             raise PatchloomError(
                 f"--of {of} is for --against SETTING, such as --against epochs: give both, or --of "
                 f"{listing(_OVER_EPOCHS)} alone"
             )
-        return _draw_losses(found, folder)
+        return _draw_over_epochs(found, "loss", folder)
     if of_evaluation:
         if of is not None:
             raise PatchloomError(f"--against {against} determines which result is drawn: leave out --of {of}")
@@ -339,53 +319,39 @@ def draw_run_curves(options: Curves) -> list[Path]:
 # Curves over epochs.
 
 
-def _draw_losses(runs: Sequence[RunData], folder: Path) -> list[Path]:
-    names, tasks = [run.name for run in runs], [run.became.get("task.name", "") for run in runs]
-    losses = _curves(runs, "loss", "has logged no loss yet: let it train first, or leave it out")
-    first = [float(loss[0]) for _, loss in losses]
-    note = "as logged" if len(set(tasks)) == 1 else "as logged, in each task's own unit"
-    scales = [("training loss", note, [1.0] * len(runs))]
-    if all(one > 0 for one in first):
-        scales.append(("training loss, relative", "divided by the first value", first))
-    panels = []
-    for title, note, units in scales:
-        lines = [Line(name, x, y / unit) for name, (x, y), unit in zip(names, losses, units, strict=True)]
-        panels.append(Panel(title, note, lines, smooth=_SMOOTH))
-    table = [
-        (name, task, epoch, value, value / start if start > 0 else "")
-        for name, task, (epochs, loss), start in zip(names, tasks, losses, first, strict=True)
-        for epoch, value in zip(epochs.tolist(), loss.tolist(), strict=True)
-    ]
-    picture = draw_lines(panels, folder / "losses.png")
-    return [picture, write_table(("run", "task", "epoch", "loss", "relative"), table, folder / "losses.csv")]
-
-
-def _draw_knn(runs: Sequence[RunData], of: str, folder: Path) -> list[Path]:
-    """Draw the kNN accuracy measured during training, with a line per run."""
-    own = " and a task with its own representation" if of != "knn" else ""
-    missing = f"did not measure {of} during training, which needs labels{own}: leave it out"
-    curves = _curves(runs, of.replace("-", "_"), missing)
-    if len({tuple(run.became.get(name) for name in ("knn_k", "knn_gallery")) for run in runs}) > 1:
+def _draw_over_epochs(runs: Sequence[RunData], of: str, folder: Path) -> list[Path]:
+    """Draw the loss, or the kNN accuracy measured during training, with a line per run."""
+    curves, tasks = [], [run.became.get("task.name", "") for run in runs]
+    for run in runs:
+        its = run.curves(of.replace("-", "_"))
+        if "" not in its:
+            missing = "has logged no loss yet: let it train first, or leave it out"
+            if of != "loss":
+                own = " and a task with its own representation" if of != "knn" else ""
+                missing = f"did not measure {of} during training, which needs labels{own}: leave it out"
+            raise PatchloomError(f"{run.folder.path} {missing}")
+        curves.append(its[""])
+    first = [float(values[0]) for _, values in curves]
+    place, heading = of, ["run", "task", "epoch", of]
+    if of == "loss":
+        place, heading = "losses", [*heading, "relative"]
+        note = "as logged" if len(set(tasks)) == 1 else "as logged, in each task's own unit"
+        scales = [("training loss", note, [1.0] * len(runs))]
+        if all(one > 0 for one in first):
+            scales.append(("training loss, relative", "divided by the first value", first))
+    elif len({tuple(run.became.get(name) for name in ("knn_k", "knn_gallery")) for run in runs}) > 1:
         raise PatchloomError(
             f"these runs measured {of} with different --knn_k or --knn_gallery: give runs with equal ones"
         )
-    lines = [Line(name, *curve) for name, curve in zip([run.name for run in runs], curves, strict=True)]
-    panel = Panel("kNN accuracy", f"on held-out images, {_OVER_EPOCHS[of]}", lines, True)
+    else:
+        scales = [("kNN accuracy", f"on held-out images, {_OVER_EPOCHS[of]}", [1.0] * len(runs))]
+    panels = []
+    for title, note, units in scales:
+        lines = [Line(run.name, x, y / unit) for run, (x, y), unit in zip(runs, curves, units, strict=True)]
+        panels.append(Panel(title, note, lines, of != "loss", smooth=SMOOTH * (of == "loss")))
     table = [
-        (line.name, run.became.get("task.name", ""), epoch, value)
-        for line, run in zip(lines, runs, strict=True)
-        for epoch, value in zip(line.x, line.y, strict=True)
+        (run.name, task, epoch, value, value / start if start > 0 else "")[: len(heading)]
+        for run, task, (epochs, values), start in zip(runs, tasks, curves, first, strict=True)
+        for epoch, value in zip(epochs.tolist(), values.tolist(), strict=True)
     ]
-    picture = draw_lines([panel], folder / f"{of}.png")
-    return [picture, write_table(("run", "task", "epoch", of), table, folder / f"{of}.csv")]
-
-
-def _curves(runs: Sequence[RunData], column: str, missing: str) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return epochs [n] and values [n] of a column of each run; ``missing`` ends a sentence on a run without it."""
-    found = []
-    for run in runs:
-        curves = run.curves(column)
-        if "" not in curves:
-            raise PatchloomError(f"{run.folder.path} {missing}")
-        found.append(curves[""])
-    return found
+    return [draw_lines(panels, folder / f"{place}.png"), write_table(heading, table, folder / f"{place}.csv")]

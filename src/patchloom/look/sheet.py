@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -25,6 +25,8 @@ from patchloom.system.files import read_text, write_whole
 
 if TYPE_CHECKING:
     from patchloom.questions.question import Sheet
+
+Item = TypeVar("Item")
 
 # Captions for report pages.
 
@@ -368,7 +370,7 @@ def lay_out(page: Page) -> Image.Image:
                 pictures.append((framed, left + (width - framed.width) // 2, top))
                 texts.append((left + width / 2, top - 6, tile.words, _INK, small, "ms"))
         y += tall + _GAP
-    for keys in wrap_keys(page.legend, small, inner):
+    for keys in fill(page.legend, lambda keys: sum(key_width(meaning, small) for _, meaning in keys), inner):
         x, y = _MARGIN, y + _LINE
         for swatch, meaning in keys:
             pictures.append((draw_tile(Tile(swatch)), x, y - SWATCH))
@@ -419,16 +421,14 @@ def key_width(text: str, face: ImageFont.FreeTypeFont) -> int:
     return SWATCH + _GAP + math.ceil(face.getlength(text)) + 3 * _GAP
 
 
-def wrap_keys(
-    legend: Iterable[tuple[np.ndarray, str]], face: ImageFont.FreeTypeFont, width: int
-) -> list[list[tuple[np.ndarray, str]]]:
-    """Break the entries of a legend into lines of at most ``width`` pixels, with at least one entry each."""
-    lines: list[list[tuple[np.ndarray, str]]] = []
-    for entry in legend:
-        if lines and sum(key_width(meaning, face) for _, meaning in [*lines[-1], entry]) <= width:
-            lines[-1].append(entry)
+def fill(items: Iterable[Item], measure: Callable[[Sequence[Item]], float], width: int) -> list[list[Item]]:
+    """Break items into lines that ``measure`` at most ``width`` pixels, with at least one item each."""
+    lines: list[list[Item]] = []
+    for item in items:
+        if lines and measure([*lines[-1], item]) <= width:
+            lines[-1].append(item)
         else:
-            lines.append([entry])
+            lines.append([item])
     return lines
 
 
@@ -447,13 +447,7 @@ def widest_word(text: str, face: ImageFont.FreeTypeFont) -> int:
 
 def wrap(text: str, face: ImageFont.FreeTypeFont, width: int) -> list[str]:
     """Break ``text`` into lines of at most ``width`` pixels, with at least one word each."""
-    lines: list[str] = []
-    for word in text.split():
-        if lines and face.getlength(f"{lines[-1]} {word}") <= width:
-            lines[-1] += f" {word}"
-        else:
-            lines.append(word)
-    return lines
+    return [" ".join(line) for line in fill(text.split(), lambda words: face.getlength(" ".join(words)), width)]
 
 
 def to_png(page: Image.Image) -> bytes:

@@ -26,12 +26,26 @@ def draw_windows(source: Source, out: Path) -> Path | None:
     """
     if not isinstance(source, Parts) or source.division.tile is None:
         return None
-    shown = range(min(_FILES, len(source.units)))
-    views = [_view(source, number) for number in shown]
+    views = []  # the first plane with windows of each file, uint8 [h w 3]
+    for number, unit in enumerate(source.units[:_FILES]):
+        own = source.parts[source.parts["unit"] == number]
+        plane = int(own["plane"][0]) if len(own) else 0
+        with opened(unit, source.division) as container:
+            grid = overview(container, unit, plane)
+        colours = grid[:3] if len(grid) >= 3 else grid[:1].repeat(3, axis=0)
+        low, high = colours.min(), colours.max()
+        bright = np.full(grid.shape[1:], _VEILED, np.float32)
+        rows, columns = (cells / whole for cells, whole in zip(grid.shape[1:], unit.whole, strict=True))
+        for part in own[own["plane"] == plane]:
+            top, left = round(part["top"] * rows), round(part["left"] * columns)
+            bottom, right = round((part["top"] + unit.size[0]) * rows), round((part["left"] + unit.size[1]) * columns)
+            bright[top:bottom, left:right] = 1
+        shown = (colours - low) / max(high - low, 1e-6)
+        views.append((255 * shown * bright).round().astype(np.uint8).transpose(1, 2, 0))
 
     def page(side: int) -> Page:
         tiles = []
-        for number, view in zip(shown, views, strict=True):
+        for number, view in enumerate(views):
             scale = side / max(view.shape[:2])
             size = max(1, round(view.shape[1] * scale)), max(1, round(view.shape[0] * scale))
             picture = np.asarray(Image.fromarray(view).resize(size, Image.Resampling.BILINEAR))
@@ -43,23 +57,3 @@ def draw_windows(source: Source, out: Path) -> Path | None:
 
     text = "Bright: windows that are read. Dark: windows that are left out, since they are blank, and none at all."
     return write_sheet(out, page, Caption("Windows", text, _ORDER), _SIDES)
-
-
-def _view(source: Parts, number: int) -> np.ndarray:
-    """Return the first plane of a file that has windows, uint8 [h w 3], with what they do not cover dark."""
-    own = source.parts[source.parts["unit"] == number]
-    unit = source.units[number]
-    plane = int(own["plane"][0]) if len(own) else 0
-    with opened(unit, source.division) as container:
-        grid = overview(container, unit, plane)
-    colours = grid[:3] if len(grid) >= 3 else grid[:1].repeat(3, axis=0)
-    low, high = colours.min(), colours.max()
-    shown = (colours - low) / max(high - low, 1e-6)
-    bright = np.full(grid.shape[1:], _VEILED, np.float32)
-    rows, columns = (cells / whole for cells, whole in zip(grid.shape[1:], unit.whole, strict=True))
-    for part in own[own["plane"] == plane]:
-        top, left = round(part["top"] * rows), round(part["left"] * columns)
-        bright[
-            top : round((part["top"] + unit.size[0]) * rows), left : round((part["left"] + unit.size[1]) * columns)
-        ] = 1
-    return (255 * shown * bright).round().astype(np.uint8).transpose(1, 2, 0)

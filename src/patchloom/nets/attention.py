@@ -16,7 +16,7 @@ from torch import Tensor
 
 from patchloom.nets.finetune import RelativeAttention
 from patchloom.nets.heads import InstanceHead
-from patchloom.nets.sparse_attention import AnyAttention, Rotations, attention_of, heads_of, rotate_patches
+from patchloom.nets.sparse_attention import Rotations, attention_of, heads_of, rotate_patches
 from patchloom.nets.swin import PlainViT, blocks_of
 
 
@@ -29,7 +29,15 @@ def attention_each(vit: PlainViT, tokens: Tensor, rotations: Rotations | None) -
     """
     for i, block in enumerate(blocks_of(vit)):
         rope = None if rotations is None else rotations[i]
-        weights = _self_attention(attention_of(block), block.norm1(tokens), rope)
+        attn, normed = attention_of(block), block.norm1(tokens)
+        q, keys_values = heads_of(attn, normed, normed)
+        q, k = attn.q_norm(q.transpose(1, 2)), attn.k_norm(keys_values[:, :, 0].transpose(1, 2))
+        if rope is not None:
+            q, k = rotate_patches(attn, q, rope), rotate_patches(attn, k, rope)
+        scores = attn.scale * q.float() @ k.float().mT
+        if isinstance(attn, RelativeAttention):
+            scores = scores + attn.rel_pos.get_bias()
+        weights = scores.softmax(-1)
         tokens = block(tokens) if rope is None else block(tokens, rope=rope)
         yield weights, tokens
 
@@ -43,22 +51,8 @@ def class_attention_each(head: InstanceHead, patches: Tensor) -> Iterator[Tensor
     """
     token = head.token.expand(len(patches), -1, -1)
     for block in cast(Iterable[LayerScaleBlockClassAttn], head.layers):
-        yield _class_attention(cast(ClassAttn, block.attn), block.norm1(torch.cat([token, patches], dim=1)))
+        attn, tokens = cast(ClassAttn, block.attn), block.norm1(torch.cat([token, patches], dim=1))
+        both = attn.q(tokens[:, :1]), attn.k(tokens)
+        q, k = (one.unflatten(-1, (attn.num_heads, -1)).transpose(1, 2).float() for one in both)
+        yield (attn.scale * q @ k.mT).softmax(-1)[:, :, 0]
         token = block(patches, token)
-
-
-def _self_attention(attn: AnyAttention, tokens: Tensor, rope: Tensor | None) -> Tensor:
-    q, keys_values = heads_of(attn, tokens, tokens)
-    q, k = attn.q_norm(q.transpose(1, 2)), attn.k_norm(keys_values[:, :, 0].transpose(1, 2))
-    if rope is not None:
-        q, k = rotate_patches(attn, q, rope), rotate_patches(attn, k, rope)
-    scores = attn.scale * q.float() @ k.float().mT
-    if isinstance(attn, RelativeAttention):
-        scores = scores + attn.rel_pos.get_bias()
-    return scores.softmax(-1)
-
-
-def _class_attention(attn: ClassAttn, tokens: Tensor) -> Tensor:
-    q, k = attn.q(tokens[:, :1]), attn.k(tokens)
-    q, k = (one.unflatten(-1, (attn.num_heads, -1)).transpose(1, 2).float() for one in (q, k))
-    return (attn.scale * q @ k.mT).softmax(-1)[:, :, 0]

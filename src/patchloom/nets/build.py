@@ -31,7 +31,6 @@ from patchloom.errors import PatchloomError, check_range, check_type, closest_wo
 from patchloom.nets.encode import grid_size, has_class_token, has_rotations, input_size, patch_positions
 from patchloom.nets.swin import (
     Encoder,
-    PlainViT,
     check_hierarchical,
     is_hierarchical,
     patch_embedding,
@@ -57,17 +56,7 @@ def check_servable(vit: nn.Module, name: str) -> Encoder:
         )
     if is_hierarchical(vit):
         check_hierarchical(vit, name)
-    elif unknown := _unknown_parts(vit):
-        raise PatchloomError(f"{name} has {unknown[0]} inside, which patchloom does not support: choose a plain ViT")
-    return vit
-
-
-def _is_plain(vit: nn.Module) -> TypeGuard[Encoder]:
-    return is_hierarchical(vit) or type(vit) is VisionTransformer or type(vit) is Eva
-
-
-def _unknown_parts(vit: PlainViT) -> list[str]:
-    """Describe the parts of a ViT that `encode` does not support."""
+        return vit
     block_types: tuple[type, ...] = (EvaBlock,) if isinstance(vit, Eva) else (Block,)
     attention_types = (EvaAttention, AttentionRope) if isinstance(vit, Eva) else (Attention,)
     unknown = [type(block).__name__ for block in vit.blocks if type(block) not in block_types]
@@ -82,7 +71,13 @@ def _unknown_parts(vit: PlainViT) -> list[str]:
         unknown += ["grouped-query attention" for attn in attentions if getattr(attn, "num_kv_groups", 1) != 1]
         unknown += [type(vit.rope).__name__] * (type(vit.rope) not in _ROTATIONS)
         unknown += ["random rotations in training"] * bool(getattr(vit.rope, "aug_active", False))
-    return unknown
+    if unknown:
+        raise PatchloomError(f"{name} has {unknown[0]} inside, which patchloom does not support: choose a plain ViT")
+    return vit
+
+
+def _is_plain(vit: nn.Module) -> TypeGuard[Encoder]:
+    return is_hierarchical(vit) or type(vit) is VisionTransformer or type(vit) is Eva
 
 
 _ROTATIONS = (RotaryEmbeddingCat, RotaryEmbeddingDinoV3, RotaryEmbeddingMixed, type(None))
@@ -239,11 +234,9 @@ class EncoderSpec:
         if isinstance(stock, Eva):
             renamed = {_OF_EVA.get(name, name): value for name, value in options.items()}
             return {**common, "use_abs_pos_emb": self.positions not in ("rotary", "none"), **renamed}
-        return {
-            **common,
-            **({"pos_embed": "none"} if self.positions == "none" else {}),
-            **options,
-        }
+        if self.positions == "none":
+            common["pos_embed"] = "none"
+        return {**common, **options}
 
 
 # in-place changes of numbers, but not of shape or type: methods of tensors, and functions of torch.nn.init
@@ -388,9 +381,28 @@ def check_model_options(options: Mapping[str, Any]) -> None:
 
 
 def _check_sizes(spec: EncoderSpec) -> None:
+    """Raise an error for options that do not fit the model, or patches that do not divide the images."""
     check_model_options(spec.options)
-    _check_stages(spec)
-    _check_rotary(spec)
+    if spec.options.keys() & {"num_heads", "depths"} and is_hierarchical(stock := _stock(spec.model)):
+        # timm would only report an index error
+        _, sizes = PRESETS.get(spec.model, ("", {}))
+        heads, own = spec.options.get("num_heads"), {**sizes, **spec.options}
+        stages, problem = len(own.get("depths") or stock.layers), ""
+        usual = len(sizes.get("num_heads", stock.layers))
+        if heads is None and usual < stages:
+            problem = f"--model.num_heads, which are {usual} in {spec.model}, do not fit {stages} stages"
+        elif heads is not None and (not isinstance(heads, list | tuple) or len(heads) != stages):
+            problem = f"--model.num_heads {heads} does not fit a Swin of {stages} stages"
+        if problem:
+            each = [2**i for i in range(stages)]
+            raise PatchloomError(f"{problem}: give one number per stage, such as '{each}'")
+    if spec.positions == "rotary" and rotates(spec.model) is None:
+        raise PatchloomError(f"{spec.model} does not rotate queries and keys: use --positions sincos")
+    if spec.positions == "none" and rotates(spec.model) is not None:
+        raise PatchloomError(
+            f"{spec.model} rotates queries and keys by the places of patches: use --positions rotary, without position "
+            "embeddings"
+        )
     h, w = spec.img_size
     (rows, columns), p = to_pair(spec.patch_size), in_pixels(spec.patch_size)
     if h % rows or w % columns:
@@ -399,37 +411,6 @@ def _check_sizes(spec: EncoderSpec) -> None:
             f"patches of {p} pixels do not divide images of {h}x{w}: choose an image size that is a multiple of {p}, "
             f"such as {near[0] if rows == columns else in_pixels(near)}"
         )
-
-
-def _check_rotary(spec: EncoderSpec) -> None:
-    """Raise an error if the positions are rotations only and the model has none, or the other way round."""
-    if spec.positions not in ("rotary", "none"):
-        return
-    rotary = rotates(spec.model) is not None
-    if spec.positions == "rotary" and not rotary:
-        raise PatchloomError(f"{spec.model} does not rotate queries and keys: use --positions sincos")
-    if spec.positions == "none" and rotary:
-        raise PatchloomError(
-            f"{spec.model} rotates queries and keys by the places of patches: use --positions rotary, without position "
-            "embeddings"
-        )
-
-
-def _check_stages(spec: EncoderSpec) -> None:
-    """Raise an error if the number of heads does not fit a Swin's stages; timm would only report an index error."""
-    if spec.options.keys().isdisjoint(("num_heads", "depths")) or not is_hierarchical(stock := _stock(spec.model)):
-        return
-    _, sizes = PRESETS.get(spec.model, ("", {}))
-    heads, own = spec.options.get("num_heads"), {**sizes, **spec.options}
-    stages = len(own.get("depths") or stock.layers)
-    usual = len(sizes.get("num_heads", stock.layers))
-    if heads is None and usual < stages:
-        problem = f"--model.num_heads, which are {usual} in {spec.model}, do not fit {stages} stages"
-    elif heads is not None and (not isinstance(heads, list | tuple) or len(heads) != stages):
-        problem = f"--model.num_heads {heads} does not fit a Swin of {stages} stages"
-    else:
-        return
-    raise PatchloomError(f"{problem}: give one number per stage, such as '{[2**i for i in range(stages)]}'")
 
 
 def spec_of_stock(vit: Encoder, model: str) -> EncoderSpec:
@@ -450,8 +431,7 @@ def spec_of_stock(vit: Encoder, model: str) -> EncoderSpec:
 def options_in_weights(weights: Mapping[str, Tensor], heads: int, layer_scale: float = 1e-5) -> dict[str, Any]:
     """Return the options of a ViT that its weights show; they show neither heads nor the first value of LayerScale."""
     width = len(weights["patch_embed.proj.weight"])
-    depth = len({found[1] for name in weights if (found := re.match(r"blocks\.(\d+)\.", name))})
-    options: dict[str, Any] = {"embed_dim": width, "depth": depth, "num_heads": heads}
+    options: dict[str, Any] = {"embed_dim": width, "depth": depth_of(weights), "num_heads": heads}
     for name, dim in (("blocks.0.mlp.fc1.weight", 0), ("blocks.0.mlp.fc2.weight", 1)):  # of gates, fc1 is twice as wide
         if name in weights and weights[name].ndim == 2:
             options["mlp_ratio"] = weights[name].shape[dim] / width
@@ -465,6 +445,11 @@ def options_in_weights(weights: Mapping[str, Tensor], heads: int, layer_scale: f
     if "blocks.0.attn.qkv.weight" in weights and weights.keys().isdisjoint(biases):
         options["qkv_bias"] = False
     return options
+
+
+def depth_of(names: Iterable[str]) -> int:
+    """Return the number of blocks, or layers, in names of weights."""
+    return len({found[1] for name in names if (found := re.match(r"(?:blocks|layers)\.(\d+)\.", name))})
 
 
 def outline(spec: EncoderSpec) -> Encoder:

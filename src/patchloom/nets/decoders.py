@@ -189,13 +189,6 @@ class CrossDecoder(nn.Module):
         self.answer = nn.Linear(width, answers)
         initialize(self)
 
-    def contexts(self, tokens: Tensor) -> list[Tensor]:
-        """Return what each block reads, [b t d], of tokens [b t d], or of several feature maps [maps b t d]."""
-        if self.mix is None:
-            return [tokens] * len(self.blocks)
-        mixed = (self.mix.weight @ tokens.flatten(1)).unflatten(1, tokens.shape[1:])
-        return [norm(one) for norm, one in zip(self.mixed_norms, mixed, strict=True)]
-
     @compilable
     def forward(self, tokens: Tensor, visible: Tensor, masked: Tensor) -> Tensor:
         """Return predictions [b m answers] for the patches ``masked`` [b m]; those ``visible`` are not used.
@@ -205,8 +198,11 @@ class CrossDecoder(nn.Module):
             visible: [b k] indices of the visible patches.
             masked: [b m] indices of the predicted patches.
         """
-        queries = self.mask_token + self.positions[masked]
-        for block, context in zip(self.blocks, self.contexts(tokens), strict=True):
+        queries, contexts = self.mask_token + self.positions[masked], [tokens] * len(self.blocks)
+        if self.mix is not None:
+            mixed = (self.mix.weight @ tokens.flatten(1)).unflatten(1, tokens.shape[1:])
+            contexts = [norm(one) for norm, one in zip(self.mixed_norms, mixed, strict=True)]
+        for block, context in zip(self.blocks, contexts, strict=True):
             step = (queries, context)
             queries = checkpoint(block, *step, use_reentrant=False) if self.grad_checkpointing else block(*step)
         return self.answer(self.norm(queries))

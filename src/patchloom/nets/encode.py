@@ -224,17 +224,6 @@ def _orders(given: EncoderInput) -> Tensor:
     return given.visible[:1] if given.visible.stride(0) == 0 else given.visible
 
 
-def _prefix_tokens(vit: PlainViT) -> list[Tensor]:
-    """Return class and register tokens [1 prefix d], with position embeddings if they have any."""
-    tokens: list[Tensor] = [token for token in (vit.cls_token, vit.reg_token) if token is not None]
-    if not tokens:
-        return []
-    prefix = torch.cat(tokens, dim=1)
-    if vit.pos_embed is None or vit.no_embed_class:
-        return [prefix]
-    return [prefix + vit.pos_embed[:, : vit.num_prefix_tokens]]
-
-
 def check_input(vit: Encoder, given: EncoderInput) -> None:
     """Raise an error unless the images of an input are of the encoder's size, channels and type."""
     if not isinstance(given, EncoderInput):
@@ -279,8 +268,13 @@ def embed(
             place = required_stand_in("position_token", position_token)
             positions = torch.where(given.dropped[..., None], place, positions)
         tokens = tokens + positions
-    prefix = [token.expand(tokens.shape[0], -1, -1) for token in _prefix_tokens(vit)]
-    return vit.norm_pre(vit.pos_drop(torch.cat([*prefix, tokens], dim=1)))
+    first: list[Tensor] = [token for token in (vit.cls_token, vit.reg_token) if token is not None]
+    if first:
+        prefix = torch.cat(first, dim=1)
+        if vit.pos_embed is not None and not vit.no_embed_class:
+            prefix = prefix + vit.pos_embed[:, : vit.num_prefix_tokens]
+        tokens = torch.cat([prefix.expand(tokens.shape[0], -1, -1), tokens], dim=1)
+    return vit.norm_pre(vit.pos_drop(tokens))
 
 
 def attend(
@@ -364,14 +358,16 @@ def encode_layers(vit: PlainViT, given: EncoderInput, wanted: Sequence[int], mlp
 def _encode_layers(
     vit: PlainViT, given: EncoderInput, ropes: Rotations | None, wanted: tuple[int, ...], mlps: bool
 ) -> list[Tensor]:
-    stages = (_mlps if mlps else attend_each)(vit, embed(vit, given), ropes)
-    return [tokens for i, tokens in enumerate(islice(stages, max(wanted) + 1)) if i in wanted]
-
-
-def _mlps(vit: PlainViT, tokens: Tensor, ropes: Rotations | None) -> Iterator[Tensor]:
-    for i, block in enumerate(blocks_of(vit)):
+    tokens = embed(vit, given)
+    if not mlps:
+        stages = islice(attend_each(vit, tokens, ropes), max(wanted) + 1)
+        return [stage for i, stage in enumerate(stages) if i in wanted]
+    found = []
+    for i, block in enumerate(blocks_of(vit)[: max(wanted) + 1]):
         tokens, mixed = block_with_mlp(block, tokens, None if ropes is None else ropes[i])
-        yield mixed
+        if i in wanted:
+            found.append(mixed)
+    return found
 
 
 def layer_patterns(vit: Encoder) -> tuple[str, list[tuple[str, tuple[int, ...] | None]]]:

@@ -77,17 +77,24 @@ def without_last_norm(vit: Encoder) -> Encoder:
 def _varied(
     vit: Encoder, card: EncoderCard, positions: Variant, class_token: bool, drop_path: float, train_positions: bool
 ) -> Encoder:
+    arguments = {"model_name": card.timm_name, "num_classes": 0} if card.spec is None else card.spec.timm_arguments()
+    arguments |= {"drop_path_rate": drop_path}
     if is_hierarchical(vit):
-        return _vary_swin(vit, card, positions, class_token, drop_path)
+        if class_token:
+            raise PatchloomError("a Swin cannot have a class token: use --pooling mean")
+        if positions != "keep":
+            raise PatchloomError(f"a Swin keeps its own relative positions: leave out --positions {positions}")
+        swin = cast(SwinTransformer, timm.create_model(**arguments))
+        swin.load_state_dict(vit.state_dict(), strict=True)
+        return swin
     table = patch_positions(vit)
     if has_rotations(vit) and positions in ("relative", "none"):
         raise PatchloomError(f"an encoder with rotations keeps them: leave out --positions {positions}")
     absolute = positions in ("fixed", "learned") or (positions == "keep" and table is not None)
-    arguments = {"model_name": card.timm_name, "num_classes": 0} if card.spec is None else card.spec.timm_arguments()
-    arguments |= {"drop_path_rate": drop_path}
-    arguments |= (
-        {"use_abs_pos_emb": absolute} if isinstance(vit, Eva) else {"pos_embed": "learn" if absolute else "none"}
-    )
+    if isinstance(vit, Eva):
+        arguments["use_abs_pos_emb"] = absolute
+    else:
+        arguments["pos_embed"] = "learn" if absolute else "none"
     arguments["img_size"] = input_size(vit)  # may differ from the size it was built with
     if class_token:
         arguments["class_token"] = True
@@ -102,21 +109,16 @@ def _varied(
         kept = positions == "keep" and not (train_positions or vit.get_parameter("pos_embed").requires_grad)
         parameter.requires_grad_(positions != "fixed" and not kept)
     copy.load_state_dict(state, strict=True)
-    if positions == "relative":
-        _relate(copy)
-    return copy
-
-
-def _vary_swin(
-    swin: SwinTransformer, card: EncoderCard, positions: Variant, class_token: bool, drop_path: float
-) -> SwinTransformer:
-    if class_token:
-        raise PatchloomError("a Swin cannot have a class token: use --pooling mean")
-    if positions != "keep":
-        raise PatchloomError(f"a Swin keeps its own relative positions: leave out --positions {positions}")
-    arguments = {"model_name": card.timm_name, "num_classes": 0} if card.spec is None else card.spec.timm_arguments()
-    copy = cast(SwinTransformer, timm.create_model(**arguments | {"drop_path_rate": drop_path}))
-    copy.load_state_dict(swin.state_dict(), strict=True)
+    if positions != "relative":
+        return copy
+    prefix = copy.num_prefix_tokens
+    if prefix > 1:
+        raise PatchloomError("relative positions cannot be given to register tokens: use --positions keep")
+    for module in list(copy.modules()):
+        if type(module) is Attention:
+            module.__class__ = RelativeAttention  # in place: keeps weights and options
+            module.rel_pos = RelPosBias(grid_size(copy), module.num_heads, prefix_tokens=prefix)
+            nn.init.zeros_(module.rel_pos.relative_position_bias_table)
     return copy
 
 
@@ -133,17 +135,6 @@ def _positions(vit: PlainViT, variant: Variant, known: Tensor | None, length: in
         return torch.empty(1, length, d).normal_(std=0.02)
     # a new class token stands in front, and starts without a position as in MAE
     return torch.cat([known.new_zeros(1, length - known.shape[1], d), known], dim=1)
-
-
-def _relate(vit: PlainViT) -> None:
-    prefix = vit.num_prefix_tokens
-    if prefix > 1:
-        raise PatchloomError("relative positions cannot be given to register tokens: use --positions keep")
-    for module in list(vit.modules()):
-        if type(module) is Attention:
-            module.__class__ = RelativeAttention  # in place: keeps weights and options
-            module.rel_pos = RelPosBias(grid_size(vit), module.num_heads, prefix_tokens=prefix)
-            nn.init.zeros_(module.rel_pos.relative_position_bias_table)
 
 
 def at_size(
@@ -187,33 +178,27 @@ def freeze_for(vit: Encoder, adapt: Adapt, count: int | None) -> None:
 def frozen_names(vit: Encoder, adapt: Adapt, count: int | None) -> list[str]:
     """Return the names of the parameters that an adaptation freezes.
 
-    All of them for lora; but the last ``count`` blocks and the norm are trained, if it is given.
+    All of them for lora; but the last ``count`` blocks and the norm are trained, if it is given. Parameters that are
+    never trained, such as fixed positions, are not listed.
     """
+    if count is None and adapt == "all":
+        return []
+    blocks, trained = _blocks(vit), set[int]()
+    if count is not None and count > len(blocks):
+        raise PatchloomError(
+            f"--train_blocks {count} is more than the {len(blocks)} blocks of the encoder: give fewer, or --adapt all "
+            "to train the whole encoder"
+        )
     if count is not None:
-        return kept_names(vit, count)
-    return [] if adapt == "all" else [name for name, weight in vit.named_parameters() if weight.requires_grad]
+        last = [part for parts in blocks[len(blocks) - count :] for part in parts]
+        trained = {id(weight) for part in (*last, vit.norm) for weight in part.parameters()}
+    return [name for name, weight in vit.named_parameters() if weight.requires_grad and id(weight) not in trained]
 
 
 def add_low_rank(vit: Encoder, rank: int, target: Target, count: int | None) -> None:
     """Add low-rank updates to all blocks of an encoder, but not to the last ``count``, which are trained whole."""
     blocks = _blocks(vit)
     add_adapters([parts[-1] for parts in blocks[: len(blocks) - (count or 0)]], rank, target)
-
-
-def kept_names(vit: Encoder, count: int) -> list[str]:
-    """Return the names of the parameters that are frozen if only the last ``count`` blocks and norm are trained.
-
-    Parameters that are never trained, such as fixed positions, are not listed.
-    """
-    blocks = _blocks(vit)
-    if count > len(blocks):
-        raise PatchloomError(
-            f"--train_blocks {count} is more than the {len(blocks)} blocks of the encoder: give fewer, or --adapt all "
-            "to train the whole encoder"
-        )
-    last = [part for parts in blocks[len(blocks) - count :] for part in parts]
-    trained = {id(weight) for part in (*last, vit.norm) for weight in part.parameters()}
-    return [name for name, weight in vit.named_parameters() if weight.requires_grad and id(weight) not in trained]
 
 
 def _blocks(vit: Encoder) -> list[tuple[nn.Module, ...]]:

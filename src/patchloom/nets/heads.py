@@ -155,12 +155,7 @@ class OnEncoder(nn.Module):
         return input_channels(self.inner_encoder())
 
     def groups(self, weight_decay: float, layer_decay: float) -> list[dict[str, Any]]:
-        """Return parameter groups for an optimiser, with layer-wise learning-rate decay (``lr_scale``).
-
-        As in facebookresearch/mae (util/lr_decay.py): patch embedding, tokens and positions are the lowest layer, each
-        block is a layer, and everything else, including the encoder's final norm, is the top layer with scale 1. A
-        layer's scale is ``layer_decay`` to the power of its distance from the top.
-        """
+        """Return parameter groups for an optimiser, with layer-wise learning-rate decay, as in `layer_groups`."""
         free = {name for name, weight in self.named_parameters() if is_free(name, weight)}
         return layer_groups(self, self.encoder_at, free, weight_decay, layer_decay)
 

@@ -102,13 +102,10 @@ def merged(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def effective_parameters(net: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield names and detached values of a net's parameters, with its low-rank updates added and under plain names."""
-    if not has_adapters(net):
-        yield from ((name, one.detach()) for name, one in net.named_parameters())
-        return
+def effective_parameters(net: nn.Module) -> dict[str, Tensor]:
+    """Return a net's parameters, detached, with its low-rank updates added and under plain names."""
     scales = ((name, one) for name, one in net.named_buffers() if name.endswith(f"{_INSIDE}weight.0.scale"))
-    yield from merged({name: one.detach() for name, one in [*net.named_parameters(), *scales]}).items()
+    return merged({name: one.detach() for name, one in [*net.named_parameters(), *scales]})
 
 
 def plain_buffers(net: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -6,7 +6,7 @@ Results are the same except for the last digits.
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any, TypeGuard
+from typing import Any
 
 from timm.layers import Attention, AttentionRope
 from timm.models.cait import ClassAttn
@@ -30,20 +30,16 @@ _NOT_SERVED = "native kernels are for plain blocks whose heads have a multiple o
 _ABSENT = "native kernels are not available, because this installation has no patchloom/nets/native"
 
 
-def patches_of(vit: Encoder) -> int:
-    """Return the number of patches of a whole image in the first block."""
-    return patch_embedding(vit).num_patches
-
-
 def _attention_sizes(vit: Encoder) -> list[tuple[int, int, int]]:
     """Return tokens of a whole image in all blocks, their width, and weights of a token, for each stage of a Swin."""
+    patches = patch_embedding(vit).num_patches
     if is_hierarchical(vit):
-        attentions = [(blocks_of(stage), blocks_of(stage)[0].attn) for stage in stages_of(vit)]
-        return [
-            (len(blocks) * (patches_of(vit) // 4**i), attn.dim, attn.num_heads * attn.window_area)
-            for i, (blocks, attn) in enumerate(attentions)
-        ]
-    blocks, tokens = blocks_of(vit), vit.num_prefix_tokens + patches_of(vit)
+        sizes = []
+        for i, stage in enumerate(stages_of(vit)):
+            attn, count = blocks_of(stage)[0].attn, len(blocks_of(stage))
+            sizes.append((count * (patches // 4**i), attn.dim, attn.num_heads * attn.window_area))
+        return sizes
+    blocks, tokens = blocks_of(vit), vit.num_prefix_tokens + patches
     return [(len(blocks) * tokens, vit.embed_dim, attention_of(blocks[0]).num_heads * tokens)]
 
 
@@ -116,7 +112,7 @@ def choose_kernels(vit: Encoder, device: str, bfloat16: bool, images: int) -> tu
         return "torch", "native kernels are for bfloat16 on a CPU"
     if NATIVE is None:
         return "torch", _ABSENT
-    if not _knows(vit, NATIVE):
+    if not _serves_native(vit):
         return "torch", _NOT_SERVED
     if stored := _unaffordable_weights(vit, images):
         return "torch", f"native kernels would keep {stored}"
@@ -131,15 +127,17 @@ def check_native(vit: Encoder, device: str, bfloat16: bool) -> None:
         raise PatchloomError(
             "--kernels native needs bfloat16 on a CPU: add --precision bfloat16, or use --kernels torch"
         )
-    if NATIVE is not None and not _knows(vit, NATIVE):
+    if NATIVE is not None and not _serves_native(vit):
         raise PatchloomError(f"--kernels native does not fit this model, because {_NOT_SERVED}: use --kernels torch")
     if reason := missing_kernels("native"):
         raise PatchloomError(f"{reason}: use --kernels torch")
 
 
-def _knows(vit: Encoder, kernels: BlockKernels) -> TypeGuard[VisionTransformer]:
-    """Return whether kernels support every block of an encoder; they support no Swin or Eva."""
-    return isinstance(vit, VisionTransformer) and all(isinstance(b, Block) and kernels.know(b) for b in blocks_of(vit))
+def _serves_native(vit: Encoder) -> bool:
+    """Return whether native kernels support every block of an encoder; they support no Swin or Eva."""
+    if NATIVE is None or not isinstance(vit, VisionTransformer):
+        return False
+    return all(isinstance(block, Block) and NATIVE.know(block) for block in blocks_of(vit))
 
 
 def checkpoint_gradients(net: nn.Module, enabled: bool) -> None:

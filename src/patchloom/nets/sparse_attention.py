@@ -32,14 +32,12 @@ class BlockKernels(NamedTuple):
         know: whether the kernels implement all parts of a block.
         serve: whether they can compute a block on given tokens now, depending on autocast and the device.
         compute: a block, on tokens [b t d], with ``keys_values`` as in `run_blocks` and ``first`` as in `query_block`.
-        attend: attention only, from queries, keys and values [b n 3 h d] to [b n h d].
         missing: short reason why they are not available on this machine, after trying; None: they are.
     """
 
     know: Callable[[Block], bool]
     serve: Callable[[Any, Tensor], bool]
     compute: Callable[..., Tensor]
-    attend: Callable[[Tensor], Tensor]
     missing: Callable[[], str | None]
 
 
@@ -95,19 +93,15 @@ def context_block(block: AnyBlock, tokens: Tensor, keys_values: Tensor, rope: Te
     return _after_attention(block, tokens, cross_attention(attn, normed, gather_tokens(normed, keys_values), ropes))
 
 
-def query_block(block: AnyBlock, tokens: Tensor, first: int, rope: Tensor | None = None) -> Tensor:
+def query_block(block: AnyBlock, tokens: Tensor, first: int) -> Tensor:
     """Return a block's output for ``tokens[:, first:]`` [b t-first d], with all tokens [b t d] as keys and values.
 
-    For a last block whose other outputs are not used.
+    For a last block whose other outputs are not used; nothing is rotated.
     """
     if (kernels := kernels_of(block, tokens)) is not None:
         return kernels.compute(block, tokens, first=first)
-    attn, normed = attention_of(block), block.norm1(tokens)
-    ropes = None
-    if rope is not None:
-        keys = _of_all_tokens(attn, rope)
-        ropes = keys[:, :, first:], keys
-    return _after_attention(block, tokens[:, first:], cross_attention(attn, normed[:, first:], normed, ropes))
+    normed = block.norm1(tokens)
+    return _after_attention(block, tokens[:, first:], cross_attention(attention_of(block), normed[:, first:], normed))
 
 
 def attention_of(block: AnyBlock) -> AnyAttention:

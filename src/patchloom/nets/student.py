@@ -59,36 +59,38 @@ class Student(nn.Module):
         super().__init__()
         self.backbone = backbone
         self.last = False  # whether a map is [b h w c], as a Swin's
+        self._prefix = getattr(backbone, "num_prefix_tokens", 0)
         training = backbone.training
         with torch.no_grad():
             try:
                 found = backbone.eval().forward_features(torch.zeros(2, channels, *size))
             except (RuntimeError, AssertionError) as problem:
-                raise PatchloomError(_refused_size(name, backbone, size, problem)) from problem
+                known = getattr(backbone, "feature_info", None) or ()
+                stride = max((int(one["reduction"]) for one in known if "reduction" in one), default=0)
+                if stride > min(size):
+                    raise PatchloomError(
+                        f"images of {in_pixels(size)} pixels are too small for --student {name}, whose stride is "
+                        f"{stride}: give --side {stride} or more"
+                    ) from problem
+                reason = " ".join(str(problem).split())
+                raise PatchloomError(
+                    f"--student {name} takes no images of {in_pixels(size)} pixels ({reason}): give another --side or "
+                    "--student"
+                ) from problem
             wide = int(backbone.num_features)
+            grid = getattr(getattr(backbone, "patch_embed", None), "grid_size", None) or (0,)
             shapes = isinstance(found, Tensor) and found.ndim == 4 and wide in (found.shape[1], found.shape[3])
             if shapes:
                 self.last = found.shape[1] != wide
-            elif not (isinstance(found, Tensor) and found.ndim == 3 and self._grid_fits(found)):
+            elif not (
+                isinstance(found, Tensor) and found.ndim == 3 and found.shape[1] == self._prefix + math.prod(grid)
+            ):
                 raise PatchloomError(f"--student {name} has no map of features: choose a CNN or a plain ViT")
             pooled = backbone.forward_head(found, pre_logits=True)
         backbone.train(training)
         if pooled.ndim != 2:
             raise PatchloomError(f"--student {name} has no pooled features: choose another model of timm")
         self.pooled_head, self.dense_head = nn.Linear(pooled.shape[1], width), nn.Linear(wide, width)
-
-    def _grid_fits(self, tokens: Tensor) -> bool:
-        grid = getattr(getattr(self.backbone, "patch_embed", None), "grid_size", None)
-        prefix = getattr(self.backbone, "num_prefix_tokens", 0)
-        return grid is not None and math.prod(grid) + prefix == tokens.shape[1]
-
-    def _map(self, found: Tensor) -> Tensor:
-        """Return a backbone's features as a map [b h w c]."""
-        if found.ndim == 4:
-            return found if self.last else found.permute(0, 2, 3, 1)
-        return found[:, getattr(self.backbone, "num_prefix_tokens", 0) :].unflatten(
-            1, self.backbone.patch_embed.grid_size
-        )
 
     def groups(self, weight_decay: float, layer_decay: float) -> list[dict[str, Any]]:
         """Return parameter groups for an optimiser; all layers of a student learn at the same rate."""
@@ -97,24 +99,15 @@ class Student(nn.Module):
 
     def forward(self, images: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
         """Predict the teacher's pooled features [b d], and those of a ``grid`` of n patches [b n d]."""
-        found = self.backbone.forward_features(images)
-        dense = self.dense_head(self._map(found)).permute(0, 3, 1, 2)
+        features = found = self.backbone.forward_features(images)  # a map [b h w c], a CNN's map, or tokens
+        if found.ndim == 3:
+            features = found[:, self._prefix :].unflatten(1, self.backbone.patch_embed.grid_size)
+        elif not self.last:
+            features = found.permute(0, 2, 3, 1)
+        dense = self.dense_head(features).permute(0, 3, 1, 2)
         dense = F.interpolate(dense.float(), grid, mode="bilinear", align_corners=False)
         pooled = self.pooled_head(self.backbone.forward_head(found, pre_logits=True))
         return pooled.float(), dense.flatten(2).transpose(1, 2)
-
-
-def _refused_size(name: str, backbone: Any, size: tuple[int, int], problem: Exception) -> str:
-    """Return the message about images whose size a backbone cannot take."""
-    strides = [int(one["reduction"]) for one in getattr(backbone, "feature_info", None) or () if "reduction" in one]
-    least = max(strides, default=0)
-    if least > min(size):
-        return (
-            f"images of {in_pixels(size)} pixels are too small for --student {name}, whose stride is {least}: give "
-            f"--side {least} or more"
-        )
-    reason = " ".join(str(problem).split())
-    return f"--student {name} takes no images of {in_pixels(size)} pixels ({reason}): give another --side or --student"
 
 
 def pooled_features(backbone: nn.Module, images: Tensor) -> Tensor:

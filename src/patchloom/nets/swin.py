@@ -157,7 +157,12 @@ def encode_units(
     """
     tokens = _embed(swin, given, mask_token, position_token)
     k, s = given.visible.shape[1], patches_along_unit(swin)
-    grid = None if given.dropped is not None else _closed_up(unit_grid(swin), k)
+    grid = None
+    if given.dropped is None:  # all units, or one of each 2x2 cell, form a grid
+        rows, columns = unit_grid(swin)
+        grid = next((one for one in ((rows, columns), (rows // 2, columns // 2)) if one[0] * one[1] == k), None)
+        if grid is None:
+            raise ValueError(f"windows need all {rows * columns} units, or one of each 2x2, not {k}")
     for stage in stages_of(swin):
         if not isinstance(stage.downsample, nn.Identity):
             units = tokens.reshape(-1, s, s, tokens.shape[-1])
@@ -207,15 +212,6 @@ def _embed(
     return tokens.flatten(1, 2)
 
 
-def _closed_up(grid: Sides, k: int) -> Sides:
-    """Return the grid that k units form."""
-    half = grid[0] // 2, grid[1] // 2
-    for rows, columns in (grid, half):
-        if k == rows * columns:
-            return rows, columns
-    raise ValueError(f"windows need all {grid[0] * grid[1]} units, or one of each 2x2, not {k}")
-
-
 class _Windows(NamedTuple):
     """Windows of patches that attend to each other, and their relative position biases.
 
@@ -262,10 +258,12 @@ def _of_grid(grid: Sides, s: int, table: Sides, shift: Sides, like: Tensor) -> _
     members = _cut(F.pad(where, padding, value=n), window)
     apart = None
     if any(shift):
-        down, along = (
-            _regions(side, one, by, device)
-            for side, one, by in zip((h + padding[3], w + padding[1]), window, shift, strict=True)
-        )
+        # only the shift makes different regions of a side neighbours
+        regions_along = []
+        for side, one, by in zip((h + padding[3], w + padding[1]), window, shift, strict=True):
+            at = torch.arange(side, device=device)
+            regions_along.append((at >= side - one).long() + (at >= side - by).long() if by else torch.zeros_like(at))
+        down, along = regions_along
         regions = _cut(3 * down[:, None] + along, window)
         apart = regions[:, :, None] != regions[:, None]
     places = members.flatten().argsort()[:n]  # padding has the largest index, and comes last
@@ -276,12 +274,6 @@ def _cut(values: Tensor, window: Sides) -> Tensor:
     """Cut a grid [h w] of values into windows [g t]."""
     (h, w), (rows, columns) = values.shape, window
     return values.view(h // rows, rows, w // columns, columns).transpose(1, 2).reshape(-1, rows * columns)
-
-
-def _regions(side: int, window: int, shift: int, device: torch.device) -> Tensor:
-    """Return region indices along a shifted side [side]; only the shift makes different regions neighbours."""
-    at = torch.arange(side, device=device)
-    return (at >= side - window).long() + (at >= side - shift).long() if shift else torch.zeros_like(at)
 
 
 def _of_units(k: int, s: int, window: Sides, like: Tensor) -> _Windows:
@@ -308,7 +300,13 @@ def _attention(attn: WindowAttention, tokens: Tensor, windows: _Windows) -> Tens
     """Compute timm's attention within each window of tokens [b g t d]."""
     b, g, t, _ = tokens.shape
     q, k, v = attn.qkv(tokens).view(b * g, t, 3, attn.num_heads, -1).permute(2, 0, 3, 1, 4)
-    bias = _biases(attn, windows)
+    # mask [1 or g heads t t]: relative position biases, and -inf between separated patches
+    bias = F.pad(attn.relative_position_bias_table, (0, 0, 0, 1))[windows.bias].permute(2, 0, 1)[None]
+    if windows.units > 1:
+        unit = torch.arange(windows.size, device=bias.device) // windows.bias.shape[0]
+        bias = torch.where(unit[:, None] == unit, bias.repeat(1, 1, windows.units, windows.units), 0)
+    if windows.apart is not None:
+        bias = bias.masked_fill(windows.apart[:, None], float("-inf"))
     if len(bias) > 1:
         bias = bias.repeat(b, 1, 1, 1)
     if attn.fused_attn:
@@ -317,17 +315,6 @@ def _attention(attn: WindowAttention, tokens: Tensor, windows: _Windows) -> Tens
     else:
         mixed = attn.attn_drop((q * attn.scale @ k.mT + bias).softmax(-1)) @ v
     return attn.proj_drop(attn.proj(mixed.transpose(1, 2).reshape(b, g, t, -1)))
-
-
-def _biases(attn: WindowAttention, windows: _Windows) -> Tensor:
-    """Return the attention mask [1 or g heads t t]: relative position biases, and -inf between separated patches."""
-    table = F.pad(attn.relative_position_bias_table, (0, 0, 0, 1))
-    bias = table[windows.bias].permute(2, 0, 1)[None]
-    if windows.units > 1:
-        unit = torch.arange(windows.size, device=bias.device) // windows.bias.shape[0]
-        bias = bias.repeat(1, 1, windows.units, windows.units)
-        bias = torch.where(unit[:, None] == unit, bias, 0)
-    return bias if windows.apart is None else bias.masked_fill(windows.apart[:, None], float("-inf"))
 
 
 def resize_swin(swin: SwinTransformer, size: tuple[int, int]) -> None:

@@ -104,7 +104,7 @@ class Teacher(nn.Module):
             raise ValueError(f"the teacher has {', '.join(own)}, not {', '.join(parts)}")
         found: list[tuple[_Places, _Places]] = []
         for name, part in parts.items():
-            copy, merged = own[name], dict(effective_parameters(part)) if has_adapters(part) else None
+            copy, merged = own[name], effective_parameters(part) if has_adapters(part) else None
             for kind, mine, theirs in (
                 ("_parameters", copy.named_parameters(), merged or dict(part.named_parameters())),
                 ("_buffers", copy.named_buffers(), dict(plain_buffers(part))),

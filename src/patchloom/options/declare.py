@@ -29,8 +29,12 @@ from typing import (
 )
 
 from patchloom.display import clear_status
-from patchloom.errors import OBJECTS, PatchloomError, check_type
-from patchloom.options.messages import unknown_option_error
+from patchloom.errors import (
+    OBJECTS,
+    PatchloomError,
+    check_type,
+    unknown_option_error,
+)
 
 # headings of help pages, under which options are declared
 DATA, MODEL, TASK, TRAINING, MACHINE = "data", "model", "task", "training", "machine"
@@ -147,6 +151,12 @@ def place(about: str, default: Any = MISSING, kind: str = "", group: str = "") -
     return field(default=default, metadata={"about": about, "positional": True, "kind": kind, "group": group})
 
 
+def as_in(kind: type[Any], name: str, default: Any = MISSING) -> Any:
+    """Declare an option of the dataclass ``kind`` in another one, perhaps with another default."""
+    one = kind.__dataclass_fields__[name]
+    return field(default=one.default if default is MISSING else default, metadata=one.metadata, kw_only=True)
+
+
 def _in_order(kind: Any) -> list[Field[Any]]:
     """Return the fields of a dataclass, positional ones first: those of its base come before them."""
     return sorted(fields(kind), key=lambda one: "positional" not in one.metadata)
@@ -205,16 +215,14 @@ def check_declared(options: Any, prefix: str = "") -> None:
     """Raise if a value of a declared dataclass has another type, or is outside of its range; see `filled`."""
     hints = get_type_hints(type(options))
     for one in fields(options):
-        value = getattr(options, one.name)
-        if one.name not in OBJECTS:
-            check_type(f"{prefix}{one.name}", value, hints[one.name])
-            _metadata(type(options), one.name).get("bounds", Bounds()).check(f"{prefix}{one.name}", value)
-
-
-def _metadata(kind: type[Any], name: str) -> Mapping[str, Any]:
-    """Return the metadata of a field, from the dataclass that declares it or from its base."""
-    declarations = (vars(base).get("__dataclass_fields__", {}).get(name) for base in kind.__mro__)
-    return next((one.metadata for one in declarations if one is not None and one.metadata), {})
+        if one.name in OBJECTS:
+            continue
+        value, name = getattr(options, one.name), f"{prefix}{one.name}"
+        check_type(name, value, hints[one.name])
+        # a class may narrow the type of a field whose bounds its base declares
+        declared_in = [getattr(base, "__dataclass_fields__", {}).get(one.name) for base in type(options).__mro__]
+        bounds = next((it.metadata["bounds"] for it in declared_in if it and "bounds" in it.metadata), Bounds())
+        bounds.check(name, value)
 
 
 def filled(kind: Callable[..., T], given: Mapping[str, Any], otherwise: str, prefix: str = "") -> T:

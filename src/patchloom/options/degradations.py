@@ -65,7 +65,6 @@ class DegradationOptions(NamedTuple):
 
     @property
     def option(self) -> str | None:
-        """Option that sets the strength, if there is one."""
         return STRENGTHS.get(self.kind)
 
     @property
@@ -79,7 +78,6 @@ class DegradationOptions(NamedTuple):
         return resolved(self.canvas, short + 2 * round(short * 96 / 224 / 2) if self.whole else short)
 
     def canvas_of(self, size: Sides) -> Sides:
-        """Return height and width of the canvas."""
         more = self.side(size) - min(size)
         h, w = (along + 2 * round(along * more / min(size) / 2) for along in size)
         return h, w
@@ -104,7 +102,6 @@ class DegradationOptions(NamedTuple):
         return resolved(self.strengths.get(self.option, "auto"), value), why
 
     def drawn(self, size: Sides) -> tuple[float, ...]:
-        """Return the strengths to draw from."""
         found = self.strength(size)
         if found is None:
             return ()
@@ -116,7 +113,6 @@ class DegradationOptions(NamedTuple):
         return scaled(whole, self.drawn(size)[0]) if bare else whole
 
     def refusals(self, g: Geometry) -> Iterator[tuple[bool, str]]:
-        """Yield conditions, and the sentence with which each is refused."""
         yield (
             self.kind == "decolorize" and g.channels != 3,
             f"decolorize is for images of 3 channels, and these have {g.channels}: choose another",
@@ -142,9 +138,13 @@ class DegradationOptions(NamedTuple):
         if self.option is None or self.strength(g.size) is None:
             return
         drawn = self.drawn(g.size)
+        if self.option == "kernel":
+            fits = all(x % 2 == 1 and 0 < x <= short for x in drawn)
+        else:
+            fits = all(0 <= x <= 1 and (x > 0 or self.option != "scale") for x in drawn)
         # a mixture has another name for the option
         yield (
-            not drawn or not all(_fits(self.option, x, short) for x in drawn),
+            not drawn or not fits,
             f"the {self.option} of {self.kind} must be {_RANGES.get(self.option, 'numbers in [0, 1]')}, not "
             f"{list(drawn)}",
         )
@@ -156,12 +156,5 @@ class DegradationOptions(NamedTuple):
         )
 
 
-def _fits(option: str, x: float, side: int) -> bool:
-    if option == "kernel":
-        return x % 2 == 1 and 0 < x <= side
-    return 0 <= x <= 1 and (x > 0 or option != "scale")
-
-
 def forms_of(options: Any) -> dict[str, str]:
-    """Return the options of form."""
     return {name: getattr(options, name) for name in FORMS}

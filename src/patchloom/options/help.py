@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import shutil
 import textwrap
-import types
-from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from collections.abc import Sequence
+from typing import Any
 
 from patchloom.data.sources.names import BUILTIN
-from patchloom.errors import listing
+from patchloom.errors import (
+    describe_type,
+    listing,
+    shorten_options,
+)
 from patchloom.options.declare import DATA, MACHINE, MODEL, TASK, TRAINING, CommandSpec, Option
-from patchloom.options.messages import shorten_options
 from patchloom.options.parse import (
     VERBS,
     evaluate_spec,
@@ -118,6 +119,11 @@ _FORMS = [
     ("wsi/@tile=256", "windows of slides and scenes; @slices=1 of stacks, @fps=1 of films, @bands=4+3+2 channels"),
     ("'shards-*.tar'", "WebDataset shards: files, URLs such as s3://..., or pipe:COMMAND"),
     ("hf:NAME", "data set on the Hugging Face Hub, or hf:FOLDER for a local one"),
+    (", ".join(BUILTIN[:2]), "built-in images and sounds, offline"),
+    (
+        BUILTIN[2],
+        f"or {listing(BUILTIN[3:])}: downloaded by torchvision, or read from a folder as {BUILTIN[2]}@FOLDER",
+    ),
 ]
 
 
@@ -155,16 +161,21 @@ def help_page(verb: str, words: Sequence[str]) -> str:
     shown = [option for option in named if full or not option.rare or (of_task and _of_task(option))]
     if len(named) - len(shown) <= 2:
         shown = named
-    usage = " ".join([f"usage: {prog}", *(_place(option) for option in places), "[--OPTION VALUE ...]" * bool(named)])
+    forms = [one.name.upper() if one.required else f"[{one.name.upper()}]" for one in places]
+    usage = " ".join([f"usage: {prog}", *forms, "[--OPTION VALUE ...]" * bool(named)])
     lines = [*wrap_to_page(usage), "", *wrap_to_page(taken.about), "", *_examples(verb, title, width), ""]
     if places:
         lines += [*(line for place in places for line in _explained(place, width)), ""]
     if verb == "evaluate" and not title:
         rows = (two_columns(f"  {name}", evaluate_spec(name).about, 24, width) for name in protocols())
         lines += ["PROTOCOL is one of", *(line for row in rows for line in row), ""]
-    few, of_protocol = {"options": shown} if shown else {}, verb == "evaluate" and title != ""
-    groups = _grouped(shown, title, of_protocol) if len(shown) > _FEW else few
+    groups: dict[str, list[Option]] = {"options": shown}
+    if len(shown) > _FEW:
+        order = (title, *_GROUPS) if verb == "evaluate" and title else (*_GROUPS, title)
+        groups = {group: [one for one in shown if (one.group or title) == group] for group in order}
     for group, options in groups.items():
+        if not options:
+            continue
         lines += [group or "other", *(line for option in options for line in _explained(option, width))]
         if group == "task" and verb == "pretrain" and not any(map(_of_task, shown)):
             lines += two_columns(
@@ -182,11 +193,8 @@ def help_page(verb: str, words: Sequence[str]) -> str:
             "",
         ]
     if any(place.name == "data" for place in places):
-        lines += [
-            "DATA is one of",
-            *(line for form, what in _forms() for line in two_columns(f"  {form}", what, 18, width)),
-            "",
-        ]
+        rows = (two_columns(f"  {form}", what, 18, width) for form, what in _FORMS)
+        lines += ["DATA is one of", *(line for row in rows for line in row), ""]
     return "\n".join(lines[:-1])
 
 
@@ -215,34 +223,13 @@ def _of_task(option: Option) -> bool:
     return option.name.startswith("task.") and option.name != "task.name"
 
 
-def _grouped(options: Iterable[Option], title: str, own_first: bool) -> dict[str, list[Option]]:
-    order = (title, *_GROUPS) if own_first else (*_GROUPS, title)
-    found: dict[str, list[Option]] = {group: [] for group in order}
-    for option in options:
-        found[option.group or title].append(option)
-    return {group: options for group, options in found.items() if options}
-
-
-def _forms() -> list[tuple[str, str]]:
-    first, second, fetched, *others = BUILTIN
-    how = f"or {listing(others)}: downloaded by torchvision, or read from a folder as {fetched}@FOLDER"
-    return [*_FORMS, (f"{first}, {second}", "built-in images and sounds, offline"), (fetched, how)]
-
-
 def _explained(option: Option, width: int) -> list[str]:
+    text, shown = option.about.replace("`", "").rstrip("."), format_default(option.default)
+    if shown not in ("", "None", "auto"):
+        text += f" (default {shown})"
     if option.positional:
-        return two_columns(f"  {option.name.upper()}", _about(option), 12, width)
-    return two_columns(f"  {shorten_options(f'--{option.name}')} {format_kind(option)}", _about(option), _COLUMN, width)
-
-
-def _about(option: Option) -> str:
-    text = option.about.replace("`", "").rstrip(".")
-    shown = format_default(option.default)
-    return text if shown in ("", "None", "auto") else f"{text} (default {shown})"
-
-
-def _place(option: Option) -> str:
-    return option.name.upper() if option.required else f"[{option.name.upper()}]"
+        return two_columns(f"  {option.name.upper()}", text, 12, width)
+    return two_columns(f"  {shorten_options(f'--{option.name}')} {format_kind(option)}", text, _COLUMN, width)
 
 
 def _examples(verb: str, title: str, width: int) -> list[str]:
@@ -267,7 +254,6 @@ def two_columns(left: str, right: str, column: int, width: int) -> list[str]:
 
 
 def wrap_to_page(text: str) -> list[str]:
-    """Wrap a text to the width of the page."""
     return textwrap.wrap(text, page_width(), break_on_hyphens=False, break_long_words=False)
 
 
@@ -278,31 +264,7 @@ def page_width() -> int:
 
 def format_kind(option: Option) -> str:
     """Return the kind of value that an option takes, such as ``int or auto``."""
-    return option.kind or _kind(option.hint)
-
-
-def _kind(hint: Any) -> str:
-    origin, inside = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):
-        names = dict.fromkeys(name for one in inside if one is not type(None) for name in _names(one))
-        # kinds overlap: a list is typed as text, and a path is text, too
-        if "text" in names:
-            names = dict.fromkeys(name for name in names if not name.startswith("list"))
-        return listing(name for name in names if name != "text" or "path" not in names)
-    return listing(_names(hint))
-
-
-def _names(hint: Any) -> list[str]:
-    """Return the kinds of values of a hint that is no union: one name, or those of its literals."""
-    origin, inside = get_origin(hint), get_args(hint)
-    if origin is Literal:
-        return list(map(str, inside))
-    if inside == (int, int):
-        return ["HxW"]
-    if origin is not None:
-        return ["{NAME: float, ...}" if origin is dict else f"list of {_kind(inside[0])}"]
-    known = {int: ["int"], float: ["float"], bool: ["true", "false"], str: ["text"], Path: ["path"]}
-    return known[hint]
+    return option.kind or describe_type(option.hint)
 
 
 def format_default(default: Any) -> str:

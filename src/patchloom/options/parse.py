@@ -5,20 +5,25 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any, get_args
 
 import yaml
 
 from patchloom.data.sources.names import FETCHED
-from patchloom.errors import PatchloomError, listing, suggestion
+from patchloom.errors import (
+    PatchloomError,
+    listing,
+    shorten_options,
+    suggestion,
+    unknown_word_error,
+    without_hyphens,
+)
 from patchloom.loggers import TRACKERS
 from patchloom.options.declare import MODEL, TASK, CommandSpec, Option, declared, read_signature
 from patchloom.options.evaluate import CommonOptions, Protocol
-from patchloom.options.messages import shorten_options, unknown_word_error, without_hyphens
-from patchloom.options.values import convert_value, dotted, parse_value
+from patchloom.options.values import TRUTHS, convert_value, dotted, nested, parse_value
 from patchloom.options.verbs import VERB_OPTIONS, Pretrain
-from patchloom.recipes import nested, recipe_named
+from patchloom.recipes import recipe_named
 from patchloom.system.files import read_text, read_yaml
 from patchloom.tasks import AUTO, TASKS, task_class, usual_task
 
@@ -66,7 +71,6 @@ _ENCODER = "folder of a run, .safetensors file of an encoder, or timm:NAME"
 
 
 def protocols() -> dict[str, Protocol]:
-    """Return the evaluation protocols by name."""
     from patchloom.options.protocols import PROTOCOLS  # which takes time that other verbs need not spend
 
     return PROTOCOLS
@@ -79,15 +83,7 @@ def verb_spec(verb: str) -> CommandSpec:
 
 
 def task_spec(name: str) -> CommandSpec:
-    """Return the options of a pretext task."""
     return declared(TASKS[name].options) if name in TASKS else read_signature(task_class(name))
-
-
-@cache
-def protocol_spec(name: str) -> CommandSpec:
-    """Return the options of a protocol, without the common ones and the number in ``blocks:2``."""
-    kind: Any = protocols()[name].options
-    return declared(kind)._replace(options=tuple(one for one in declared(kind).options if one.name != "count"))
 
 
 def pretrain_spec(task: str) -> CommandSpec:
@@ -112,19 +108,21 @@ def pretrain_spec(task: str) -> CommandSpec:
 
 def evaluate_spec(name: str | None) -> CommandSpec:
     """Return the options of ``patchloom evaluate NAME``, or those of all protocols if there is no name."""
-    common, own = verb_spec("evaluate"), CommandSpec("", ())
-    data = protocols()["knn"].data
+    common, about, own, known = verb_spec("evaluate"), "", list[Option](), protocols()
+    data = known["knn"].data
     if name is not None:
-        plain, known = name.partition(":")[0], protocols()
+        plain = name.partition(":")[0]
         if plain not in known:
             raise PatchloomError(f"there is no protocol {name}{suggestion(name, known)} Choose {listing(known)}.")
-        own, data = protocol_spec(plain), known[plain].data
+        kind: Any = known[plain].options
+        (about, options), data = declared(kind), known[plain].data
+        own = [one for one in options if one.name != "count"]  # the number in blocks:2
     words = {"protocol": "name of a protocol, such as knn", "run": _ENCODER, "data": data}
-    places = [Option(one, str, None, about, positional=True, required=True) for one, about in words.items()]
-    return CommandSpec(own.about or common.about, (*places, *own.options, *common.options))
+    places = [Option(one, str, None, what, positional=True, required=True) for one, what in words.items()]
+    return CommandSpec(about or common.about, (*places, *own, *common.options))
 
 
-_TRUTHS = ("true", "false", "yes", "no", "on", "off", "1", "0", "auto", "null")
+_SWITCHED = (*TRUTHS, "1", "0", "auto", "null")  # values of an option that is true without one
 
 
 def parse_pretrain(words: Sequence[str]) -> tuple[dict[str, Any], str | None]:
@@ -289,7 +287,7 @@ def join_values(words: Sequence[str], taken: CommandSpec | None = None) -> list[
     lacking = sum(option.required for option in options) - sum(not pair[0].startswith("-") for pair in pairs)
     found: list[str] = []
     for name, *values in pairs:
-        if name not in switches or (values and (values[0].lower() in _TRUTHS or lacking < 1)):
+        if name not in switches or (values and (values[0].lower() in _SWITCHED or lacking < 1)):
             found.append("=".join([name, *values]))
         else:
             found += [f"{name}=true", *values]
@@ -298,7 +296,6 @@ def join_values(words: Sequence[str], taken: CommandSpec | None = None) -> list[
 
 
 def refuse_repeated(words: Sequence[str]) -> None:
-    """Raise if an option is given twice in joined words."""
     seen = set[str]()
     for word in words:
         name = word.partition("=")[0].replace("-", "_")
@@ -310,13 +307,15 @@ def refuse_repeated(words: Sequence[str]) -> None:
 def _refuse_untyped(file: str, data: Sequence[str], options: Mapping[str, Any], typed: Sequence[str]) -> None:
     """Raise if a configuration would run code or fetch data or weights: it may come from a stranger."""
     for name in dict.fromkeys(part.strip() for one in data for part in (one, *one.split(","))):
+        from patchloom.data.sources.open import untyped  # which imports torch
+
         made = re.fullmatch(r"(shapes|tones):\d+", name)
         # brace expansion may produce a command or an address, but never without a colon
         colon = ":" in name and not made
         place = any(sign in name for sign in ":*?[") or os.path.isdir(name)
         if (
             (colon and not os.path.exists(name))
-            or (place and not made and _untyped(name))
+            or (place and not made and untyped(name) is not None)
             or name.partition("@")[0] in FETCHED
         ):
             raise PatchloomError(
@@ -334,13 +333,6 @@ def _refuse_untyped(file: str, data: Sequence[str], options: Mapping[str, Any], 
                 f"the configuration {file} {what} {value[:80]}, which a file alone may not do: give "
                 f"{shorten_options(option)} {value.partition('#')[0][:80]} on the command line, too"
             )
-
-
-def _untyped(name: str) -> bool:
-    """Return whether data may be opened only if the user typed its name, even if a folder has that name."""
-    from patchloom.data.sources.open import untyped  # which imports torch
-
-    return untyped(name) is not None
 
 
 def _several(words: list[str], before: int, taken: CommandSpec) -> tuple[list[str], dict[str, list[str]]]:
@@ -362,7 +354,6 @@ def _several(words: list[str], before: int, taken: CommandSpec) -> tuple[list[st
 
 
 def last_value(words: Sequence[str], option: str) -> str | None:
-    """Return the last value of ``option`` in joined words, or None."""
     return next((word.split("=", 1)[1] for word in reversed(words) if word.startswith(f"{option}=")), None)
 
 

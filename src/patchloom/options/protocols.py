@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from patchloom.options.declare import DATA, MACHINE, MODEL, TASK, TRAINING, Auto, option
+from patchloom.options.declare import DATA, MACHINE, MODEL, TASK, TRAINING, Auto, as_in, option
 from patchloom.options.evaluate import Pooling, PositionChoice, Precision, Protocol
 from patchloom.options.recipes import (
     AttentiveValues,
@@ -31,16 +31,6 @@ Kind = TypeVar("Kind")
 Method = Literal["finetune", "linear"]
 HeadOn = Literal["features", "projection"]
 PositionPlaceholder = Literal["learned", "zeros"]
-
-_RECIPE = (
-    "small (ours), or from a paper: mae, mae-normalized, droppos, mp3, mp3-300, mp3-cifar100, mp3-tiny-imagenet, "
-    "mp3-speech, restore, simmim, extrema, extrema-22k, extrema-few or lut; options below override it"
-)
-_CONTROL = "control training on an untrained encoder, and on the start of a run with --init or --from"
-_TUNED_CONTROL = "control training from the start of a run with --init or --from, or else from scratch"
-_TRAINED = "precision of products in training: float32 or bfloat16; auto is that of pretrain"
-_FROZEN = "precision of the frozen encoder: float32 or bfloat16 products; auto is that of pretrain"
-_POSITIONS = "position embeddings: keep, fixed, learned, relative or none, as in finetune"
 
 
 PROTOCOLS: dict[str, Protocol] = {}
@@ -115,8 +105,15 @@ class Linear(Overrides):
         "of random crops), whose values the options below override",
         group=TASK,
     )
-    control: bool = option(True, _CONTROL)
-    precision: Precision = option("auto", _FROZEN, group=MACHINE, rare=True)
+    control: bool = option(
+        True, "control training on an untrained encoder, and on the start of a run with --init or --from"
+    )
+    precision: Precision = option(
+        "auto",
+        "precision of the frozen encoder: float32 or bfloat16 products; auto is that of pretrain",
+        group=MACHINE,
+        rare=True,
+    )
     blend: float | list[float] | None = option(
         None,
         "shares of the trained weights in blends with those that the run began with, such as 0.25,0.5,0.75; logistic "
@@ -153,8 +150,8 @@ class Attentive(Overrides):
         "ImageNet: LARS, 90 epochs of random crops); options below override it",
         group=TASK,
     )
-    control: bool = option(True, _CONTROL)
-    precision: Precision = option("auto", _FROZEN, group=MACHINE, rare=True)
+    control: bool = as_in(Linear, "control")
+    precision: Precision = as_in(Linear, "precision")
 
 
 @protocol("regress", "patchloom.evaluate.protocols.regress.regress", title="regression")
@@ -225,14 +222,7 @@ class Layers:
     """Classify by the nearest neighbours among training images, with the features of every layer."""
 
     k: int = option(20, "number of neighbours", least=1)
-    test_crop: float = option(
-        1.0,
-        "side of the centre crop over the short side of the resized image, as in knn",
-        above=0,
-        most=1,
-        group=DATA,
-        rare=True,
-    )
+    test_crop: float = as_in(_Frozen, "test_crop")
     out: str | Path | None = option(
         None, "output file of the plot; by default ``RUN/pictures/layers.png`` if ``run`` is a folder"
     )
@@ -244,7 +234,12 @@ class Layers:
 class Finetune(Overrides):
     """Train the whole encoder and a linear head on labelled images, with training from scratch as control."""
 
-    recipe: str = option("small", _RECIPE, group=TASK)
+    recipe: str = option(
+        "small",
+        "small (ours), or from a paper: mae, mae-normalized, droppos, mp3, mp3-300, mp3-cifar100, mp3-tiny-imagenet, "
+        "mp3-speech, restore, simmim, extrema, extrema-22k, extrema-few or lut; options below override it",
+        group=TASK,
+    )
     positions: PositionChoice = option(
         "auto",
         "position embeddings: keep, fixed (sine-cosine), learned, relative (attention bias) or none; auto is keep, or "
@@ -252,9 +247,14 @@ class Finetune(Overrides):
         group=MODEL,
         rare=True,
     )
-    control: bool = option(True, _TUNED_CONTROL)
+    control: bool = option(True, "control training from the start of a run with --init or --from, or else from scratch")
     from_scratch: bool = option(False, "training from scratch only")
-    precision: Precision = option("auto", _TRAINED, group=MACHINE, rare=True)
+    precision: Precision = option(
+        "auto",
+        "precision of products in training: float32 or bfloat16; auto is that of pretrain",
+        group=MACHINE,
+        rare=True,
+    )
     out: str | None = option(
         None,
         "output file of the classifier; by default finetuned/DATA-RECIPE-SEED.safetensors in the run",
@@ -268,9 +268,9 @@ class Blocks(Overrides):
     """Train new transformer blocks on the frozen encoder's tokens (blocks:2, blocks:4), with controls."""
 
     count: int = option(2, "number of blocks")
-    recipe: str = option("small", _RECIPE, group=TASK)
-    control: bool = option(True, _CONTROL)
-    precision: Precision = option("auto", _TRAINED, group=MACHINE, rare=True)
+    recipe: str = as_in(Finetune, "recipe")
+    control: bool = as_in(Linear, "control")
+    precision: Precision = as_in(Finetune, "precision")
 
 
 @protocol("few-shot", "patchloom.evaluate.protocols.fewshot.fewshot", title="accuracy with few labels", trains=True)
@@ -292,10 +292,10 @@ class FewShot(Overrides):
         "input of the head: features, or the first layer of the run's projection, as in ExtreMA",
         rare=True,
     )
-    recipe: str = option("small", _RECIPE, group=TASK)
-    positions: PositionChoice = option("auto", _POSITIONS, group=MODEL, rare=True)
-    control: bool = option(True, _TUNED_CONTROL)
-    precision: Precision = option("auto", _TRAINED, group=MACHINE, rare=True)
+    recipe: str = as_in(Finetune, "recipe")
+    positions: PositionChoice = as_in(Finetune, "positions")
+    control: bool = as_in(Finetune, "control")
+    precision: Precision = as_in(Finetune, "precision")
 
 
 @protocol(
@@ -327,9 +327,9 @@ class Keywords(Overrides):
         "options below override it",
         group=TASK,
     )
-    positions: PositionChoice = option("auto", _POSITIONS, group=MODEL, rare=True)
-    control: bool = option(True, _TUNED_CONTROL)
-    precision: Precision = option("auto", _TRAINED, group=MACHINE, rare=True)
+    positions: PositionChoice = as_in(Finetune, "positions")
+    control: bool = as_in(Finetune, "control")
+    precision: Precision = as_in(Finetune, "precision")
     out: str | None = option(
         None,
         "output file of the classifier; by default finetuned/keywords-DATA-RECIPE-SEED.safetensors in the run",
@@ -359,14 +359,6 @@ class Ensemble:
     )
 
 
-_DENSE_POSITIONS = (
-    "position embeddings: keep (the encoder's), fixed (sincos), learned, relative, or none; auto: keep, or learned for "
-    "an encoder without positions"
-)
-_DENSE_PRECISION = "precision of the training: float32, or bfloat16 products; auto: that of pretrain"
-_SAVE = "whether to save the trained model, for the verb predict"
-
-
 @protocol(
     "segment",
     "patchloom.dense.segment.segment",
@@ -389,7 +381,11 @@ class Segment(Overrides):
         "upernet", "segmentation head: upernet, or linear on the frozen encoder", group=MODEL
     )
     positions: PositionChoice = option(
-        "auto", f"{_DENSE_POSITIONS}. A frozen encoder keeps its own", group=MODEL, rare=True
+        "auto",
+        "position embeddings: keep, fixed (sine-cosine), learned, relative (attention bias) or none; auto is keep, or "
+        "learned for an encoder without positions. A frozen encoder keeps its own",
+        group=MODEL,
+        rare=True,
     )
     ignore: int = option(255, "number in the label maps of pixels that do not count", group=DATA)
     threshold: int | None = option(
@@ -399,9 +395,9 @@ class Segment(Overrides):
         group=DATA,
     )
     control: bool = option(True, "whether to train the controls as well")
-    from_scratch: bool = option(False, "whether to train from scratch only")
-    precision: Precision = option("auto", _DENSE_PRECISION, group=MACHINE, rare=True)
-    save: bool = option(False, _SAVE)
+    from_scratch: bool = as_in(Finetune, "from_scratch")
+    precision: Precision = as_in(Finetune, "precision")
+    save: bool = option(False, "whether to save the trained model, for the verb predict")
     out: str | None = option(
         None, "file for the saved model; default: segmented/DATA-RECIPE-SEED.safetensors in the run"
     )
@@ -429,13 +425,13 @@ class Detect(Overrides):
     masks: bool | Auto = option(
         "auto", "prediction of a mask for each object; auto: if all training images have masks", group=DATA
     )
-    positions: PositionChoice = option("auto", _DENSE_POSITIONS, group=MODEL, rare=True)
+    positions: PositionChoice = as_in(Finetune, "positions")
     control: bool = option(
         True, "whether to train the start of a run with --init or --from as well, or else from scratch"
     )
-    from_scratch: bool = option(False, "whether to train from scratch only")
-    precision: Precision = option("auto", _DENSE_PRECISION, group=MACHINE, rare=True)
-    save: bool = option(False, _SAVE)
+    from_scratch: bool = as_in(Finetune, "from_scratch")
+    precision: Precision = as_in(Finetune, "precision")
+    save: bool = as_in(Segment, "save")
     out: str | None = option(
         None, "file for the saved model; default: detected/DATA-RECIPE-SEED.safetensors in the run"
     )

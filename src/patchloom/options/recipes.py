@@ -6,18 +6,13 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, TypeVar, get_type_hints
 
-from patchloom.options.declare import DATA, MODEL, TRAINING, Auto, option
+from patchloom.options.declare import DATA, MODEL, TRAINING, Auto, as_in, option
 from patchloom.options.evaluate import Network
 
 Border = Literal["padded", "reflected"]
 Side = Literal["auto", "native", "size"]
 SHIFT = 0.1  # seconds
 _LARGEST = 2**14  # pixels
-
-
-def _as_above(kind: type[Any], name: str, default: Any) -> Any:
-    """Declare a value of the recipe ``kind`` again, with another default."""
-    return field(default=default, metadata=kind.__dataclass_fields__[name].metadata, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -192,22 +187,22 @@ class ClassifierValues:
 class ProbeValues(ClassifierValues):
     """Hyper-parameters of the papers' linear probe on a frozen encoder, trained on random crops."""
 
-    epochs: int | Auto = _as_above(ClassifierValues, "epochs", 90)
-    warmup_epochs: float | Auto = _as_above(ClassifierValues, "warmup_epochs", 10)
-    batch: int | Auto = _as_above(ClassifierValues, "batch", 16_384)
-    blr: float = _as_above(ClassifierValues, "blr", 0.1)
-    weight_decay: float = _as_above(ClassifierValues, "weight_decay", 0.0)
-    layer_decay: float = _as_above(ClassifierValues, "layer_decay", 1.0)
-    drop_path: float = _as_above(ClassifierValues, "drop_path", 0.0)
-    smoothing: float = _as_above(ClassifierValues, "smoothing", 0.0)
-    mixup: float = _as_above(ClassifierValues, "mixup", 0.0)
-    cutmix: float = _as_above(ClassifierValues, "cutmix", 0.0)
-    randaugment: float = _as_above(ClassifierValues, "randaugment", 0.0)
+    epochs: int | Auto = as_in(ClassifierValues, "epochs", 90)
+    warmup_epochs: float | Auto = as_in(ClassifierValues, "warmup_epochs", 10)
+    batch: int | Auto = as_in(ClassifierValues, "batch", 16_384)
+    blr: float = as_in(ClassifierValues, "blr", 0.1)
+    weight_decay: float = as_in(ClassifierValues, "weight_decay", 0.0)
+    layer_decay: float = as_in(ClassifierValues, "layer_decay", 1.0)
+    drop_path: float = as_in(ClassifierValues, "drop_path", 0.0)
+    smoothing: float = as_in(ClassifierValues, "smoothing", 0.0)
+    mixup: float = as_in(ClassifierValues, "mixup", 0.0)
+    cutmix: float = as_in(ClassifierValues, "cutmix", 0.0)
+    randaugment: float = as_in(ClassifierValues, "randaugment", 0.0)
     # a probe has one more value
-    pooling: Literal["class", "mean", "instance"] = _as_above(  # type: ignore[assignment]
+    pooling: Literal["class", "mean", "instance"] = as_in(  # type: ignore[assignment]
         ClassifierValues, "pooling", "class"
     )
-    noise_share: float = _as_above(ClassifierValues, "noise_share", 0.0)
+    noise_share: float = as_in(ClassifierValues, "noise_share", 0.0)
     momentum: float = option(0.9, "momentum of the optimizer", least=0, most=0.9999, group=TRAINING, rare=True)
     optimizer: Literal["lars", "sgd", "adamw"] = option("lars", "lars, sgd or adamw", group=TRAINING, rare=True)
     last_norm: bool = option(
@@ -259,26 +254,10 @@ class DenseValues:
         least=1,
     )
     lr: float = option(1e-4, "peak learning rate", above=0, group=TRAINING, rare=True)
-    weight_decay: float = option(
-        0.05, "weight decay of AdamW, for weights of two or more dimensions", least=0, group=TRAINING, rare=True
-    )
-    betas: tuple[float, float] = option((0.9, 0.999), "betas of AdamW", least=0, below=1, group=TRAINING, rare=True)
-    layer_decay: float = option(
-        0.65,
-        "ratio of the learning rates of a block and the next one; 1 switches it off",
-        above=0,
-        most=1,
-        group=TRAINING,
-        rare=True,
-    )
-    drop_path: float = option(
-        0.1,
-        "rate of stochastic depth in the last block; it grows linearly from 0",
-        least=0,
-        most=0.99,
-        group=TRAINING,
-        rare=True,
-    )
+    weight_decay: float = as_in(ClassifierValues, "weight_decay")
+    betas: tuple[float, float] = as_in(ClassifierValues, "betas")
+    layer_decay: float = as_in(ClassifierValues, "layer_decay", 0.65)
+    drop_path: float = as_in(ClassifierValues, "drop_path")
     decay: Literal["linear", "steps"] = option(
         "linear",
         "decay of the learning rate after the warm-up: linear (poly of power 1) to 0, or steps, to a tenth at each of "
@@ -314,9 +293,7 @@ class DenseValues:
         group=DATA,
         rare=True,
     )
-    clip: float = option(
-        0.0, "largest norm of the gradient; 0 switches clipping off", least=0, group=TRAINING, rare=True
-    )
+    clip: float = as_in(ClassifierValues, "clip")
     validation: float | Auto = option(
         0.0,
         "fraction of the training images held out to choose the tested weights, if the data has no validation images. "

@@ -195,13 +195,13 @@ def decoder_of(
 
 def unfit_decoder(
     g: Geometry,
-    asked: tuple[Size, Size, Size],
+    options: Any,
     usual: tuple[int, int, int] = MAE_DECODER,
     only_masked: bool = True,
-    depth_option: str = "decoder_depth",
+    depth: str = "decoder_depth",
 ) -> Iterator[tuple[bool, str]]:
-    """Yield sizes that no decoder has, and a depth of 0 if ``only_masked`` patches are predicted."""
-    wide, deep, many = decoder_of(g, asked, usual)
+    """Yield sizes that no decoder has, and a ``depth`` (an option) of 0 if ``only_masked`` patches are predicted."""
+    wide, deep, many = decoder_of(g, (options.decoder_width, getattr(options, depth), options.decoder_heads), usual)
     yield (
         wide % many != 0 or wide % 4 != 0,
         f"a decoder cannot be {wide} wide and {deep} blocks deep with {many} heads: choose a width that is a multiple "
@@ -210,7 +210,7 @@ def unfit_decoder(
     yield (
         only_masked and not deep,
         "without a block in the decoder, masked patches are guessed from their place alone and the encoder learns "
-        f"nothing from them: give --task.{depth_option} 1 or more",
+        f"nothing from them: give --task.{depth} 1 or more",
     )
 
 

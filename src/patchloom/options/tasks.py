@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import floor, inf
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from patchloom.options.declare import option
+from patchloom.options.declare import as_in, option
 from patchloom.options.degradations import STRENGTHS, DegradationOptions, forms_of
 from patchloom.options.refusals import (
     PAPERS,
@@ -94,25 +94,9 @@ _OWN = {
 _NO_BAND = "only zooming in with masks and a canvas has two losses"
 
 
-def _count(about: str) -> Any:
-    """Declare a number of anything, or auto."""
-    return option("auto", about, least=1, most=WIDEST)
-
-
-def _width(about: str) -> Any:
-    """Declare the width of a decoder, which is a multiple of 4, or auto."""
-    return option("auto", about, least=4, most=WIDEST)
-
-
-def _depth(about: str) -> Any:
-    """Declare the number of blocks of a decoder, or auto."""
-    return option("auto", about, least=0, most=1000)
-
-
-def _momentum() -> Any:
-    """Declare the momentum of a teacher."""
-    about = "momentum of the teacher at the start; rises to 1 along a half cosine. auto: 0.996, less in short trainings"
-    return option("auto", about, least=0, most=1)
+def _size(about: str, least: int = 1, most: int = WIDEST) -> Any:
+    """Declare a number, or auto. The width of a decoder is a multiple of 4, and its depth may be 0."""
+    return option("auto", about, least=least, most=most)
 
 
 class Entry(NamedTuple):
@@ -184,9 +168,11 @@ class MAEOptions(
         0.75, "fraction γ of the mask units that is removed; for a Swin always 0.75", least=0, below=1
     )
     normalized_pixels: bool = option(True, "target pixels normalised within each patch")
-    decoder_width: Size = _width("width of the decoder; auto: 512, or the encoder's below ViT-S")
-    decoder_depth: Size = _depth("number of transformer blocks of the decoder; auto: 8, or 2 below ViT-S")
-    decoder_heads: Size = _count(
+    decoder_width: Size = _size("width of the decoder; auto: 512, or the encoder's below ViT-S", least=4)
+    decoder_depth: Size = _size(
+        "number of transformer blocks of the decoder; auto: 8, or 2 below ViT-S", least=0, most=1000
+    )
+    decoder_heads: Size = _size(
         "number of attention heads of the decoder; auto: 16, or one per 32 channels below ViT-S"
     )
     mask_unit: Size = option(
@@ -199,7 +185,7 @@ class MAEOptions(
         yield from unfit_masks(g, self.mask_ratio, unit)
         yield from not_uniform(g, self.mask_ratio, unit)
         yield from not_normalizable(g, self.normalized_pixels)
-        yield from unfit_decoder(g, (self.decoder_width, self.decoder_depth, self.decoder_heads))
+        yield from unfit_decoder(g, self)
 
 
 @dataclass(frozen=True)
@@ -220,17 +206,15 @@ class CrossMAEOptions(
         "predict all of these",
         above=0,
     )
-    normalized_pixels: bool = option(True, "target pixels normalised within each patch")
+    normalized_pixels: bool = as_in(MAEOptions, "normalized_pixels")
     encoder_maps: Size = option(
         "auto",
         "number of feature maps of the encoder, evenly spaced, that each decoder block weighs (inter-block "
         "attention); auto: all, the embedding and every block; 1: the encoder's output alone",
     )
-    decoder_width: Size = _width("width of the decoder; auto: 512, or the encoder's below ViT-S")
-    decoder_depth: Size = _depth("number of blocks of the decoder; auto: 12, or 2 below ViT-S")
-    decoder_heads: Size = _count(
-        "number of attention heads of the decoder; auto: 16, or one per 32 channels below ViT-S"
-    )
+    decoder_width: Size = as_in(MAEOptions, "decoder_width")
+    decoder_depth: Size = _size("number of blocks of the decoder; auto: 12, or 2 below ViT-S", least=0, most=1000)
+    decoder_heads: Size = as_in(MAEOptions, "decoder_heads")
 
     def refusals(self, g: Geometry) -> Iterator[tuple[bool, str]]:
         yield from unfit_masks(g, self.mask_ratio)
@@ -245,7 +229,7 @@ class CrossMAEOptions(
             f"the encoder has {g.depth + 1} feature maps, the embedding and {g.depth} blocks: give "
             f"--task.encoder_maps 1 to {g.depth + 1}, not {self.encoder_maps}",
         )
-        yield from unfit_decoder(g, (self.decoder_width, self.decoder_depth, self.decoder_heads), CROSS_DECODER)
+        yield from unfit_decoder(g, self, CROSS_DECODER)
 
 
 @dataclass(frozen=True)
@@ -265,7 +249,7 @@ class SimMIMOptions(
         "side of a mask unit in pixels; auto: two patches (32 pixels for patches of 16), or one if the grid has odd "
         "sides; for a Swin the area of one token of its last stage, 32 pixels for Swin-T",
     )
-    normalized_pixels: bool = option(False, "target pixels normalised within each patch")
+    normalized_pixels: bool = as_in(MAEOptions, "normalized_pixels", False)
 
     def refusals(self, g: Geometry) -> Iterator[tuple[bool, str]]:
         yield from unfit_unit(g, self.mask_unit)
@@ -323,12 +307,14 @@ class DropPosOptions(
         False, "reconstruction of the removed patches as a second task, with MAE's decoder; the two losses are added"
     )
     normalized_pixels: bool = option(True, "with ``pixels``, target pixels normalised within each patch")
-    decoder_width: Size = _width("width of the decoders; auto: 512, or the encoder's below ViT-S")
-    decoder_depth: Size = _depth("number of transformer blocks of the position decoder; auto: 2")
-    decoder_heads: Size = _count(
+    decoder_width: Size = _size("width of the decoders; auto: 512, or the encoder's below ViT-S", least=4)
+    decoder_depth: Size = _size("number of transformer blocks of the position decoder; auto: 2", least=0, most=1000)
+    decoder_heads: Size = _size(
         "number of attention heads of the decoders; auto: 16, or one per 32 channels below ViT-S"
     )
-    pixel_decoder_depth: Size = _depth("number of transformer blocks of the pixel decoder; auto: 8, or 2 below ViT-S")
+    pixel_decoder_depth: Size = _size(
+        "number of transformer blocks of the pixel decoder; auto: 8, or 2 below ViT-S", least=0, most=1000
+    )
 
     def usual_mask(self, g: Geometry) -> tuple[float, str]:
         """Return the mask ratio that auto becomes, and the reason."""
@@ -361,16 +347,13 @@ class DropPosOptions(
         ratio = resolved(self.mask_ratio, self.usual_mask(g)[0])
         yield from few_visible(g, ratio, least=2)
         yield from not_uniform(g, ratio)
-        yield from unfit_decoder(
-            g, (self.decoder_width, self.decoder_depth, self.decoder_heads), POSITION_DECODER, only_masked=False
-        )
+        yield from unfit_decoder(g, self, POSITION_DECODER, only_masked=False)
         if not self.pixels:
             return
         hidden = share_of(g.n, 1 - ratio) < g.n
         yield not hidden, "with --task.mask_ratio 0 no pixels are hidden: leave out --task.pixels"
         yield from not_normalizable(g, self.normalized_pixels)
-        sizes = self.decoder_width, self.pixel_decoder_depth, self.decoder_heads
-        yield from unfit_decoder(g, sizes, depth_option="pixel_decoder_depth")
+        yield from unfit_decoder(g, self, depth="pixel_decoder_depth")
 
 
 @dataclass(frozen=True)
@@ -441,7 +424,7 @@ class RestoreOptions(
         "choice of the visible patches: random ones; one block, at a random place (block) or in the centre (centre); "
         "or all but a block in the centre (surroundings)",
     )
-    canvas: Size = _count(
+    canvas: Size = _size(
         "shorter side in pixels of the image before zoom_in, fisheye or wave; auto: 10/7 of the input for zoom_in "
         "(320 for 224), the input's size for the others"
     )
@@ -495,21 +478,24 @@ class RestoreOptions(
     saturation: Strength = option(
         "auto", "fraction of the colour that decolorize leaves; a number or a list to draw from; auto: 0.3"
     )
-    normalized_pixels: bool = option(True, "target pixels normalised within each patch")
+    normalized_pixels: bool = as_in(MAEOptions, "normalized_pixels")
     target_norm: TargetNorm | Literal["auto"] = option(
         "auto",
         "statistics that normalise the targets: those of each channel of a patch (auto: channel), or of the whole "
         "patch, as in mae (patch)",
     )
-    decoder_width: Size = _width("width of the decoder; auto: 384, 512 for a ViT-L, or the encoder's below ViT-S")
-    decoder_depth: Size = _depth("number of transformer blocks of the decoder; auto: 4, or 2 below ViT-S")
-    decoder_heads: Size = _count(
+    decoder_width: Size = _size(
+        "width of the decoder; auto: 384, 512 for a ViT-L, or the encoder's below ViT-S", least=4
+    )
+    decoder_depth: Size = _size(
+        "number of transformer blocks of the decoder; auto: 4, or 2 below ViT-S", least=0, most=1000
+    )
+    decoder_heads: Size = _size(
         "number of attention heads of the decoder; auto: 6, 8 for a ViT-L, or one per 32 channels below ViT-S"
     )
 
     @property
     def degraded(self) -> DegradationOptions:
-        """Options of the degradation."""
         strengths = {name: getattr(self, name) for name in STRENGTHS.values()}
         return DegradationOptions(self.degradation, self.canvas, strengths, forms_of(self))
 
@@ -563,9 +549,7 @@ class RestoreOptions(
         if not (masks and self.degraded.has_band(g.size)):
             yield from unused(self, _NO_BAND, "band_weight", "band_target")
         only_masked = masks and self.degradation in ("masked", "none")
-        yield from unfit_decoder(
-            g, (self.decoder_width, self.decoder_depth, self.decoder_heads), self.usual_decoder(g), only_masked
-        )
+        yield from unfit_decoder(g, self, self.usual_decoder(g), only_masked)
 
 
 def block_of(grid: Sides, share: float) -> Sides:
@@ -605,7 +589,7 @@ class ExtreMAOptions(
         above=0,
         below=1,
     )
-    directions: Size = _count(
+    directions: Size = _size(
         "number of random directions of that test; auto: 1024 for sigreg, 4096 for visreg, or 256 below ViT-S"
     )
     class_token: Representation = option(
@@ -613,7 +597,7 @@ class ExtreMAOptions(
         "image representation: a class token in class-attention blocks after the encoder (cait), the encoder's own "
         "class token (vit), or the mean of its patch tokens (mean)",
     )
-    attention_blocks: Size = _count("number of class-attention blocks of cait (Table 5 has 1 to 3); auto: 2")
+    attention_blocks: Size = _size("number of class-attention blocks of cait (Table 5 has 1 to 3); auto: 2")
     crop: Sharing = option(
         "shared", "crop of student and teacher: the centre (none), one random crop for both (shared), or one each (own)"
     )
@@ -622,12 +606,17 @@ class ExtreMAOptions(
         "colour changes: none, the same for both views (shared), or independent ones (own); or those of LUT's second "
         "view (second)",
     )
-    momentum: float | Literal["auto"] = _momentum()
-    head_width: Size = _count(
+    momentum: float | Literal["auto"] = option(
+        "auto",
+        "momentum of the teacher at the start; rises to 1 along a half cosine. auto: 0.996, less in short trainings",
+        least=0,
+        most=1,
+    )
+    head_width: Size = _size(
         "hidden width of projection and prediction heads; auto: 4096, 2048 for sigreg and visreg, or 4 encoder widths "
         "below ViT-S"
     )
-    head_out: Size = _count(
+    head_out: Size = _size(
         "output width of the heads; auto: 256, 64 for sigreg, or at most the encoder's width below ViT-S"
     )
 
@@ -671,17 +660,9 @@ class LUTOptions(
         "agreement loss: byol, the paper's; infonce with the other images of all processes as negatives; or sigreg "
         "(LeJEPA) or visreg, which have neither teacher nor negatives",
     )
-    temperature: float | Literal["auto"] = option("auto", "τ of infonce; auto: 0.2", above=0)
-    gaussian_weight: float | Literal["auto"] = option(
-        "auto",
-        "λ of sigreg and visreg: weight of the test for a Gaussian; that of the agreement is 1 - λ. auto: 0.05 for "
-        "sigreg, 0.9 for visreg, or 0.6 below ViT-S",
-        above=0,
-        below=1,
-    )
-    directions: Size = _count(
-        "number of random directions of that test; auto: 1024 for sigreg, 4096 for visreg, or 256 below ViT-S"
-    )
+    temperature: float | Literal["auto"] = as_in(ExtreMAOptions, "temperature")
+    gaussian_weight: float | Literal["auto"] = as_in(ExtreMAOptions, "gaussian_weight")
+    directions: Size = as_in(ExtreMAOptions, "directions")
     normalized_pixels: bool | Literal["auto"] = option(
         "auto", "target pixels normalised within each patch; auto: true on mae, false on simmim"
     )
@@ -693,14 +674,13 @@ class LUTOptions(
         "colour changes: none, the same jitter for both views (shared), or independent ones (own); or, as in the "
         "authors' program, jitter and one of grey, solarised and blurred for the second view (second)",
     )
-    momentum: float | Literal["auto"] = _momentum()
-    head_width: Size = _count(
-        "hidden width of projection and prediction heads; auto: 4096, 2048 for sigreg and visreg, or 4 encoder widths "
-        "below ViT-S"
+    momentum: float | Literal["auto"] = as_in(ExtreMAOptions, "momentum")
+    head_width: Size = as_in(ExtreMAOptions, "head_width")
+    decoder_width: Size = _size("width of the decoder on mae; auto: 512, or the encoder's below ViT-S", least=4)
+    decoder_depth: Size = _size(
+        "number of transformer blocks of the decoder on mae; auto: 8, or 2 below ViT-S", least=0, most=1000
     )
-    decoder_width: Size = _width("width of the decoder on mae; auto: 512, or the encoder's below ViT-S")
-    decoder_depth: Size = _depth("number of transformer blocks of the decoder on mae; auto: 8, or 2 below ViT-S")
-    decoder_heads: Size = _count(
+    decoder_heads: Size = _size(
         "number of attention heads of the decoder on mae; auto: 16, or one per 32 channels below ViT-S"
     )
 
@@ -727,7 +707,7 @@ class LUTOptions(
         )
         yield from not_normalizable(g, self.pixel_weight > 0 and resolved(self.normalized_pixels, sparse))
         if self.pixel_weight and sparse:
-            yield from unfit_decoder(g, (self.decoder_width, self.decoder_depth, self.decoder_heads))
+            yield from unfit_decoder(g, self)
         else:
             why = "only base mae with a pixel loss has such a decoder"
             yield from unused(self, why, "decoder_width", "decoder_depth", "decoder_heads")
@@ -793,13 +773,13 @@ class LatentOptions(
         "auto", "fraction of the patches in each of these blocks; auto: 0.175", above=0, below=1
     )
     loss: HiddenLoss = option("smooth_l1", "loss on the features: smooth_l1, or mean squared error (mse)")
-    momentum: float | Literal["auto"] = _momentum()
+    momentum: float | Literal["auto"] = as_in(ExtreMAOptions, "momentum")
     decoder: Predictor = option(
         "transformer", "predictor: a transformer with mask tokens (transformer), or convolutions over the grid (conv)"
     )
-    decoder_width: Size = _width("width of the predictor; auto: 384, conv: 768; the encoder's below ViT-S")
-    decoder_depth: Size = _depth("number of blocks of the predictor; auto: 6, or 2 below ViT-S")
-    decoder_heads: Size = _count(
+    decoder_width: Size = _size("width of the predictor; auto: 384, conv: 768; the encoder's below ViT-S", least=4)
+    decoder_depth: Size = _size("number of blocks of the predictor; auto: 6, or 2 below ViT-S", least=0, most=1000)
+    decoder_heads: Size = _size(
         "number of attention heads of a transformer; auto: 12, or one per 32 channels below ViT-S"
     )
 
@@ -848,8 +828,8 @@ class LatentOptions(
             )
         if self.decoder == "conv":
             yield from unused(self, "--task.decoder conv has no attention", "decoder_heads")
-        heads = 1 if self.decoder == "conv" else self.decoder_heads
-        yield from unfit_decoder(g, (self.decoder_width, self.decoder_depth, heads), LATENT_DECODERS[self.decoder])
+        sized = replace(self, decoder_heads=1) if self.decoder == "conv" else self
+        yield from unfit_decoder(g, sized, LATENT_DECODERS[self.decoder])
 
 
 @dataclass(frozen=True)
@@ -863,7 +843,7 @@ class DIETOptions(
 ):
     """Classification of views: which image of the training set is it? For small sets, one class per image."""
 
-    images: int | Literal["auto"] = _count(
+    images: int | Literal["auto"] = _size(
         "number of training images, one class each; auto: as many as there are, up to 65,536"
     )
     smoothing: float = option(
@@ -943,7 +923,7 @@ class LOCAOptions(
     context_ratio: float = option(
         0.2, "fraction of the reference's patches, consecutive ones, that the head sees", above=0, most=1
     )
-    momentum: float | Literal["auto"] = _momentum()
+    momentum: float | Literal["auto"] = as_in(ExtreMAOptions, "momentum")
 
     def refusals(self, g: Geometry) -> Iterator[tuple[bool, str]]:
         yield (
@@ -1009,13 +989,13 @@ class MixtureOptions(TaskOptions, paper="your own", withheld="any of these", ask
         "image representation for agreement: the mean of the patch tokens (mean), the encoder's own class token "
         "(vit), or a class token in class-attention blocks after the encoder (cait), as in ExtreMA",
     )
-    attention_blocks: Size = _count("number of class-attention blocks of cait; auto: 2")
+    attention_blocks: Size = _size("number of class-attention blocks of cait; auto: 2")
     agreement_loss: Loss = option(
         "byol", "byol, infonce, or sigreg or visreg without a teacher, as ``loss`` of extrema"
     )
-    infonce_temperature: float | Literal["auto"] = option("auto", "τ of infonce; auto: 0.2", above=0)
+    infonce_temperature: float | Literal["auto"] = as_in(ExtreMAOptions, "temperature")
     gaussian_weight: float | Literal["auto"] = option("auto", "λ of sigreg and visreg, as in extrema", above=0, below=1)
-    directions: Size = _count("number of random directions of sigreg and visreg, as in extrema")
+    directions: Size = _size("number of random directions of sigreg and visreg, as in extrema")
     sigma: float = option(1.0, "σ of position smoothing at the start, as in DropPos", least=0)
     sigma_end: float = option(
         0.0, "σ at the end of the training, reached linearly; equal to ``sigma``: constant", least=0
@@ -1023,15 +1003,15 @@ class MixtureOptions(TaskOptions, paper="your own", withheld="any of these", ask
     position_temperature: float = option(
         inf, "τ of attentive reconstruction, as in DropPos (there 0.1); inf weighs all patches alike", above=0, most=inf
     )
-    momentum: float | Literal["auto"] = _momentum()
-    head_width: Size = _count("hidden width of the agreement heads; auto: 4096, or 4 encoder widths below ViT-S")
-    head_out: Size = _count("output width of the agreement heads; auto: 256, or the encoder's width below ViT-S")
-    decoder_width: Size = _width("width of the decoders; auto: 512, or the encoder's below ViT-S")
-    decoder_depth: Size = _depth("number of blocks of the pixel decoder; auto: 8, or 2 below ViT-S")
-    decoder_heads: Size = _count(
-        "number of attention heads of the decoders; auto: 16, or one per 32 channels below ViT-S"
+    momentum: float | Literal["auto"] = as_in(ExtreMAOptions, "momentum")
+    head_width: Size = _size("hidden width of the agreement heads; auto: 4096, or 4 encoder widths below ViT-S")
+    head_out: Size = _size("output width of the agreement heads; auto: 256, or the encoder's width below ViT-S")
+    decoder_width: Size = as_in(DropPosOptions, "decoder_width")
+    decoder_depth: Size = _size("number of blocks of the pixel decoder; auto: 8, or 2 below ViT-S", least=0, most=1000)
+    decoder_heads: Size = as_in(DropPosOptions, "decoder_heads")
+    position_depth: Size = _size(
+        "number of blocks of the position decoder; 0: linear, as in MP3; auto: 2", least=0, most=1000
     )
-    position_depth: Size = _depth("number of blocks of the position decoder; 0: linear, as in MP3; auto: 2")
     features_of: str | None = option(
         None, "frozen teacher of features: timm:NAME, a run's folder, or a file of weights"
     )
@@ -1041,7 +1021,7 @@ class MixtureOptions(TaskOptions, paper="your own", withheld="any of these", ask
     feature_loss: FeatureLoss | Literal["auto"] = option(
         "auto", "loss on the features: cosine or smooth_l1; auto: cosine"
     )
-    canvas: Size = _count(
+    canvas: Size = _size(
         "shorter side in pixels of the image before zoom_in, fisheye or wave, as in restore; auto: the input's. "
         "zoom_in is then the input's fraction of it, such as 0.7 for 224 of 320"
     )
@@ -1058,32 +1038,23 @@ class MixtureOptions(TaskOptions, paper="your own", withheld="any of these", ask
     band_target: BandTarget | Literal["auto"] = option(
         "auto", "target of the band, as in restore: grown (auto) or original"
     )
-    zoom_place: CropPlace | Literal["auto"] = option(
-        "auto", "part that zoom_in shows: the centre (auto), or one at a random place"
-    )
+    zoom_place: CropPlace | Literal["auto"] = as_in(RestoreOptions, "zoom_place")
     fill: Padding | Literal["auto"] = option(
         "auto", "surroundings of zoom_out's small copy: its mirror images (auto), black, or patches of other images"
     )
-    kernel_init: KernelInit | Literal["auto"] = option(
-        "auto", "weights of blur's kernels: normal around the mean (auto), or around 0 as in kaiming or xavier"
-    )
-    kernel_of: KernelOf | Literal["auto"] = option(
-        "auto", "one blur kernel per channel of an image (auto: channel), or one for all channels (image)"
-    )
+    kernel_init: KernelInit | Literal["auto"] = as_in(RestoreOptions, "kernel_init")
+    kernel_of: KernelOf | Literal["auto"] = as_in(RestoreOptions, "kernel_of")
 
     @property
     def withheld(self) -> dict[str, float]:
-        """Withholdings and their strengths."""
         return resolved(self.withhold, {"mask": 0.5, "drop_positions": 0.75})
 
     @property
     def asked(self) -> dict[str, float]:
-        """Questions and their weights."""
         return resolved(self.ask, {"pixels": 1.0, "positions": 1.0})
 
     @property
     def view(self) -> Second:
-        """Teacher's view."""
         return resolved(self.teacher, "same" if "agreement" in self.asked else "none")
 
     def degraded(self, size: Sides) -> DegradationOptions:
@@ -1216,15 +1187,13 @@ class MixtureOptions(TaskOptions, paper="your own", withheld="any of these", ask
             yield from unfit_loss(self, self.agreement_loss, "infonce_temperature")
             yield from unfit_representation(g, self)
         if "positions" in ask:
-            sizes = self.decoder_width, self.position_depth, self.decoder_heads
-            yield from unfit_decoder(g, sizes, POSITION_DECODER, only_masked=False)
+            yield from unfit_decoder(g, self, POSITION_DECODER, only_masked=False, depth="position_depth")
         yield from not_normalizable(g, "pixels" in ask, each_channel=True)
         if "features" in ask:
             yield from no_teacher(self.features_of)
         if ask.keys() & {"pixels", "features"}:
             only_masked = self.degraded(g.size).kind == "none" and "blank" not in self.withheld
-            sizes = self.decoder_width, self.decoder_depth, self.decoder_heads
-            yield from unfit_decoder(g, sizes, only_masked=only_masked)
+            yield from unfit_decoder(g, self, only_masked=only_masked)
         else:
             yield from unused(self, "--task.ask has neither pixels nor features", "decoder_depth")
 

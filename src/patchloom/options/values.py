@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import re
-import types
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from math import isnan
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
-from patchloom.errors import PatchloomError, check_type, conforms, describe_type
+from patchloom.errors import (
+    PatchloomError,
+    check_type,
+    conforms,
+    describe_type,
+    shorten_options,
+    union_members,
+)
 from patchloom.options.declare import Option
-from patchloom.options.messages import shorten_options
 
-_TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _MOST_DIGITS = 300  # more than a float, or a file's name, can have
-
-
-class _Mismatch(Exception):
-    """A text is no value of a type."""
 
 
 def parse_value(option: Option, text: str) -> Any:
@@ -35,7 +36,7 @@ def parse_value(option: Option, text: str) -> Any:
         raise PatchloomError(f"{name} cannot be a number of {len(text)} digits")
     try:
         return _read(text, option.hint)
-    except _Mismatch:
+    except ValueError:
         raise PatchloomError(f"{name} cannot be {text}: it takes {option.kind or describe_type(option.hint)}") from None
 
 
@@ -44,41 +45,37 @@ def convert_value(option: Option, value: Any, place: str) -> Any:
     name = shorten_options(f"--{option.name}")[2:]
     if isinstance(value, str):
         return parse_value(option, value)
-    if isinstance(value, dict) and all(get_origin(one) is not dict for one in _members(option.hint)):
+    if isinstance(value, dict) and all(get_origin(one) is not dict for one in union_members(option.hint)):
         raise PatchloomError(f"{name} in {place} must be a plain value: it contains further settings")
     if isinstance(value, list) and not conforms(value, option.hint):
         value = tuple(value)
     if isinstance(value, int) and not conforms(value, option.hint):  # the side of a square
         return parse_value(option, str(value).lower())
-    if value is not None or type(None) in _members(option.hint):
+    if value is not None or type(None) in union_members(option.hint):
         check_type(name, value, option.hint)
     return value
 
 
-def _members(hint: Any) -> tuple[Any, ...]:
-    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-
-
 def _read(text: str, hint: Any) -> Any:
-    """Return the value of a type hint that a text stands for; raise `_Mismatch` if there is none."""
-    members = _members(hint)
+    """Return the value of a type hint that a text stands for; raise ValueError if there is none."""
+    members = union_members(hint)
     for one in sorted(members, key=lambda one: one in (str, Path)):  # which take any text
         if one in (str, Path):
             return one(text)
         if str in members and get_origin(one) is list:  # the function splits the text
             continue
-        with suppress(_Mismatch, ValueError):
+        with suppress(ValueError):
             return _plain(text.strip(), one)
-    raise _Mismatch
+    raise ValueError
 
 
 def _plain(text: str, hint: Any) -> Any:
-    """Return the value of a hint that is no union; raise `_Mismatch` or ValueError if there is none."""
+    """Return the value of a hint that is no union; raise ValueError if there is none."""
     origin, inside = get_origin(hint), get_args(hint)
     if hint is type(None) and text == "null":
         return None
-    if hint is bool and text.lower() in _TRUTHS:
-        return _TRUTHS[text.lower()]
+    if hint is bool and text.lower() in TRUTHS:
+        return TRUTHS[text.lower()]
     if hint is int:
         return int(text)
     if hint is float and not isnan(number := float(re.sub(r"^([-+]?)\.inf", r"\1inf", text))):  # as YAML spells it
@@ -94,10 +91,10 @@ def _plain(text: str, hint: Any) -> Any:
         words = [one for one in re.sub(r"^([\[(])(.*)[\])]$", r"\2", text).split(",") if one.strip()]
         fixed = origin is tuple and ... not in inside
         if fixed and len(words) != len(inside):
-            raise _Mismatch
+            raise ValueError
         values = [_read(one.strip(), inside[i if fixed else 0]) for i, one in enumerate(words)]
         return tuple(values) if origin is tuple else values
-    raise _Mismatch
+    raise ValueError
 
 
 def dotted(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,4 +103,16 @@ def dotted(values: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in values.items():
         inside = value if isinstance(value, Mapping) else {"name": value}
         found |= {f"{name}.{key}": one for key, one in inside.items()} if name in ("task", "model") else {name: value}
+    return found
+
+
+def nested(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Nest `dotted` settings again: ``task.name`` becomes the name in ``task``."""
+    found: dict[str, Any] = {}
+    for name, value in options.items():
+        part, _, inner = name.partition(".")
+        if inner and part in ("task", "model"):
+            found.setdefault(part, {})[inner] = value
+        else:
+            found[name] = value
     return found

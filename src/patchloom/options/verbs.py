@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from patchloom.arguments import PathLike
-from patchloom.options.declare import AUTO, DATA, MACHINE, MODEL, TASK, TRAINING, Auto, option, place
+from patchloom.options.declare import AUTO, DATA, MACHINE, MODEL, TASK, TRAINING, Auto, as_in, option, place
+from patchloom.options.evaluate import CommonOptions
 from patchloom.options.pretrain import PretrainOptions
 from patchloom.sizes import PatchSize
 
@@ -69,14 +70,12 @@ class Pretrain(PretrainOptions):
 class Trial:
     """Options of pretrain for which a few steps are tried."""
 
-    img_size: PatchSize | Auto = option("auto", "image side in pixels; 64x128 is height x width", group=DATA)
-    model: str = option("auto", "nano, micro, mini, or a timm ViT", group=MODEL)
-    patch_size: PatchSize | Auto = option("auto", "side of a patch in pixels; 40x1 is rows x columns", group=MODEL)
-    batch_size: int | Auto = option("auto", "images per step", group=TRAINING)
-    device: Literal["cpu", "cuda", "mps", "auto"] = option(
-        "auto", "device for training; auto: a GPU if there is one", group=MACHINE
-    )
-    workers: int | Auto = option("auto", "processes that read images", group=MACHINE)
+    img_size: PatchSize | Auto = as_in(PretrainOptions, "img_size")
+    model: str = as_in(Pretrain, "model")
+    patch_size: PatchSize | Auto = as_in(PretrainOptions, "patch_size")
+    batch_size: int | Auto = as_in(PretrainOptions, "batch_size")
+    device: Literal["cpu", "cuda", "mps", "auto"] = as_in(PretrainOptions, "device")
+    workers: int | Auto = as_in(PretrainOptions, "workers")
 
     def settings(self) -> dict[str, Any]:
         """Return all values that are settings of a run, without data and task."""
@@ -169,11 +168,7 @@ class OfEncoder:
     """Options of an encoder that is given as a file of weights, or as a module."""
 
     model: str | None = option(None, "timm's model name, if the encoder is a file with weights only", group=MODEL)
-    device: str = option(
-        "auto",
-        "device for the encoder: auto (a GPU if there is one), cpu, cuda, or another device name of torch",
-        group=MACHINE,
-    )
+    device: str = as_in(CommonOptions, "device")
     mean: Iterable[float] | None = option(
         None, "statistics that normalise the images of a module, as in `patchloom.evaluate`"
     )
@@ -268,12 +263,7 @@ class OfAllImages(OfEncoder):
     )
     data: DataLike = place("images from any source, with all its splits, with or without labels")
     batch_size: int | Auto = option("auto", "number of images per batch; auto: 256", least=1, group=TRAINING)
-    workers: int | Auto = option(
-        "auto",
-        "number of processes that read images; auto: by the device, and 0 if starting them takes longer",
-        least=0,
-        group=MACHINE,
-    )
+    workers: int | Auto = as_in(CommonOptions, "workers")
 
 
 @dataclass(frozen=True)
@@ -301,12 +291,7 @@ class Embed(OfAllImages):
     near: str | Path | None = option(None, "image to search for: its nearest neighbours in the result are printed")
     top: int = option(10, "number of nearest neighbours", least=1)
     picture: str | Path | None = option(None, "PNG file for a picture of the image and its nearest neighbours")
-    devices: int | Auto = option(
-        "auto",
-        "number of processes per machine, with a device each; auto: those of torchrun or SLURM, else 1",
-        least=1,
-        group=MACHINE,
-    )
+    devices: int | Auto = as_in(PretrainOptions, "devices")
 
 
 @dataclass(frozen=True)
@@ -332,7 +317,7 @@ class Curate(OfAllImages):
     )
     pictures: int = option(40, "number of images of each list on the page", least=0)
     seed: int = option(0, "random seed of the choice", least=0)
-    cache: bool = option(True, "cache of features on disc, reused for the same images", group=DATA, rare=True)
+    cache: bool = as_in(CommonOptions, "cache")
 
 
 @dataclass(frozen=True)
@@ -361,9 +346,7 @@ class Predict:
         "number of images to draw with their predictions, of a classifier the least certain; all draws every image",
         least=0,
     )
-    device: str = option(
-        "auto", "device for computing: auto (a GPU if there is one), cpu, cuda, or another name of torch", group=MACHINE
-    )
+    device: str = as_in(CommonOptions, "device")
 
 
 @dataclass(frozen=True)
@@ -468,20 +451,20 @@ class Distill:
         group=DATA,
     )
     group: str | None = option(None, "images of LABELS that a split keeps together, as in pretrain", group=DATA)
-    model: str | None = option(None, "timm's model name, if RUN is a file with weights only", group=MODEL)
+    model: str | None = as_in(Export, "model")
     epochs: float = option(100.0, "passes over the images", above=0, group=TRAINING)
     batch_size: int = option(64, "images per step", least=2, group=TRAINING)
     lr: float = option(0.0005, "peak learning rate of AdamW", above=0, group=TRAINING, rare=True)
     decay: float = option(0.04, "weight decay", least=0, group=TRAINING, rare=True)
-    seed: int = option(0, "random seed", least=0, group=TRAINING)
+    seed: int = as_in(PretrainOptions, "seed")
     seeds: int = option(
         1,
         "number of trainings for the comparison, with seeds counted up; the first student is written",
         least=1,
         group=TRAINING,
     )
-    device: str = option("auto", "device: auto (a GPU if available), cpu, cuda or another torch device", group=MACHINE)
-    workers: int | Auto = option("auto", "data-loading processes; auto depends on the device", least=0, group=MACHINE)
+    device: str = as_in(CommonOptions, "device")
+    workers: int | Auto = as_in(CommonOptions, "workers")
 
 
 @dataclass(frozen=True)
@@ -493,18 +476,12 @@ class Bench(Trial):
     tasks: str | list[str] | None = option(
         None, "task names, separated by commas; all tasks without required options if absent", group=TASK
     )
-    precision: Literal["float32", "tf32", "bfloat16", "float16", "auto"] = option(
-        "auto", "precision of matrix products: float32, tf32, bfloat16, or float16", group=MACHINE, rare=True
-    )
-    attention: Literal["fused", "explicit", "auto"] = option(
-        "auto", "form of attention: torch's fused kernel, or an explicit softmax", group=MACHINE, rare=True
-    )
-    kernels: Literal["torch", "native", "auto"] = option(
-        "auto", "implementation of attention: torch, or native kernels for bfloat16 on a CPU", group=MACHINE, rare=True
-    )
+    precision: Literal["float32", "tf32", "bfloat16", "float16", "auto"] = as_in(PretrainOptions, "precision")
+    attention: Literal["fused", "explicit", "auto"] = as_in(PretrainOptions, "attention")
+    kernels: Literal["torch", "native", "auto"] = as_in(PretrainOptions, "kernels")
     compile: bool = option(False, "torch.compile, timed in addition", group=MACHINE, rare=True)
-    checkpointing: bool = option(False, "gradient checkpointing", group=MACHINE, rare=True)
-    threads: int | Auto = option("auto", "CPU threads of the training process", group=MACHINE, rare=True)
+    checkpointing: bool = as_in(PretrainOptions, "checkpointing")
+    threads: int | Auto = as_in(PretrainOptions, "threads")
 
 
 # options of each verb

@@ -39,11 +39,11 @@ def fill_holes(images: Tensor, p: Sides, visible: Tensor) -> Tensor:
         return seen / weight
 
 
-def paint_patches(images: Tensor, p: Sides, which: Tensor, value: float) -> Tensor:
-    """Paint the patches ``which`` [b m] (indices) of images [b c h w] in one ``value``."""
+def paint_patches(images: Tensor, p: Sides, which: Tensor) -> Tensor:
+    """Return images [b c h w] whose patches ``which`` [b m] (indices) are withheld."""
     grid = grid_of(images, p)
     patches = patchify(images, p)
-    paint = torch.full((*which.shape, patches.shape[-1]), value, device=images.device, dtype=patches.dtype)
+    paint = torch.full((*which.shape, patches.shape[-1]), WITHHELD, device=images.device, dtype=patches.dtype)
     return unpatchify(scatter_tokens(paint, which, patches), p, grid)
 
 

@@ -39,14 +39,6 @@ def grid_of(images: Tensor, p: Sides) -> Sides:
     return images.shape[2] // p[0], images.shape[3] // p[1]
 
 
-def _grid_of_patches(images: Tensor, p: Sides) -> Tensor:
-    b, c, h, w = images.shape
-    if h % p[0] or w % p[1]:
-        raise ValueError(f"images of {h}x{w} pixels cannot be cut into patches of {p[0]}x{p[1]}")
-    cut = images.reshape(b, c, h // p[0], p[0], w // p[1], p[1])
-    return cut.permute(0, 2, 4, 1, 3, 5)  # [b rows columns c *p], a view
-
-
 def patchify(images: Tensor, p: Sides, indices: Tensor | None = None) -> Tensor:
     """Cut images [b c h w] into flat patches [b n c*p[0]*p[1]], row by row, or only into those of ``indices`` [b k].
 
@@ -54,15 +46,17 @@ def patchify(images: Tensor, p: Sides, indices: Tensor | None = None) -> Tensor:
     one matrix product with the flattened weight. Other patches are never copied. Indices [v*b k] are those of v views
     of every image, the first views of all images first.
     """
-    patches = _grid_of_patches(images, p)
+    b, c, h, w = images.shape
+    if h % p[0] or w % p[1]:
+        raise ValueError(f"images of {h}x{w} pixels cannot be cut into patches of {p[0]}x{p[1]}")
+    cut = images.reshape(b, c, h // p[0], p[0], w // p[1], p[1])
+    patches = cut.permute(0, 2, 4, 1, 3, 5)  # [b rows columns c *p], a view
     if indices is None:
         return patches.flatten(3).flatten(1, 2)
-    if images.shape[0] and indices.shape[0] % images.shape[0]:
-        raise ValueError(f"{indices.shape[0]} rows of indices are not a multiple of {images.shape[0]} images")
+    if b and len(indices) % b:
+        raise ValueError(f"{len(indices)} rows of indices are not a multiple of {b} images")
     columns = patches.shape[2]
-    rows = torch.arange(images.shape[0], device=indices.device).repeat(indices.shape[0] // max(1, images.shape[0]))[
-        :, None
-    ]
+    rows = torch.arange(b, device=indices.device).repeat(len(indices) // max(1, b))[:, None]
     return patches[rows, indices // columns, indices % columns].flatten(2)
 
 

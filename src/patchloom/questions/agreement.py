@@ -168,7 +168,16 @@ class Agreement(Question):
     def measured(self, predicted: Tensor, encoder: PlainViT, images: Tensor, modality: Modality) -> Measure:
         """Measure the agreement of predictions [b out] with the outputs for whole images [b c h w]."""
         by = "teacher" if self.teacher is not None else f"whole {modality.item}"
-        return agreement_measure(predicted, self.whole_output(encoder, images), modality, by)
+        others, whole = f"on other {modality.noun}", self.whole_output(encoder, images)
+        return Measure(
+            f"agreement with the {by}",
+            cosine(predicted, whole),
+            {others: agreement_with_others(predicted, whole)},
+            to_beat=others,
+            higher_is_better=True,
+            unit="",
+            outputs=whole.float(),
+        )
 
     def sheets(self, encoded: Encoded) -> list[Sheet]:
         """Draw nearest neighbours by the teacher, or by the encoder."""
@@ -341,20 +350,6 @@ def agreement_with_others(student: Tensor, teacher: Tensor) -> Tensor:
     if b == 1:
         return all_pairs[:, 0]
     return (all_pairs.sum(1) - all_pairs.diagonal()) / (b - 1)
-
-
-def agreement_measure(student: Tensor, teacher: Tensor, modality: Modality = IMAGES, by: str = "teacher") -> Measure:
-    """Measure the cosine of student [b d] and teacher [b d] on the same image, beside that with other images."""
-    others = f"on other {modality.noun}"
-    return Measure(
-        f"agreement with the {by}",
-        cosine(student, teacher),
-        {others: agreement_with_others(student, teacher)},
-        to_beat=others,
-        higher_is_better=True,
-        unit="",
-        outputs=teacher.float(),
-    )
 
 
 def nearest_by_cosine(queries: Tensor, gallery: Tensor, own: Tensor, count: int) -> tuple[Tensor, Tensor]:

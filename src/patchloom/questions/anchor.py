@@ -35,7 +35,12 @@ class Anchor(nn.Module):
     def attach(self, task: nn.Module) -> None:
         """Add the loss to every forward pass of a task, inside it, where weights are gathered under FSDP."""
         task.add_module("anchor", self)
-        task.register_forward_hook(_add_anchor)
+
+        def add(task: Any, views: tuple[Tensor, ...], outcome: Outcome) -> Outcome:
+            found = task.anchor(task.encoder, views[0])
+            return Outcome(outcome.loss + task.anchor.weight * found.loss, outcome.metrics | found.metrics)
+
+        task.register_forward_hook(add)
 
     def cosines(self, encoder: Encoder, images: Tensor) -> tuple[Tensor, ...]:
         """Return the mean cosines with the start on images [b c h w]: class and register tokens if any, and patches."""
@@ -51,8 +56,3 @@ class Anchor(nn.Module):
         """Return 1 - the mean cosine, to which class and register tokens contribute as much as the patches."""
         cosine = torch.stack(self.cosines(encoder, images)).mean()
         return Outcome(1 - cosine, {"anchor_cosine": cosine.detach(), "anchor_loss": 1 - cosine.detach()})
-
-
-def _add_anchor(task: Any, views: tuple[Tensor, ...], outcome: Outcome) -> Outcome:
-    found = task.anchor(task.encoder, views[0])
-    return Outcome(outcome.loss + task.anchor.weight * found.loss, outcome.metrics | found.metrics)

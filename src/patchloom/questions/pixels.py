@@ -387,7 +387,15 @@ class Restoration(Pixels):
         """Return the error [b] on the band of the predicted ``picture`` [b c h w], before it is enlarged."""
         canvas, p, grid = encoded.images, self.geometry.p, self.geometry.grid
         frame, whole = patchify(self.truth(encoded), p), (canvas.shape[2], canvas.shape[3])
-        rows, columns = _strips(whole, self.geometry.size, corner)
+        # weights of rows [b H] and columns [b W]: 1 / area in the strips around the input's part, and 0 in its own rows
+        # and columns; the strips above and below it are as wide as the canvas, those beside it as high as the part
+        shares, size = list[Tensor](), self.geometry.size
+        for axis, along in enumerate((whole[1], size[0])):  # the other side of a strip
+            place, start = torch.arange(whole[axis], device=corner.device), corner[:, axis, None]
+            end = start + size[axis]
+            before, after = (place < start) / (start * along), (place >= end) / ((whole[axis] - end) * along)
+            shares.append(torch.where(place < start, before, torch.where(place >= end, after, 0)))
+        rows, columns = shares
         if self.band_target == "grown":
             beside = (rows == 0).to(rows.dtype), columns
             apart = picture - unpatchify(self.normalize(frame), p, grid)
@@ -439,21 +447,6 @@ class Restoration(Pixels):
             f"{len(encoded.images)} {modality.noun}: loss {error:.3f}, mean squared error {off:.4f} in "
             f"{modality.values} from 0 to 1, with each patch's own statistics where {modality.values} are normalised."
         )
-
-
-def _strips(whole: tuple[int, int], size: tuple[int, int], corner: Tensor) -> list[Tensor]:
-    """Return weights of rows [b H] and columns [b W]: 1 / area in the strips around the part at ``corner`` [b 2].
-
-    The strips above and below the part of ``size`` are as wide as the canvas, those beside it as high as the part; in
-    its own rows and columns the weights are 0.
-    """
-    shares = list[Tensor]()
-    for axis, along in enumerate((whole[1], size[0])):  # the other side of a strip
-        place, start = torch.arange(whole[axis], device=corner.device), corner[:, axis, None]
-        end = start + size[axis]
-        before, after = (place < start) / (start * along), (place >= end) / ((whole[axis] - end) * along)
-        shares.append(torch.where(place < start, before, torch.where(place >= end, after, 0)))
-    return shares
 
 
 class _InParts(torch.autograd.Function):

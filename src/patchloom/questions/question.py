@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar, NamedTuple
@@ -65,16 +65,12 @@ class Measure:
     @classmethod
     def joined(cls, parts: Sequence[Measure]) -> Measure:
         """Join the measures of several batches."""
-
-        def concatenated(of: Callable[[Measure], dict[str, Tensor]]) -> dict[str, Tensor]:
-            return {name: torch.cat([of(part)[name] for part in parts]) for name in of(parts[0])}
-
-        outputs = [part.outputs for part in parts if part.outputs is not None]
+        first, outputs = parts[0], [part.outputs for part in parts if part.outputs is not None]
         return replace(
-            parts[0],
+            first,
             values=torch.cat([part.values for part in parts]),
-            baselines=concatenated(lambda part: part.baselines),
-            details=concatenated(lambda part: part.details),
+            baselines={name: torch.cat([part.baselines[name] for part in parts]) for name in first.baselines},
+            details={name: torch.cat([part.details[name] for part in parts]) for name in first.details},
             outputs=torch.cat(outputs) if len(outputs) == len(parts) else None,
         )
 

@@ -13,7 +13,13 @@ from typing import Any, TypeGuard
 
 import yaml
 
-from patchloom.errors import PatchloomError, listing, suggestion
+from patchloom.errors import (
+    PatchloomError,
+    listing,
+    shorten_options,
+    suggestion,
+)
+from patchloom.options.values import dotted
 from patchloom.sizes import in_pixels, to_pair
 
 
@@ -55,7 +61,6 @@ class PretrainRecipe:
 
     @property
     def task(self) -> str:
-        """Name of its task."""
         return str(self.settings["task"]["name"])
 
     @property
@@ -65,7 +70,6 @@ class PretrainRecipe:
 
     @property
     def epochs(self) -> int:
-        """Number of passes over the training images."""
         return int(self.settings["epochs"])
 
     @property
@@ -75,7 +79,6 @@ class PretrainRecipe:
 
     @property
     def effective(self) -> float:
-        """Number of effective epochs."""
         return self.epochs * self.views
 
     def beside(self, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -161,7 +164,7 @@ class PretrainRecipe:
 
     def command(self, data: str, width: int) -> list[str]:
         """Return the lines of the equivalent shell command without ``--recipe``."""
-        options = [f"--{name} {_word(value)}" for name, value in _flat(self.settings).items()]
+        options = [f"{shorten_options(f'--{name}')} {_word(value)}" for name, value in dotted(self.settings).items()]
         lines = [f"patchloom pretrain {data}"]
         for option in options:
             if len(lines[-1]) + len(option) + 3 > width:  # a space and a backslash at the line's end
@@ -198,13 +201,11 @@ class PretrainRecipe:
 
 
 def recipe_names() -> list[str]:
-    """Return the names of all recipes."""
     return sorted(file.name.removesuffix(".yaml") for file in files(__name__).iterdir() if file.name.endswith(".yaml"))
 
 
 @cache
 def recipe_named(name: str) -> PretrainRecipe:
-    """Return the recipe called ``name``."""
     names = recipe_names()
     if name not in names:
         holding = sorted((one for one in names if name and name in one), key=len)[:3]
@@ -214,29 +215,6 @@ def recipe_named(name: str) -> PretrainRecipe:
     unknown = found.keys() - {one.name for one in fields(PretrainRecipe)}
     assert not unknown, f"{name}.yaml: {unknown}"
     return PretrainRecipe(name=name, **found)
-
-
-def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Flatten settings to names of options: ``task`` is the task's name, ``task.sigma`` an option of it."""
-    found: dict[str, Any] = {}
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            found |= {name if key == "name" else f"{name}.{key}": inner for key, inner in value.items()}
-        else:
-            found[name] = value
-    return found
-
-
-def nested(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Nest options as the command line names them: ``task.name`` becomes the name in ``task``."""
-    found: dict[str, Any] = {}
-    for name, value in options.items():
-        part, _, inner = name.partition(".")
-        if inner and part in ("task", "model"):
-            found.setdefault(part, {})[inner] = value
-        else:
-            found[name] = value
-    return found
 
 
 def _number(value: Any) -> TypeGuard[int]:

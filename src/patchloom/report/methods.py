@@ -167,7 +167,13 @@ def paragraphs(each: Sequence[Methods]) -> list[str]:
     found = [" ".join(_sentences(one)) for one in each]
     if len(found) > 1:
         found = [f"{listing(one.names, 'and')}: {text}" for one, text in zip(each, found, strict=True)]
-    return [*found, " ".join([*_intervals(each), f"This report was written with {versions()}."])]
+    evaluated = [one for methods in each for one in methods.evaluated]
+    said, kinds = list[str](), {kind for one in evaluated for kind in one.intervals}
+    if covered := [text for kind, text in _COVERED.items() if kind in kinds]:
+        said.append(f"Intervals are at 95 %: {'; '.join(covered)}.")
+    if any(one.compared for one in evaluated):
+        said.append("Differences from controls are paired by test image where both have the same ones.")
+    return [*found, " ".join([*said, f"This report was written with {versions()}."])]
 
 
 def references(each: Sequence[Methods]) -> str:
@@ -177,12 +183,6 @@ def references(each: Sequence[Methods]) -> str:
 
 def _sentences(one: Methods) -> list[str]:
     s = one.settings
-    said = [_encoder(s), _task(s, one.noun), _data_sentence(one), _length(one), _augmentation(s)]
-    said.append(f"{_count(one.seeds, 'seed')} {listing(one.seeds, 'and')}; {s.device}, {s.precision}{_devices(s)}.")
-    return [*filter(None, said), *map(_evaluation, one.evaluated)]
-
-
-def _encoder(s: ResolvedSettings) -> str:
     options = [f"{name.replace('_', ' ')} {value}" for name, value in s.model.items() if name != "name"]
     channels = f"{s.channels} channel{'s' * (s.channels != 1)}"
     model = listing([s.model["name"], *options], "and")
@@ -191,10 +191,42 @@ def _encoder(s: ResolvedSettings) -> str:
     known = begun if begun is None or begun.startswith("timm:") else _data(begun)
     start = f", and began with the weights of {known}" if begun else ", and was initialised at random"
     cited = "; ".join(paper.cited for paper in papers_of_encoder(s.model["name"]))
-    return (
+    encoder = (
         f"The encoder is a {kind}, {model} ({cited}). It takes inputs of {in_pixels(s.img_size)} and {channels} in "
         f"patches of {in_pixels(s.patch_size)}{start}."
     )
+
+    # ---- data and length
+    count = "" if one.images is None else f"{one.images:,} different "
+    data, held = f"It was trained on {count}{one.noun} of {_data(s.data)}", "none were held out"
+    if one.held_out:
+        held = f"{one.held_out:,} others were held out ({100 * s.held_out:.3g} %)"
+    update = min(s.batch_size, one.images or s.batch_size) * s.accumulate
+    epochs = f"{s.epochs:g} epoch{'s' * (s.epochs != 1)}"
+    if one.epoch < s.epochs:
+        epochs = f"{one.epoch:.3g} of {epochs} so far"
+    decay = f"halved every {s.halve_every:,} updates" if s.halve_every else "cosine decay"
+    clip = f"; gradients were clipped at a norm of {s.clip:g}" if s.clip else ""
+    peak = f"{s.blr:g} per 256 {one.noun} (peak {s.blr * update / 256:.3g})"
+    adamw = f"a weight decay of {s.weight_decay:g} and betas of {s.betas[0]:g} and {s.betas[1]:g}"
+    training = (
+        f"Training took {epochs} of AdamW ({PAPERS['loshchilov2019adamw'].cited}) with {update:,} {one.noun} per "
+        f"update, a base learning rate of {peak}, {s.warmup_epochs:g} epochs of warm-up, {decay}, {adamw}{clip}."
+    )
+    said, changes = [encoder, _task(s, one.noun), f"{data}; {held}.", training], list[str]()
+    if isinstance(s.crop_scale, float | int):
+        changes.append(f"random crops of {100 * s.crop_scale:g} to 100 % of the area")
+    if s.flip:
+        changes.append("horizontal flips")
+    if s.randaugment:
+        changes.append(f"RandAugment of magnitude {s.randaugment:g} ({PAPERS['cubuk2020randaugment'].cited})")
+    if changes:
+        said.append(f"Augmentation: {listing(changes, 'and')}.")
+    devices = f", {s.threads} thread{'s' * (s.threads != 1)}" if s.device == "cpu" else ""
+    if s.devices != 1:
+        devices = f", {s.devices} devices"
+    seeds = f"Seed{'s' * (len(one.seeds) != 1)} {listing(one.seeds, 'and')}"
+    return [*said, f"{seeds}; {s.device}, {s.precision}{devices}.", *map(_evaluation, one.evaluated)]
 
 
 def _task(s: ResolvedSettings, noun: str) -> str:
@@ -208,48 +240,6 @@ def _task(s: ResolvedSettings, noun: str) -> str:
         said += f"; withheld: {entry.withheld}; predicted: {entry.asked}"
     given = [f"{key} {value}" for key, value in s.task.items() if key != "name" and isinstance(value, int | float)]
     return f"{said}. Options of the task: {', '.join(given)}." if given else f"{said}."
-
-
-def _data_sentence(one: Methods) -> str:
-    count = "" if one.images is None else f"{one.images:,} different "
-    said = f"It was trained on {count}{one.noun} of {_data(one.settings.data)}"
-    if not one.held_out:
-        return f"{said}; none were held out."
-    share = f"{100 * one.settings.held_out:.3g} %"
-    return f"{said}; {one.held_out:,} others were held out ({share})."
-
-
-def _length(one: Methods) -> str:
-    s = one.settings
-    update = min(s.batch_size, one.images or s.batch_size) * s.accumulate
-    epochs = f"{s.epochs:g} epoch{'s' * (s.epochs != 1)}"
-    if one.epoch < s.epochs:
-        epochs = f"{one.epoch:.3g} of {epochs} so far"
-    decay = f"halved every {s.halve_every:,} updates" if s.halve_every else "cosine decay"
-    clip = f"; gradients were clipped at a norm of {s.clip:g}" if s.clip else ""
-    peak = f"{s.blr:g} per 256 {one.noun} (peak {s.blr * update / 256:.3g})"
-    adamw = f"a weight decay of {s.weight_decay:g} and betas of {s.betas[0]:g} and {s.betas[1]:g}"
-    return (
-        f"Training took {epochs} of AdamW ({PAPERS['loshchilov2019adamw'].cited}) with {update:,} {one.noun} per "
-        f"update, a base learning rate of {peak}, {s.warmup_epochs:g} epochs of warm-up, {decay}, {adamw}{clip}."
-    )
-
-
-def _augmentation(s: ResolvedSettings) -> str:
-    said = []
-    if isinstance(s.crop_scale, float | int):
-        said.append(f"random crops of {100 * s.crop_scale:g} to 100 % of the area")
-    if s.flip:
-        said.append("horizontal flips")
-    if s.randaugment:
-        said.append(f"RandAugment of magnitude {s.randaugment:g} ({PAPERS['cubuk2020randaugment'].cited})")
-    return f"Augmentation: {listing(said, 'and')}." if said else ""
-
-
-def _devices(s: ResolvedSettings) -> str:
-    if s.devices != 1:
-        return f", {s.devices} devices"
-    return f", {s.threads} thread{'s' * (s.threads != 1)}" if s.device == "cpu" else ""
 
 
 def _evaluation(one: Evaluated) -> str:
@@ -271,17 +261,3 @@ _COVERED = {
     "others": "those of other measures vary over test images",
     "seeds": "those of means over seeds are Student's over seeds",
 }
-
-
-def _intervals(each: Sequence[Methods]) -> list[str]:
-    """Describe the intervals that any of the evaluations has."""
-    kinds = {kind for one in each for found in one.evaluated for kind in found.intervals}
-    said = [text for kind, text in _COVERED.items() if kind in kinds]
-    found = [f"Intervals are at 95 %: {'; '.join(said)}."] if said else []
-    if any(one.compared for methods in each for one in methods.evaluated):
-        found.append("Differences from controls are paired by test image where both have the same ones.")
-    return found
-
-
-def _count(values: Sequence[object], noun: str) -> str:
-    return f"{noun[0].upper()}{noun[1:]}{'s' * (len(values) != 1)}"

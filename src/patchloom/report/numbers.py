@@ -52,7 +52,13 @@ def gains_of(groups: Sequence[Sequence[Row]]) -> Table | None:
     if not found:
         return None
     heading = ("measure", "this run", "control", "its score", "difference", "verdict")
-    note = _count_claims([difference.claim for *_, difference in found])
+    claims = [difference.claim for *_, difference in found]
+    better, worse = (claims.count(one) for one in (Claim.BETTER, Claim.WORSE))
+    count, rest = f"{len(claims):,} comparison{'s' * (len(claims) != 1)}", len(claims) - better - worse
+    note = f"Of {count}, the encoder is better in {better or 'none'} and worse in {worse or 'none'}"
+    note += f"; no claim is made in {rest}." if rest else "."
+    if rest == len(claims):
+        note = f"{count} and no claim: the encoder is shown to be neither better nor worse than a control."
     return Table("Difference from each control, with its 95 % interval", heading, [_gain(*one) for one in found], note)
 
 
@@ -122,31 +128,18 @@ def _gain(label: str, rows: Sequence[Row], own: Row, found: Difference) -> tuple
     unit = "" if found.unit == "%" else f" {found.unit}"
     apart = f"{found.amount(found.value)}{unit}" if found.n else ""
     apart += f" {found.interval()}" if found.claim not in (Claim.APART, Claim.FEW) else ""
-    number = own.result.number
-    return label, number(score), found.control, "" if theirs is None else number(theirs), apart, _verdict(found)
+    number, claim = own.result.number, {Claim.NONE: "indistinguishable", Claim.BETTER: "better", Claim.WORSE: "worse"}
+    verdict = f"no claim: {found.claim.value}"  # in few words; `Difference.sentence` has it in full
+    if found.claim in claim:
+        trainings = f" over {found.trainings} {'trainings' if found.trained else 'seeds'}" * (found.trainings > 1)
+        verdict = f"{claim[found.claim]}{trainings}"
+    verdict += f"; no better than always answering {found.constant}" if found.constant else ""
+    return label, number(score), found.control, "" if theirs is None else number(theirs), apart, verdict
 
 
 def _mean(row: Row, found: Difference) -> float:
     """Return the mean of a result over the seeds that a difference covers."""
     return fmean(one.value for one in row.each[-found.trainings :])
-
-
-def _verdict(one: Difference) -> str:
-    """Return the claim in few words; `Difference.sentence` has it in full."""
-    said = {Claim.NONE: "indistinguishable", Claim.BETTER: "better", Claim.WORSE: "worse"}.get(one.claim)
-    seeds = f" over {one.trainings} {'trainings' if one.trained else 'seeds'}" if one.trainings > 1 else ""
-    constant = f"; no better than always answering {one.constant}" if one.constant else ""
-    return (f"{said}{seeds}" if said else f"no claim: {one.claim.value}") + constant
-
-
-def _count_claims(claims: Sequence[Claim]) -> str:
-    """Return a sentence that counts the verdicts."""
-    better, worse = (claims.count(one) for one in (Claim.BETTER, Claim.WORSE))
-    count, rest = f"{len(claims):,} comparison{'s' * (len(claims) != 1)}", len(claims) - better - worse
-    if rest == len(claims):
-        return f"{count} and no claim: the encoder is shown to be neither better nor worse than a control."
-    said = f"Of {count}, the encoder is better in {better or 'none'} and worse in {worse or 'none'}"
-    return f"{said}; no claim is made in {rest}." if rest else f"{said}."
 
 
 # Charts of one or several runs on common axes.
@@ -173,7 +166,15 @@ def charts_of(runs: Sequence[RunData]) -> list[Panel]:
     """
     modalities = {(run.modality.noun, run.modality.values) for run in runs}
     noun, pixels = modalities.pop() if len(modalities) == 1 else ("images", "pixels")
-    charts = [_losses(runs)]
+    lines, title = _lines(runs, len(runs) == 1, "loss", "loss"), "training loss"
+    note = "A loss that falls further does not mean that a run is better."
+    if len({run.settings.task["name"] for run in runs}) > 1:
+        title += ", relative to its start"
+        note = "Each loss is divided by its first logged value, because tasks have losses in different units."
+        lines = [line._replace(y=line.y / line.y[0]) for line in lines]
+    elif len(runs) == 1:
+        note = "The loss on training batches."
+    charts = [Panel(title, note, lines)]
     for measure, unit in dict.fromkeys((run.measured.measure, run.measured.unit) for run in runs):
         some = [run for run in runs if (run.measured.measure, run.measured.unit) == (measure, unit)]
         note = f"On {noun} that are not used for training. Dashed: baselines that need no learning."
@@ -189,16 +190,6 @@ def charts_of(runs: Sequence[RunData]) -> list[Panel]:
             lines = _lines(runs, len(runs) == 1, column, name)
             charts.append(Panel(f"{name}, in training", f"On training {noun}.", lines, "accuracy" in column))
     return [chart for chart in charts if chart.lines]
-
-
-def _losses(runs: Sequence[RunData]) -> Panel:
-    lines = _lines(runs, len(runs) == 1, "loss", "loss")
-    if len({run.settings.task["name"] for run in runs}) > 1:
-        note = "Each loss is divided by its first logged value, because tasks have losses in different units."
-        shares = [line._replace(y=line.y / line.y[0]) for line in lines]
-        return Panel("training loss, relative to its start", note, shares)
-    note = "A loss that falls further does not mean that a run is better."
-    return Panel("training loss", note if len(runs) > 1 else "The loss on training batches.", lines)
 
 
 def _lines(runs: Sequence[RunData], single: bool, column: str, name: str) -> list[Line]:

@@ -6,7 +6,6 @@ JSON. A content security policy in the head forbids every request, as a second l
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Sequence
@@ -199,7 +198,8 @@ class Page:
 
 
 _MOST_ROWS = 200  # of a chart's numbers as a table
-_FIGURES = re.compile(r"(?=.*\d)[\d\s.,:;%()\[\]<>≈~=/x×+±−–-]{1,40}")
+# cells of numbers alone, such as "97.5 % (95.0-100.0)", which must not wrap
+FIGURES = re.compile(r"(?=.*\d)[\d\s.,:;%()\[\]<>≈~=/x×+±−–-]{1,40}")
 _NUMERIC = re.compile(r"[-+−±<>≈~]?\s?\d.{0,20}|[-–—]?")  # a number, or an empty cell
 
 
@@ -212,15 +212,15 @@ def render(page: Page) -> str:
 def _templates() -> jinja2.Environment:
     templates = environment("patchloom.report", html=True)
     templates.globals["source"] = _source
+    # JSON in ASCII, so without U+2028; Jinja escapes <, > and &, which would be unsafe inside <script>
+    templates.policies["json.dumps_kwargs"] = {"ensure_ascii": True, "allow_nan": False, "separators": (",", ":")}
     templates.filters |= {
-        "json": script_json,
         "curves": chart_data,
         "line_numbers": line_numbers,
-        "points": map_data,
         "chart_rows": chart_rows,
         "bars": bars,
         "numeric": numeric_columns,
-        "figures": is_figures,
+        "figures": FIGURES.fullmatch,
     }
     return templates
 
@@ -228,12 +228,6 @@ def _templates() -> jinja2.Environment:
 def _source(name: str) -> Markup:
     """Return a style sheet or script from the templates, unescaped."""
     return Markup(files("patchloom.report").joinpath("templates", name).read_text("utf-8"))
-
-
-def script_json(value: Any) -> Markup:
-    """Write JSON that is safe inside ``<script>``: in ASCII, so without U+2028, and without ``<``, ``>`` and ``&``."""
-    text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
 def line_numbers(charts: Sequence[Panel]) -> dict[tuple[str, bool], int]:
@@ -269,22 +263,6 @@ def chart_data(chart: Panel, numbers: dict[tuple[str, bool], int]) -> dict[str, 
             }
             for line in chart.lines
         ],
-    }
-
-
-def map_data(cloud: Cloud) -> dict[str, Any]:
-    """Return the data of a map for its script, without the thumbnails, which the page has as a picture."""
-    return {
-        "projections": {
-            name: [[round(float(one), 4) for one in axis] for axis in axes] for name, axes in cloud.projections.items()
-        },
-        "names": list(cloud.names),
-        "labels": [int(label) for label in cloud.labels],
-        "classes": list(cloud.classes),
-        "neighbours": [[int(one) for one in nearest] for nearest in cloud.neighbours],
-        "similarities": [[round(float(one), 3) for one in row] for row in cloud.similarities],
-        "columns": cloud.columns,
-        "side": cloud.side,
     }
 
 
@@ -330,11 +308,6 @@ def bars(numbers: Sequence[Number]) -> list[list[dict[str, Any]]]:
 def _within(share: float) -> float:
     """Convert a fraction to a percentage in [0, 100], rounded to one digit like the text."""
     return min(100.0, max(0.0, round(100 * share, 1)))
-
-
-def is_figures(cell: str) -> bool:
-    """Return whether a cell holds only numbers, such as "97.5 % (95.0-100.0)", and must not wrap."""
-    return _FIGURES.fullmatch(cell) is not None
 
 
 def numeric_columns(table: Table) -> list[bool]:

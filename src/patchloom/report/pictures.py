@@ -16,7 +16,7 @@ from PIL import Image
 from patchloom.audio.compatibility import with_encoder_sound
 from patchloom.data.decode import Unreadable, open_pillow
 from patchloom.data.loader import plain_batches
-from patchloom.data.source import Data, Source
+from patchloom.data.source import Source
 from patchloom.data.sources.in_memory import DataLike, evenly_spaced, is_object_name
 from patchloom.data.sources.open import absolute_name, open_data, open_stored
 from patchloom.dense.pictures import pair_files
@@ -51,19 +51,17 @@ def images_of(run: RunData, data: DataLike | None = None) -> Images:
         if data is not None and (absolute_name(data) != run.settings.data or is_object_name(run.settings.data)):
             opened = with_encoder_sound(open_data(data), run.sound, run.name)
             return Images(opened.test or opened.train, None, f"images of {(opened.test or opened.train).name}")
-        opened = _own(run, data)
+        settings = run.settings
+        stored = settings.data, run.name, "give it with --data"
+        # with data, the user gave the same
+        opened = (
+            open_stored(*stored, group=settings.group) if data is None else open_data(stored[0], group=settings.group)
+        )
         opened = with_encoder_sound(opened, run.sound, run.name)
         own = own_held_out(run.folder, run.settings, opened.train).parts(opened.train)[1]
         return Images(own, opened.train, f"held-out {own.noun} of {opened.train.name}")
     except PatchloomError as problem:
         return Images(None, None, str(problem))
-
-
-def _own(run: RunData, data: DataLike | None) -> Data:
-    """Open the run's own data."""
-    if data is not None:  # the user gave the same data
-        return open_data(run.settings.data, group=run.settings.group)
-    return open_stored(run.settings.data, run.name, "give it with --data", group=run.settings.group)
 
 
 # The pictures in a run's folder, with the captions beside them.
@@ -205,25 +203,23 @@ def recordings_of(source: Source, count: int = COUNT, budget: int = RECORDING_BU
     found = []
     with StatusMessage(f"reading {len(some)} recordings"):
         for batch in plain_batches(some, sound.size, len(some), channels=1):
-            drawn = source.modality.colours(batch.views[0], (0.0,), (1.0,))[0]
-            pixels = (drawn.permute(0, 2, 3, 1).numpy() * 255).round().astype(np.uint8)
+            colours = source.modality.colours(batch.views[0], (0.0,), (1.0,))[0]
+            pixels = (colours.permute(0, 2, 3, 1).numpy() * 255).round().astype(np.uint8)
             for i, shown in zip(batch.indices.tolist(), pixels, strict=True):
                 try:
                     samples = some.read(i).flatten().numpy()
                 except Unreadable:  # the file changed meanwhile
                     continue
-                found.append(_recording(some, i, shown, samples[:most], len(samples), sound.rate))
-    return [one._replace(caption=f"{one.caption} {source.modality.axes}") for one in found]
-
-
-def _recording(source: Source, i: int, shown: np.ndarray, samples: np.ndarray, length: int, rate: int) -> Recording:
-    name = source.place(i) or source.describe(i)
-    label = -1 if source.labels is None else int(source.labels[i])
-    caption = [f"{source.classes[label]}." if label >= 0 else "", f"{length / rate:.3g} s."]
-    if len(samples) < length:
-        caption.append(f"Only the first {len(samples) / rate:.3g} s are included.")
-    picture = Picture(name, "", f"Spectrogram of {name}", *webp(Image.fromarray(shown), max(shown.shape), _QUALITY))
-    return Recording(name, " ".join(filter(None, caption)), picture, data_uri("audio/wav", wav(samples, rate)))
+                name = some.place(i) or some.describe(i)
+                label = -1 if some.labels is None else int(some.labels[i])
+                caption = f"{some.classes[label]}. " * (label >= 0) + f"{len(samples) / sound.rate:.3g} s. "
+                if len(samples) > most:
+                    caption += f"Only the first {most / sound.rate:.3g} s are included. "
+                drawn = webp(Image.fromarray(shown), max(shown.shape), _QUALITY)
+                picture = Picture(name, "", f"Spectrogram of {name}", *drawn)
+                uri = data_uri("audio/wav", wav(samples[:most], sound.rate))
+                found.append(Recording(name, f"{caption}{source.modality.axes}", picture, uri))
+    return found
 
 
 def wav(samples: np.ndarray, rate: int) -> bytes:

@@ -92,14 +92,6 @@ def _record(apart: Difference | None) -> dict[str, Any]:
     return dict(zip(_OF_DIFFERENCE, values, strict=True))
 
 
-def _format_difference(apart: Difference, gap: str) -> str:
-    """Format as "+2.1, better [+0.4, +3.8]", without an interval if there are too few images for one."""
-    if apart.claim is Claim.APART:
-        return apart.claim.value
-    amount = ", ".join([apart.amount(apart.value), *[apart.claim.value] * (apart.claim is not Claim.NONE)])
-    return amount if apart.claim is Claim.FEW else f"{amount}{gap}{apart.interval()}"
-
-
 def over_seeds(same: Sequence[Result], run: str) -> Row:
     """Return the mean of a result over seeds, the newest last.
 
@@ -152,14 +144,12 @@ class ResultsTable(Displayable):
     file: Path | None = None
 
     def parts(self, width: int) -> list[str | TextTable]:
-        """See `Displayable`."""
         # in the last form, each measure is on a separate line above its rows
         table = choose_fitting_table([self.table(" "), self.table("\n"), self.table("\n", once=False)], width)
         below = [*self.notes, *([] if self.file is None else [Verbatim(f"Table: {self.file}")])]
         return [self.remarks(), "", table, *[""] * bool(below), *below]
 
     def plain(self) -> dict[str, Any]:
-        """See `Displayable`."""
         return {"rows": self.records(), "notes": self.notes, "file": self.file}
 
     def records(self) -> list[dict[str, Any]]:
@@ -194,7 +184,13 @@ class ResultsTable(Displayable):
         for row, (measure, *cells) in zip(self.rows, zip(*columns.values(), strict=True), strict=True):
             if lines and measure != before:
                 ends.append(len(lines) - 1)
-            pairs = [[one.control, Lines(_format_difference(one, gap))] for one in row.result.against]
+            pairs = []
+            for apart in row.result.against:
+                # such as "+2.1, better [+0.4, +3.8]", without an interval if there are too few images for one
+                text = ", ".join([apart.amount(apart.value), *[apart.claim.value] * (apart.claim is not Claim.NONE)])
+                text = apart.claim.value if apart.claim is Claim.APART else text
+                text += "" if apart.claim in (Claim.APART, Claim.FEW) else f"{gap}{apart.interval()}"
+                pairs.append([apart.control, Lines(text)])
             for pair in pairs or [[""] * len(last)]:
                 lines.append(("" if once and measure == before else measure, *cells, *pair))
                 before, cells = measure, [""] * len(cells)
@@ -322,8 +318,17 @@ def results(options: Results) -> ResultsTable:
     file = None if options.to is None else Path(options.to)
     if file is not None and file.suffix.lower() not in _WRITERS:
         raise PatchloomError(f"--to {file} has no known suffix: end the file in {listing(_WRITERS)}")
-    folders = [*{one.resolve(): one for place in places for one in _folders(place)}.values()]
-    notes, rows = list[str](), list[Row]()
+    distinct, notes, rows = dict[Path, Path](), list[str](), list[Row]()
+    for place in places:
+        if not place.is_dir():
+            raise no_such_path(place, place, "give the folder of a run")
+        inside = [place] * (place / store.FILE).exists() + sorted(filter(_is_run, place.iterdir()))
+        if not (its := [place] if _is_run(place) else inside):
+            raise PatchloomError(
+                f"{place} is no run, and holds none: give the folder of a run, such as runs/photos-mae"
+            )
+        distinct |= {one.resolve(): one for one in its}
+    folders = [*distinct.values()]
     for folder, name in zip(folders, distinct_names(folders), strict=True):
         groups = rows_of(store.load(folder, notes), name, name * _is_run(folder), options.all)
         rows += [row for group in groups for row in group]
@@ -344,18 +349,6 @@ def results(options: Results) -> ResultsTable:
     if file is not None:
         write_whole(file, _WRITERS[file.suffix.lower()](table))
     return table
-
-
-def _folders(place: Path) -> list[Path]:
-    """Return the folders that a place stands for: itself, or the runs in it."""
-    if not place.is_dir():
-        raise no_such_path(place, place, "give the folder of a run")
-    if _is_run(place):
-        return [place]
-    found = [place] * (place / store.FILE).exists() + sorted(filter(_is_run, place.iterdir()))
-    if not found:
-        raise PatchloomError(f"{place} is no run, and holds none: give the folder of a run, such as runs/photos-mae")
-    return found
 
 
 def _is_run(folder: Path) -> bool:

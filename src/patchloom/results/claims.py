@@ -194,7 +194,6 @@ class Difference:
         return f"{subject} is {by} {word} than {called}{over} {self.interval()}."
 
     def plain(self) -> dict[str, Any]:
-        """Return values for JSON."""
         found = {name: getattr(self, name) for name in _KEPT}
         found |= {name: found[name] if math.isfinite(found[name]) else None for name in ("low", "high")}
         return {**found, "difference": self.value, "claim": self.claim.value}

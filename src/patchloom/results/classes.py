@@ -62,13 +62,14 @@ class Answers:
         return self.labels == self.answers
 
     def name(self, label: int) -> str:
-        """Return the name of a class."""
         return str(self.names[label]) if label < len(self.names) else str(label)
+
+    def group(self, number: int) -> str:
+        return str(self.group_names[number]) if number < len(self.group_names) else str(number)
 
     def confusion(self) -> np.ndarray:
         """Return the confusion matrix [c c], true classes in rows, answers in columns."""
-        c = 1 + int(max(self.labels.max(), self.answers.max()))
-        c = max(c, len(self.names))
+        c = max(1 + int(self.labels.max()), 1 + int(self.answers.max()), len(self.names))
         return np.bincount(c * self.labels + self.answers, minlength=c * c).reshape(c, c)
 
 
@@ -260,13 +261,6 @@ def bootstrap_interval(
     return float(low), float(high)
 
 
-def drawn_confusion(found: Answers, weights: np.ndarray) -> np.ndarray:
-    """Return the confusion matrix [t c c] of each resample [t n]."""
-    c = found.confusion().shape[0]
-    pairs = c * found.labels + found.answers
-    return np.stack([np.bincount(pairs, one, c * c) for one in weights]).reshape(-1, c, c)
-
-
 # All results of one encoder.
 
 
@@ -293,11 +287,22 @@ def class_results(
     """
     name = encoder, protocol, settings
     accuracy = Result.of_images(*name, found.right, found.groups)
-    rows = [accuracy, _balanced(accuracy, found)]
-    if quoted:
-        rows += _recalls(accuracy, found)
+    ends = balanced_interval(found.right, found.labels, found.groups)
+    outcomes = Outcomes(found.right, groups=found.groups, classes=found.labels)
+    value = float(recalls(found.right, found.labels)[0].mean())
+    balanced = replace(accuracy, measure=BALANCED, value=value, low=ends[0], high=ends[1], outcomes=outcomes)
+    rows = [accuracy, balanced]
+    for label in found.present.tolist() if quoted else ():
+        its, named = found.labels == label, float((found.answers == label).sum())
+        groups = None if found.groups is None else found.groups[its]
+        rows.append(_part(accuracy, found.right[its], f"{RECALL}{found.name(label)}", groups, answers=named))
     if quoted and every:
-        rows += [*_scored(accuracy, found), *_in_groups(accuracy, found)]
+        rows += _scored(accuracy, found)
+        if found.groups is not None:
+            each = {group: found.right[found.groups == group] for group in np.unique(found.groups).tolist()}
+            parts = [_part(accuracy, right, f"{IN_GROUP}{found.group(group)}") for group, right in each.items()]
+            worst = sorted(parts, key=lambda one: (one.value, one.high))[:_MOST_GROUPS]
+            rows += [replace(one, groups=0) for one in worst]
     measure = quoted_measure(found.labels)
     return [replace(row, quoted=quoted and row.measure == measure) for row in rows]
 
@@ -324,24 +329,11 @@ def quoted_first(rows: Sequence[Result], labels: Any) -> list[Result]:
     return sorted(rows, key=lambda row: row.measure != measure)
 
 
-def _balanced(accuracy: Result, found: Answers) -> Result:
-    ends = balanced_interval(found.right, found.labels, found.groups)
-    outcomes = Outcomes(found.right, groups=found.groups, classes=found.labels)
-    value = float(recalls(found.right, found.labels)[0].mean())
-    return replace(accuracy, measure=BALANCED, value=value, low=ends[0], high=ends[1], outcomes=outcomes)
-
-
-def _recalls(accuracy: Result, found: Answers) -> list[Result]:
-    """Return the recall of each class, with the number of its images and of answers that name it."""
-    rows = []
-    for label in found.present.tolist():
-        its = found.labels == label
-        right, groups = found.right[its], None if found.groups is None else found.groups[its]
-        also = {"images": float(its.sum()), "answers": float((found.answers == label).sum())}
-        low, high = accuracy_interval(right, groups)
-        about: dict[str, Any] = {"measure": f"{RECALL}{found.name(label)}", "also": also, "outcomes": None}
-        rows.append(replace(accuracy, value=float(right.mean()), low=low, high=high, **about))
-    return rows
+def _part(accuracy: Result, right: np.ndarray, measure: str, groups: np.ndarray | None = None, **also: float) -> Result:
+    """Return the accuracy of some of the images from their correctness [m], with their number and others ``also``."""
+    low, high = accuracy_interval(right, groups)
+    about: dict[str, Any] = {"also": {"images": float(len(right)), **also}, "outcomes": None}
+    return replace(accuracy, measure=measure, value=float(right.mean()), low=low, high=high, **about)
 
 
 def _scored(accuracy: Result, found: Answers) -> list[Result]:
@@ -357,7 +349,9 @@ def _scored(accuracy: Result, found: Answers) -> list[Result]:
         return replace(accuracy, measure=measure, value=value, **ends, outcomes=None, also=also)
 
     def f1(weights: np.ndarray) -> np.ndarray:
-        return macro_f1(drawn_confusion(found, weights))
+        size, pairs = len(matrix), len(matrix) * labels + found.answers
+        drawn = np.stack([np.bincount(pairs, one, size * size) for one in weights])
+        return macro_f1(drawn.reshape(-1, size, size))
 
     rows = [row(MACRO_F1, float(f1(whole)[0]), *bootstrap_interval(found, f1), also)]
     if found.scores is None or c < 2:
@@ -372,22 +366,3 @@ def _scored(accuracy: Result, found: Answers) -> list[Result]:
     rows.append(row(AUROC, *auroc(scores, labels, found.groups), {}))
     ends = bootstrap_interval(found, precision, draws)
     return [*rows, row(PRECISION, float(precision(whole)[0]), *ends, prevalence)]
-
-
-def _in_groups(accuracy: Result, found: Answers) -> list[Result]:
-    """Return the accuracy in each group, the worst first."""
-    if found.groups is None:
-        return []
-    rows = []
-    for group in np.unique(found.groups).tolist():
-        right = found.right[found.groups == group]
-        name = str(found.group_names[group]) if group < len(found.group_names) else str(group)
-        ends: dict[str, Any] = dict(zip(("low", "high"), accuracy_interval(right), strict=True))
-        about: dict[str, Any] = {
-            "measure": f"{IN_GROUP}{name}",
-            "also": {"images": float(len(right))},
-            "outcomes": None,
-            "groups": 0,
-        }
-        rows.append(replace(accuracy, value=float(right.mean()), **ends, **about))
-    return sorted(rows, key=lambda one: (one.value, one.high))[:_MOST_GROUPS]

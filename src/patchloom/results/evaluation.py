@@ -34,11 +34,6 @@ from patchloom.results.table import (
     table_by_row,
 )
 
-
-def _alike(one: Result, quoted: Result) -> bool:
-    return (one.encoder, one.settings) == (quoted.encoder, quoted.settings)
-
-
 _WIDE = 0.07  # half-width of an interval from which a sentence says that the images are few
 
 
@@ -184,18 +179,22 @@ class Evaluation(Displayable):
         return self.quoted[0].against if self.quoted else ()
 
     def parts(self, width: int) -> list[str | TextTable]:
-        """See `Displayable`."""
         said: list[str | TextTable] = [self.headline]
-        said += [self.spread()] * bool(self.others)
+        if self.others:
+            said.append(self.spread())
         said += [one for one in (few_remark(self.quoted[0]) if self.quoted else "", self.conclusion()) if one]
-        said += ["", self.table(width), ""] if self.results else []
-        if self.results and self.classes:
-            said += self._class_tables(width)
+        if self.results:
+            said += ["", self.table(width), ""]
+        if self.results and self.classes:  # the measures of the quoted settings
+            settings = [(one.encoder, one.settings) for one in self.quoted]
+            rows = [one for one in self.results if (one.encoder, one.settings) in settings]
+            said += [*class_table(rows, self.noun, width), ""]
+            if matrix := next((one for one in rows if one.measure == MACRO_F1), None):
+                said += [*confusion_table(matrix, self.classes), ""]
         said.append(self.method)
         return [*said, *(Verbatim(f"Picture: {drawing.out}") for drawing in self.drawings)]
 
     def plain(self) -> dict[str, Any]:
-        """See `Displayable`."""
         return {
             "results": [one.plain() for one in self.results],
             "headline": self.headline,
@@ -206,15 +205,13 @@ class Evaluation(Displayable):
         }
 
     def conclusion(self) -> str:
-        """Return sentences on whether the encoder is better than its controls; "" without any."""
-        said = [one.sentence() for one in self.against]
+        """Return sentences on whether the encoder is better than its controls; "" without any.
+
+        Then on encoders no better than a constant answer, and on raw pixels that are far better.
+        """
+        said, level = [one.sentence() for one in self.against], self._level_with_constant()
         for row in filter(None, (self._beside(self.quoted[0], measure) for measure in self.beside)):
             said += [one.sentence(error=row.measure) for one in row.against]
-        return " ".join([*said, *self._remarks()])
-
-    def _remarks(self) -> list[str]:
-        """Return sentences on encoders no better than a constant answer, and on raw pixels that are far better."""
-        said, level = list[str](), self._level_with_constant()
         if 0 in level:
             constant = self._by_seed(CONSTANT, self.quoted[0].measure)[-1]
             means = {i: self.quoted[i].number(_mean(self._quoted_by_seed(i))) for i in level}
@@ -229,23 +226,18 @@ class Evaluation(Displayable):
                     f"constant answer {found.interval()}, so something was learnt, though by {own.measure} that is "
                     f"not clear on {found.n:,} test {found.noun}."
                 )
-        if self.classes and self.quoted and self.quoted[0].measure != ACCURACY and 0 not in level:
-            said += self._accuracy_remark()
+        one = self._beside(self.quoted[0], ACCURACY) if self.classes and self.quoted else None
+        best = self._by_seed(CONSTANT, ACCURACY)[-1:]
+        if one is not None and self.quoted[0].measure != ACCURACY and 0 not in level and best:
+            if not compare_results([one], best, False).exceeds:
+                said.append(
+                    f"By accuracy alone, {one.encoder} ({one.number()}) would be no better than always answering "
+                    f"{best[0].settings['answer']} ({best[0].number()})."
+                )
         for i, one in enumerate(self.quoted):
             if one.encoder in RAW:
                 said.append(raw_remark(compare_results(self._quoted_by_seed(0), self._quoted_by_seed(i), False)))
-        return [*filter(None, said)]
-
-    def _accuracy_remark(self) -> list[str]:
-        """Return a sentence if the encoder's accuracy is that of a constant answer, though the quoted measure is
-        not."""
-        own, constant = self._beside(self.quoted[0], ACCURACY), self._by_seed(CONSTANT, ACCURACY)
-        if own is None or not constant or compare_results([own], [constant[-1]], False).exceeds:
-            return []
-        return [
-            f"By accuracy alone, {own.encoder} ({own.number()}) would be no better than always answering "
-            f"{constant[-1].settings['answer']} ({constant[-1].number()})."
-        ]
+        return " ".join(filter(None, said))
 
     def _beside(self, quoted: Result, measure: str) -> Result | None:
         """Return the result of a quoted one's encoder and settings by another measure."""
@@ -303,15 +295,15 @@ class Evaluation(Displayable):
 
     def over_seeds(self, others: Sequence[Evaluation]) -> Evaluation:
         """Return the evaluation of the last of several seeds, with differences over all of them."""
-        whole = replace(self, others=tuple(one._quoting(self.quoted[0].measure) for one in others))
+        alike = list[Evaluation]()
+        for one in others:  # their test images differ a little, and so may the measure that is quoted
+            measure = self.quoted[0].measure
+            if one.classes and one.quoted and one.quoted[0].measure != measure:
+                quoted = tuple(one._beside(row, measure) or row for row in one.quoted)
+                one = replace(one, quoted=quoted).with_differences(one.against[0].trained, *one.controls)
+            alike.append(one)
+        whole = replace(self, others=tuple(alike))
         return whole.with_differences(self.against[0].trained, *self.controls) if self.controls else whole
-
-    def _quoting(self, measure: str) -> Evaluation:
-        """Return the evaluation with another quoted measure, if it has it: test images of seeds differ a little."""
-        if not self.classes or not self.quoted or self.quoted[0].measure == measure:
-            return self
-        quoted = tuple(self._beside(one, measure) or one for one in self.quoted)
-        return replace(self, quoted=quoted).with_differences(self.against[0].trained, *self.controls)
 
     def table(self, width: int) -> TextTable:
         """Return all results as a table that fits into ``width`` characters; of classifiers, see ``classes``."""
@@ -322,15 +314,6 @@ class Evaluation(Displayable):
         if self.across == "measure" or any(self.across in row.settings for row in rows):
             forms = [table_across(rows, self.across, gap, *how) for gap in (" ", "\n")]
         return choose_fitting_table([*forms, table_by_row(rows)], width)
-
-    def _class_tables(self, width: int) -> list[str | TextTable]:
-        """Return the measures of the quoted settings with a column per encoder, and a confusion matrix if there is
-        one."""
-        rows = [one for one in self.results if any(_alike(one, quoted) for quoted in self.quoted)]
-        said: list[str | TextTable] = [*class_table(rows, self.noun, width), ""]
-        if matrix := next((one for one in rows if one.measure == MACRO_F1), None):
-            said += [*confusion_table(matrix, self.classes), ""]
-        return said
 
     def spread(self) -> str:
         """Return a sentence with mean and range of the quoted numbers over seeds."""

@@ -77,15 +77,15 @@ def without_spread(values: Sequence[float], groups: ArrayLike | None) -> tuple[f
     return wilson(first, n) if first in (0, 1) and all(one == first for one in values) else None
 
 
-def wilson(share: float, n: int, z: float = Z) -> tuple[float, float]:
-    """Compute Wilson's score interval for a ``share`` in [0, 1] of ``n`` trials (Wilson 1927); ``z`` = 1.96 gives 95 %.
+def wilson(share: float, n: int) -> tuple[float, float]:
+    """Compute Wilson's score interval for a ``share`` in [0, 1] of ``n`` trials (Wilson 1927).
 
     It covers the variation over test images, not over seeds.
     """
     if n < 1:
         raise ValueError("an interval needs at least one trial")
-    middle = (share + z * z / (2 * n)) / (1 + z * z / n)
-    reach = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + (z / (2 * n)) ** 2)
+    middle = (share + Z * Z / (2 * n)) / (1 + Z * Z / n)
+    reach = Z / (1 + Z * Z / n) * math.sqrt(share * (1 - share) / n + (Z / (2 * n)) ** 2)
     # at 0 and at 1 an end is the share itself, from which rounding may take it away
     return max(0.0, min(share, middle - reach)), min(1.0, max(share, middle + reach))
 

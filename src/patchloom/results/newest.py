@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -40,7 +40,12 @@ def newest(results: Iterable[Result], name: str = "") -> list[list[list[Result]]
         first = next((one.encoder for one in each if one.quoted), _CONTROLS[0])
         if name and first in _CONTROLS and first != name:  # the encoder's own result is lost
             continue
-        rows = _renamed(each, first, name) if name and first not in _OTHERS else each
+        rows = each
+        if name and first not in _OTHERS:  # the run may have been renamed since
+            teacher = OF_TEACHER if first.endswith(OF_TEACHER) else ""
+            _, step, reached = first.removesuffix(teacher).partition(" (step ")
+            now = f"{name}{step}{reached}{teacher}"
+            rows = [replace(one, encoder=now) if one.encoder == first else one for one in each]
         quoted = [one for one in rows if one.quoted]
         of = tuple((one.encoder, one.measure) for one in quoted)
         asked = frozenset(json.dumps(asked_of(one), sort_keys=True) for one in quoted)
@@ -62,11 +67,3 @@ def asked_of(one: Result) -> dict[str, Any]:
     """Return the settings that identify an evaluation: with images in groups or without, it is the same one."""
     free = {"group"} | (_SELECTED if {"held_out_accuracy", "held_out_score"} & {*one.settings} else set())
     return {name: value for name, value in settings_of(one).items() if name not in free}
-
-
-def _renamed(each: Sequence[Result], before: str, name: str) -> list[Result]:
-    """Return results whose encoder has the present name of the run, with its step or network."""
-    teacher = OF_TEACHER if before.endswith(OF_TEACHER) else ""
-    _, step, reached = before.removesuffix(teacher).partition(" (step ")
-    now = f"{name}{step}{reached}{teacher}"
-    return [replace(one, encoder=now) if one.encoder == before else one for one in each]

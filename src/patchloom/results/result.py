@@ -218,9 +218,15 @@ class Result:
             found |= {name: number_of(values[name], missing) for name, missing in _ENDS.items()}
             found |= {name: text_of(one) for name, one in found.items() if isinstance(one, str)}
             also = {text_of(name): number_of(one, math.nan) for name, one in values["also"].items()}
-            baselines = tuple(map(_baseline, values["baselines"]))
+            baselines = list[Baseline]()
+            for one in values["baselines"]:
+                flags = one["barred"], one["to_beat"]
+                if not all(isinstance(flag, bool) for flag in flags):
+                    raise ValueError("barred or to_beat is neither true nor false")
+                value = number_of(one["value"], math.nan)
+                baselines.append(Baseline(text_of(one["name"]), value, Result.of(one["share"]), *flags))
             against = tuple(map(Difference.of, values["against"]))
-            result = Result(**found, also=also, baselines=baselines, against=against)
+            result = Result(**found, also=also, baselines=tuple(baselines), against=against)
         except KeyError as problem:
             raise ValueError(f"a result lacks {problem}") from problem
         except (TypeError, AttributeError, RecursionError) as problem:
@@ -246,14 +252,6 @@ _NESTED = ("also", "baselines", "against", "outcomes")
 _RANGES = {"digits": (0, 6), "n": (0, math.inf), "groups": (0, math.inf), "seed": (0, math.inf)}
 
 
-def _baseline(values: Any) -> Baseline:
-    name, value, share = text_of(values["name"]), number_of(values["value"], math.nan), Result.of(values["share"])
-    flags = values["barred"], values["to_beat"]
-    if not all(isinstance(flag, bool) for flag in flags):
-        raise ValueError("barred or to_beat is neither true nor false")
-    return Baseline(name, value, share, *flags)
-
-
 # Values in files.
 
 
@@ -271,8 +269,8 @@ def number_of(value: Any, missing: float) -> float:
     return float(value)
 
 
-def text_of(value: Any, longest: int = _LONGEST) -> str:
+def text_of(value: Any) -> str:
     """Read a name, or another text, from a file: of limited length, with its control characters written out."""
-    if not isinstance(value, str) or len(value) > longest:
+    if not isinstance(value, str) or len(value) > _LONGEST:
         raise ValueError(f"{str(value)[:40]!r} is not a name")
     return visible(value)

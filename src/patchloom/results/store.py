@@ -61,7 +61,20 @@ def append(folder: Path, results: Sequence[Result], once: bool = False) -> None:
     new = [one for one in results if _read(_line(one).encode())[0] not in there]
     if not new:
         return
-    name = _write_outcomes(folder, new)
+    arrays: dict[str, np.ndarray] = {}
+    for place, one in enumerate(new):
+        if one.outcomes is not None:
+            arrays[f"{place}"] = one.outcomes.values
+            if one.outcomes.groups is not None:
+                arrays[f"{place} groups"] = one.outcomes.groups
+            if one.outcomes.classes is not None:
+                arrays[f"{place} classes"] = one.outcomes.classes
+    name = ""
+    if arrays:
+        content = io.BytesIO()
+        np.savez_compressed(content, **arrays)  # type: ignore[arg-type]  # no array is named allow_pickle
+        name = f"{hashlib.sha256(content.getvalue()).hexdigest()[:16]}.npz"
+        write_whole(folder / FOLDER / name, content.getvalue())
     lines = [_line(one, one.date, name, place) for place, one in enumerate(new)]
     before = b"".join(_lines(folder / FILE)[-1:])
     cut = "\n" if before and not before.endswith(b"\n") else ""  # the previous write was incomplete
@@ -173,36 +186,21 @@ def _line(result: Result, date: str = "", name: str = "", place: int = 0) -> str
     return text.encode("utf-8", "replace").decode()  # names of files may have bytes that are no letters
 
 
-# Outcomes: arrays by the place of their result.
-
-
-def _write_outcomes(folder: Path, results: Sequence[Result]) -> str:
-    """Write the outcomes of results, and return the name of the file; "" without any."""
-    arrays: dict[str, np.ndarray] = {}
-    for place, one in enumerate(results):
-        if one.outcomes is not None:
-            arrays[f"{place}"] = one.outcomes.values
-            if one.outcomes.groups is not None:
-                arrays[f"{place} groups"] = one.outcomes.groups
-            if one.outcomes.classes is not None:
-                arrays[f"{place} classes"] = one.outcomes.classes
-    if not arrays:
-        return ""
-    content = io.BytesIO()
-    np.savez_compressed(content, **arrays)  # type: ignore[arg-type]  # no array is named allow_pickle
-    name = f"{hashlib.sha256(content.getvalue()).hexdigest()[:16]}.npz"
-    write_whole(folder / FOLDER / name, content.getvalue())
-    return name
-
-
 def _outcomes(folder: Path, where: Any, opened: dict[str, dict[str, np.ndarray]], n: int) -> Outcomes | None:
     """Return the outcomes that a line names; None if their file is missing, damaged, or of another kind."""
     if not isinstance(where, dict) or not _NAME.fullmatch(str(where.get("file")).encode()):
         return None
     name, place, pseudo = where["file"], str(where.get("place")), where.get("pseudo") is True
     if name not in opened:
+        opened[name] = {}
         size = sum(array.nbytes for arrays in opened.values() for array in arrays.values())
-        opened[name] = _read_arrays(folder / FOLDER / name, _MOST - size)
+        with suppress(Exception):  # such as of no archive, pickles, passwords or absurd sizes: errors of a dozen kinds
+            with open_regular(folder / FOLDER / name) as file, zipfile.ZipFile(file) as members:
+                if sum(one.file_size for one in members.infolist()) <= _MOST - size:
+                    opened[name] = {
+                        member.removesuffix(".npy"): np.load(io.BytesIO(members.read(member)), allow_pickle=False)
+                        for member in members.namelist()
+                    }
     values, groups, classes = (opened[name].get(f"{place}{what}") for what in ("", " groups", " classes"))
     if values is None or values.ndim != 1 or values.dtype.kind not in "bfiu" or (len(values) != n and not pseudo):
         return None
@@ -212,15 +210,3 @@ def _outcomes(folder: Path, where: Any, opened: dict[str, dict[str, np.ndarray]]
         if beside is not None and (beside.shape != values.shape or beside.dtype.kind not in "iu"):
             return None
     return Outcomes(values, pseudo, groups, classes)
-
-
-def _read_arrays(path: Path, most: int) -> dict[str, np.ndarray]:
-    """Read the arrays of a file of at most ``most`` bytes; {} if that fails."""
-    try:
-        with open_regular(path) as file, zipfile.ZipFile(file) as members:
-            if sum(one.file_size for one in members.infolist()) > most:
-                return {}
-            read = {name.removesuffix(".npy"): members.read(name) for name in members.namelist()}
-        return {name: np.load(io.BytesIO(content), allow_pickle=False) for name, content in read.items()}
-    except Exception:  # such as of no archive, pickles, passwords or absurd sizes: errors of a dozen kinds
-        return {}

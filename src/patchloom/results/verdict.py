@@ -66,7 +66,6 @@ class Health:
         return f"{self.verdict}: {self.why}." + (f" Next: {self.then}." if self.then else "")
 
     def plain(self) -> dict[str, Any]:
-        """Return values for JSON."""
         measure = None if self.measure is None else self.measure.plain()
         return vars(self) | {"verdict": self.verdict.value, "measure": measure}
 
@@ -175,11 +174,6 @@ class Signs:
         return self.finite and self.epoch > 0
 
     @property
-    def first_half(self) -> bool:
-        """Whether the run is in its first half."""
-        return not self.ended and self.epoch < self.epochs / 2
-
-    @property
     def solved(self) -> bool:
         """Whether nothing is left to learn; outputs of a network, which have further figures, are no fixed goal."""
         share = self.measure.to_beat.share
@@ -264,7 +258,8 @@ def early(s: Signs) -> Advice | None:
     if s.level.visible:
         return None
     longer = _longer(s) if s.ended else {}
-    if s.updates < _ENOUGH or s.first_half or s.gained is None:
+    first_half = not s.ended and s.epoch < s.epochs / 2
+    if s.updates < _ENOUGH or first_half or s.gained is None:
         return (f"it had {_updates(s)}" if s.ended else f"it has had {_updates(s)} so far"), longer
     since = level_of(s.gained)
     if since is Level.UNKNOWN:

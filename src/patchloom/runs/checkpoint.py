@@ -26,7 +26,6 @@ from patchloom.system.files import (
     BackgroundWork,
     regular,
     remove_leftovers,
-    run_interruptibly,
     write_error,
     write_whole,
 )
@@ -56,22 +55,16 @@ class SaveTimer:
         self.restart()
 
     def restart(self) -> None:
-        """Restart the present pause."""
         self._begun = time.perf_counter()
 
     @property
     def due(self) -> bool:
-        """Whether it is time for a checkpoint."""
         return time.perf_counter() - self._begun > self._pause
 
     def saved(self, seconds: float) -> None:
         """Record that training waited ``seconds`` for a checkpoint, and begin the next pause."""
         self._pause = min(self._longest, max(min(self._every, 2 * self._pause), SAVE_COST * seconds))
         self.restart()
-
-
-class DamagedCheckpoint(PatchloomError):
-    """A damaged checkpoint."""
 
 
 class Checkpoints:
@@ -89,7 +82,6 @@ class Checkpoints:
         self._writing: BackgroundWork | None = None
 
     def there(self) -> bool:
-        """Return whether there is a checkpoint."""
         return self.last.exists() or self.before.exists()
 
     def clean(self) -> None:
@@ -150,7 +142,7 @@ class Checkpoints:
                 if sum(one.nbytes for one in tensors.values()) < _LARGE:
                     save_file(tensors, path, metadata)
                 else:
-                    run_interruptibly(lambda: save_file(tensors, path, metadata))
+                    BackgroundWork(lambda: save_file(tensors, path, metadata)).wait()
                 self.check()  # again, since a large one takes a while
                 path.chmod(mode)  # safetensors makes files unreadable to others
             except SafetensorError as problem:  # it drops the errno, but keeps the text
@@ -166,15 +158,11 @@ class Checkpoints:
             raise write_error(self.last, problem) from problem
         self._sound = True
 
-    def weights(self) -> dict[str, Tensor]:
-        """Return the task's weights from the newest checkpoint that is intact, or too old for a checksum.
+    def newest(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return the weights and ``about`` of the newest checkpoint that is intact, or too old for a checksum.
 
         For a finished run with ``--patience``, these are the weights of its best measure.
         """
-        return self.newest()[0]
-
-    def newest(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return `weights` and the values that are stored beside the tensors."""
         if not self.there():
             raise PatchloomError(f"{self.last.parent.parent} has no checkpoint yet: let the run train first")
         tensors, about, _ = self.read(unsealed=True)
@@ -203,13 +191,22 @@ class Checkpoints:
             if not path.exists():
                 continue
             try:
-                tensors, about = _read(path, unsealed)
-            except DamagedCheckpoint as problem:
-                problems.append(str(problem))
+                with safe_open(regular(path), "pt") as file:
+                    found = file.metadata() or {}
+                    if "about" not in found or not (unsealed or "sha256" in found):
+                        raise ValueError(
+                            "it has no checksum, being older than November 2026: --from can load its weights"
+                        )
+                    tensors = read_tensors(file, file.keys())
+                if "sha256" in found and checksum(tensors, found["about"]) != found["sha256"]:
+                    raise ValueError("its checksum does not match")
+                about = _parse_about(found["about"])
+            except _UNREADABLE as problem:
+                problems.append(f"the checkpoint {path} is damaged ({' '.join(str(problem).split())})")
                 continue
             self._sound = not problems
             return tensors, about, problems
-        raise DamagedCheckpoint(
+        raise PatchloomError(
             f"{'; '.join(problems)}; {self.last.parent.parent} has no usable checkpoint: restore one from a copy, or "
             "begin again with another --out"
         )
@@ -227,7 +224,10 @@ def tensors_of(task: nn.Module, optimizer: torch.optim.Optimizer, wanted: bool =
         for key, value in state.items():
             found[f"{_OPTIMIZER}{key}.{names[id(weight)]}"] = torch.as_tensor(value)
     if wanted:
-        if _fit_twice(found.values()):
+        # copies have to fit besides all that steps have taken; torch rounds sizes up, and a step of another shape may
+        # need more
+        sizes = [math.inf if isinstance(one, DTensor) else one.nbytes for one in found.values() if one.is_cuda]
+        if sizes and _ROUNDED * sum(sizes) + _MARGIN < torch.cuda.mem_get_info()[0]:
             with suppress(torch.OutOfMemoryError):
                 return {name: value.detach().clone() for name, value in found.items()}
         return {name: _unsharded(value.detach()) for name, value in found.items()}
@@ -235,13 +235,6 @@ def tensors_of(task: nn.Module, optimizer: torch.optim.Optimizer, wanted: bool =
         if isinstance(value, DTensor):
             value.full_tensor()  # all processes gather it
     return {}
-
-
-def _fit_twice(tensors: Iterable[Tensor]) -> bool:
-    """Return whether a GPU has room for copies of its tensors, besides all that steps have taken; never if sharded."""
-    sizes = [math.inf if isinstance(one, DTensor) else one.nbytes for one in tensors if one.is_cuda]
-    # torch rounds sizes up, and a step of another shape may need more
-    return bool(sizes) and _ROUNDED * sum(sizes) + _MARGIN < torch.cuda.mem_get_info()[0]
 
 
 def weights_of(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -275,13 +268,14 @@ def restore(tensors: dict[str, Tensor], task: nn.Module, optimizer: torch.optim.
     # a decoder from an authors' file may store positions that others compute
     own = task.state_dict() | {name: one for name, one in task.named_buffers() if name in weights}
     if weights.keys() != own.keys():
+        sides = {"has": sorted(weights.keys() - own.keys()), "lacks": sorted(own.keys() - weights.keys())}
+        said = " and ".join(f"it {verb} {names[0]}" for verb, names in sides.items() if names)
         raise PatchloomError(
-            f"the checkpoint is of another task or model, or of another version ({_first_difference(weights, own)}): "
+            f"the checkpoint is of another task or model, or of another version ({said}): "
             "begin a new run from its encoder with --from RUN or --init RUN/encoder.safetensors"
         )
     try:
-        placed = {name: _as(own[name], value) if name in own else value for name, value in weights.items()}
-        task.load_state_dict(placed, strict=True)
+        task.load_state_dict({name: _as(own[name], value) for name, value in weights.items()}, strict=True)
     except (RuntimeError, ValueError) as problem:
         reason = " ".join(str(problem).split())
         raise PatchloomError(f"the checkpoint is of another task or model: {reason}") from problem
@@ -299,12 +293,6 @@ def restore(tensors: dict[str, Tensor], task: nn.Module, optimizer: torch.optim.
             elif fused:  # a fused optimiser keeps its step count on the device of the weight
                 value = value.to(weight.device)
             optimizer.state[weight][key] = value.clone()
-
-
-def _first_difference(found: Iterable[str], own: Iterable[str]) -> str:
-    foreign, absent = sorted(set(found) - set(own)), sorted(set(own) - set(found))
-    said = [f"it {verb} {names[0]}" for verb, names in (("has", foreign), ("lacks", absent)) if names]
-    return " and ".join(said)
 
 
 def _unsharded(value: Tensor) -> Tensor:
@@ -334,25 +322,7 @@ def _parse_about(text: str) -> dict[str, Any]:
     return about
 
 
-def _read(path: Path, unsealed: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    try:
-        with safe_open(regular(path), "pt") as file:
-            found = file.metadata() or {}
-            if "about" not in found or not (unsealed or "sha256" in found):
-                raise ValueError("it has no checksum, being older than November 2026: --from can load its weights")
-            tensors = read_tensors(file, file.keys())
-        if "sha256" in found and checksum(tensors, found["about"]) != found["sha256"]:
-            raise ValueError("its checksum does not match")
-        return tensors, _parse_about(found["about"])
-    except _UNREADABLE as problem:
-        reason = " ".join(str(problem).split())
-        raise DamagedCheckpoint(f"the checkpoint {path} is damaged ({reason})") from problem
-
-
 def all_finite(tensors: Iterable[Tensor]) -> bool:
     """Return whether all values in this process's shards of ``tensors`` are finite; waits for a GPU once."""
-    return bool(torch.stack([_local(one).isfinite().all() for one in tensors]).all())
-
-
-def _local(value: Tensor) -> Tensor:
-    return value.to_local() if isinstance(value, DTensor) else value
+    local = (one.to_local() if isinstance(one, DTensor) else one for one in tensors)
+    return bool(torch.stack([one.isfinite().all() for one in local]).all())

@@ -289,5 +289,4 @@ def named_extra_module(source: str | Path, use: Use, network: Network | None = N
         return None if module is None else ("instance_head.safetensors", module)
     if network == "teacher":
         source = _teacher_file(source)
-    path = format.extra_module_file(source, use)
-    return None if path is None else (path.name, format.load_module_file(path))
+    return format.load_extra_module(source, use)

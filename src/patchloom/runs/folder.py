@@ -39,7 +39,6 @@ from patchloom.system.files import (
     make_folder,
     no_link,
     read_text,
-    remove_leftovers,
     write_error,
     write_whole,
 )
@@ -193,7 +192,6 @@ class RunFolder:
         self.check_lock()
 
     def unlock(self) -> None:
-        """Release the lock."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -212,11 +210,6 @@ class RunFolder:
                 f"{self.path} was removed, moved or replaced during training (its .lock has changed), so the run has "
                 "stopped: move the folder back and run the same command again, or begin again with another --out"
             )
-
-    def tidy(self) -> None:
-        """Remove incomplete files of a killed process. The folder must be locked."""
-        remove_leftovers(self.path)
-        self.checkpoints.clean()
 
     def begin(
         self,
@@ -305,14 +298,22 @@ class RunFolder:
         write_checksummed(self.config, before | {name: value}, "\n".join([*lines, "", ""]))  # last: it counts
 
     def read_config(self) -> ResolvedSettings:
-        """Return the resolved settings."""
         if not self.config.exists():
             why = suggest_run(self.path) or f"{self.config.name} is missing"
             raise PatchloomError(f"{self.path} is not the folder of a run: {why}")
         check_links(self.path)
         values = read_checksummed(self.config)
-        try:
-            return _settings_from(values)
+        try:  # the file may have been edited
+            settings = ResolvedSettings(**typed_fields(ResolvedSettings, values))
+            settings = replace(settings, patch_size=compact(settings.patch_size))
+            settings.check()
+            model, task = settings.model["name"], settings.task["name"]
+            if not (isinstance(task, str) and plain_model(str(model).replace("-", "_"))):
+                raise ValueError(f"the task {str(task)[:40]!r} or the model {str(model)[:40]!r} has no name")
+            check_model_options({name: value for name, value in settings.model.items() if name != "name"})
+            if is_code(task) and task not in TASKS and Code.of(task).somewhere and not Code.of(task).digest:
+                raise ValueError(f"the task {task[:80]!r} has no digest")
+            return settings
         except (AttributeError, TypeError, KeyError, IndexError, ValueError, PatchloomError) as problem:
             raise PatchloomError(f"{self.config} is not a configuration that patchloom wrote: {problem}") from problem
 
@@ -357,7 +358,6 @@ class RunFolder:
         return found
 
     def read_stats(self) -> Stats:
-        """Return the stored statistics of the training data."""
         found = self.read_data()
         numbers = tuple(found["mean"]), tuple(found["std"]), found["height"], found["width"], found["sampled"]
         return Stats(*numbers, [], sound=sound_from(found.get("sound")))
@@ -371,11 +371,15 @@ class RunFolder:
         return text.strip() if text.strip() and text.endswith("\n") else None
 
     def unreadable_names(self) -> list[str]:
-        """Return the names of files that could not be read."""
         if not self.unreadable.exists():
             return []
-        # file names need not be UTF-8
-        return [name_in(line) for line in read_text(self.unreadable, errors="surrogateescape").splitlines()]
+        names = list[str]()
+        for line in read_text(self.unreadable, errors="surrogateescape").splitlines():  # names need not be UTF-8
+            name = line
+            with suppress(ValueError):
+                name = json.loads(line) if line.startswith('"') else line
+            names.append(name if isinstance(name, str) else line)
+        return names
 
     def note_skipped(self, line: str) -> None:
         """Append to the list of skipped updates, unless a killed run has written the same line already."""
@@ -385,9 +389,14 @@ class RunFolder:
             append(self.skipped, line + "\n")
 
     def write_metrics(self, rows: list[dict[str, str]]) -> None:
-        """Write ``metrics.csv`` with one row per logged step, from `metrics_row`."""
+        """Write ``metrics.csv`` with a `metrics_row` per logged step; later rows may have more columns."""
         self.check_lock()
-        write_metrics(self.metrics, rows)
+        text = io.StringIO()
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        write_whole(self.metrics, text.getvalue())
 
     def note_unreadable(self, names: list[str]) -> None:
         """Add names of unreadable files to the run's list, each once."""
@@ -397,47 +406,13 @@ class RunFolder:
             write_whole(self.unreadable, "".join(f"{line_of(name)}\n" for name in sorted({*there, *names})))
 
 
-def _settings_from(values: dict[str, Any]) -> ResolvedSettings:
-    """Build resolved settings from a file, and validate them, since the file may have been edited."""
-    settings = ResolvedSettings(**typed_fields(ResolvedSettings, values))
-    settings = replace(settings, patch_size=compact(settings.patch_size))
-    settings.check()
-    model, task = settings.model["name"], settings.task["name"]
-    if not (isinstance(task, str) and plain_model(str(model).replace("-", "_"))):
-        raise ValueError(f"the task {str(task)[:40]!r} or the model {str(model)[:40]!r} has no name")
-    check_model_options({name: value for name, value in settings.model.items() if name != "name"})
-    if is_code(task) and task not in TASKS and Code.of(task).somewhere and not Code.of(task).digest:
-        raise ValueError(f"the task {task[:80]!r} has no digest")
-    return settings
-
-
 def line_of(name: str) -> str:
     """Return a file's name as one line of ``unreadable.txt``; as a JSON string if it contains line breaks."""
     return name if name.splitlines() == [name] and name[0] != '"' else json.dumps(name)
 
 
-def name_in(line: str) -> str:
-    """Return the name in a line of `line_of`, or the line itself if it is no such string."""
-    try:
-        found = json.loads(line) if line.startswith('"') else line
-    except ValueError:
-        return line
-    return found if isinstance(found, str) else line
-
-
 def metrics_row(values: dict[str, float | int]) -> dict[str, str]:
-    """Format a row of ``metrics.csv``."""
     return {name: f"{value:.6g}" if isinstance(value, float) else str(value) for name, value in values.items()}
-
-
-def write_metrics(path: Path, rows: list[dict[str, str]]) -> None:
-    """Write ``metrics.csv`` with one row per logged step; later rows may have more columns."""
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_whole(path, text.getvalue())
 
 
 def read_metrics(path: Path) -> dict[str, np.ndarray]:
@@ -473,7 +448,6 @@ def curves_of(columns: dict[str, np.ndarray], name: str) -> dict[str, tuple[np.n
 
 
 def usual_folder(data: DataLike, task: str, recipe: str | None = None) -> Path:
-    """Return the default folder of a run."""
     return Path("runs") / f"{data_slug(data)}-{recipe or label(task)}"
 
 

@@ -62,7 +62,6 @@ class HeldOut(NamedTuple):
         return f"{what} were held out of this run, but {weights}."
 
     def plain(self) -> dict[str, Any]:
-        """Return plain values for YAML."""
         return {
             "held_out": self.indices.tolist(),
             "held_out_copies": self.copies.tolist(),
@@ -76,15 +75,31 @@ def choose_held_out(asked: Settings, source: Source) -> tuple[HeldOut, Record]:
 
     Images that no earlier run trained on are preferred, so there may be fewer than asked for.
     """
-    before, start = _record_before(asked), " and ".join(asked.weights_before)
+    before, start = no_record(), " and ".join(asked.weights_before)
+    for name in asked.weights_before:
+        record = read_record(RunFolder(name).trained_on) if name == asked.from_run else record_of(name)
+        record = record or no_record(name)
+        before = before.and_trained_on(record.contents, name)
+        for unknown in record.unknown:
+            before = before.and_trained_on(None, unknown)
     contents = source.contents()
     known = not before.unknown and contents is not None and comparable(contents, before.contents)
     indices, copies = _drawn(asked, source, before.contents)
     found = HeldOut(indices, copies, "", start, contents is not None)
     if contents is not None and np.isin(contents[indices], before.contents).any():
         found = found._replace(doubt="trained")
-    elif start and len(indices) and not (known and contents is not None and _known_again(asked, contents, before)):
-        found = _as_there(asked, source) or found._replace(doubt="unknown")
+    elif start and len(indices):
+        runs = [RunFolder(one) for one in asked.weights_before if Path(one).is_dir()]
+        same = any(run.config.exists() and run.read_config().data == asked.data for run in runs)
+        # files of the same data that were written anew would all seem new
+        if not known or (same and contents is not None and not np.isin(contents, before.contents).any()):
+            found = found._replace(doubt="unknown")
+            # without content digests, the split of the previous run is reused if the data are the same
+            if asked.from_run is not None and len(asked.weights_before) == 1 and contents is None:
+                folder = RunFolder(asked.from_run)
+                there = stored_held_out(folder, folder.read_config(), source)
+                if not there.doubt and folder.read_data()["fingerprint"] == source.fingerprint():
+                    found = there._replace(start=asked.from_run)
     trained_on = np.setdiff1d(np.arange(len(source)), np.concatenate([found.indices, found.copies]))
     return found, before.and_trained_on(None if contents is None else contents[trained_on], source.name)
 
@@ -144,18 +159,23 @@ def record_of(source: str | Path) -> Record | None:
     """Return the record of what an encoder was trained on; None if there is none."""
     if unfinished_run(source) is not None:
         return read_record(RunFolder(source).trained_on)
-    return None if has_no_folder(source) else _record_beside(weights_file(source))
-
-
-def count_seen(source: str | Path, test: Source) -> int | None:
-    """Return the number of test images that an encoder was trained on; None if that is not known."""
-    record = record_of(source)
-    return None if record is None or record.unknown else copies_among(test, record.contents)
+    if has_no_folder(source):
+        return None
+    encoder = weights_file(source)
+    card = card_of(encoder)
+    if card is None or not card.trained_on:
+        return None
+    for folder in list(encoder.parents)[:2]:  # a teacher is in a folder of the run
+        beside = RunFolder(folder).trained_on
+        if digest_of_record(beside) == card.trained_on:
+            return read_record(beside)
+    return None
 
 
 def describe_seen(source: str | Path | None, test: Source, labels: bool = True) -> str:
     """Return a clause on whether an encoder was trained on test images that were split off its own data, perhaps."""
-    seen, noun = None if source is None else count_seen(source, test), test.noun
+    record, noun = None if source is None else record_of(source), test.noun
+    seen = None if record is None or record.unknown else copies_among(test, record.contents)
     unseen = ", without their labels" if labels else ""
     if seen is None:
         return f"pre-training may have seen those {noun}{unseen}"
@@ -175,13 +195,11 @@ def seen_in_pretraining(source: str | Path, test: Source) -> str:
 
 
 def held_out_count(settings: Settings, source: Source) -> int:
-    """Return the number of images of ``source`` to hold out."""
     share = default_held_out_share(len(source))[0] if settings.held_out == "auto" else settings.held_out
     return min(round(share * len(source)), MAX_HELD_OUT)
 
 
 def split_seed(settings: Settings) -> int:
-    """Return the random seed of the held-out split."""
     return settings.seed if settings.split_seed is None else settings.split_seed
 
 
@@ -191,45 +209,3 @@ def with_share(settings: Settings, n: int, noun: str = "images") -> tuple[Settin
         return settings, {}
     share, why = default_held_out_share(n, noun)
     return replace(settings, held_out=share), {"held_out": why}
-
-
-def _record_before(asked: Settings) -> Record:
-    """Return the record of the images that the initial weights and a frozen teacher were trained on."""
-    found = no_record()
-    for source in asked.weights_before:
-        of_run = source == asked.from_run
-        record = read_record(RunFolder(source).trained_on) if of_run else record_of(source)
-        record = record or no_record(source)
-        unknown = dict.fromkeys([*found.unknown, *record.unknown])
-        found = Record(np.unique(np.concatenate([found.contents, record.contents])), tuple(unknown))
-    return found
-
-
-def _known_again(asked: Settings, contents: np.ndarray, before: Record) -> bool:
-    """Return whether images can be recognised in the earlier record: files written anew would all seem new."""
-    runs = [RunFolder(source) for source in asked.weights_before if Path(source).is_dir()]
-    if not any(run.config.exists() and run.read_config().data == asked.data for run in runs):
-        return True
-    return bool(np.isin(contents, before.contents).any())
-
-
-def _record_beside(encoder: Path) -> Record | None:
-    """Return the record beside an encoder's file, if it belongs to that file."""
-    card = card_of(encoder)
-    if card is None or not (digest := card.trained_on):
-        return None
-    # a teacher is in a folder of the run
-    places = [RunFolder(folder).trained_on for folder in list(encoder.parents)[:2]]
-    path = next((place for place in places if digest_of_record(place) == digest), None)
-    return None if path is None else read_record(path)
-
-
-def _as_there(asked: Settings, source: Source) -> HeldOut | None:
-    """Return the held-out split of the previous run, if it can be reused for data without content digests."""
-    if asked.from_run is None or len(asked.weights_before) > 1 or source.contents() is not None:
-        return None
-    folder = RunFolder(asked.from_run)
-    there = stored_held_out(folder, folder.read_config(), source)
-    if there.doubt or "held_out" not in (found := folder.read_data()) or found["fingerprint"] != source.fingerprint():
-        return None
-    return there._replace(start=asked.from_run)

@@ -67,7 +67,6 @@ class RunData:
 
     @property
     def epoch(self) -> float:
-        """Progress in epochs."""
         done = self.metrics.get("epoch", np.empty(0))
         by_rows = float(done[np.isfinite(done)].max()) if np.isfinite(done).any() else 0.0
         steps = self.about.get("steps") or 0
@@ -75,7 +74,6 @@ class RunData:
 
     @property
     def finished(self) -> bool:
-        """Whether the run is finished."""
         return self.summary is not None
 
     @cached_property
@@ -90,7 +88,6 @@ class RunData:
 
     @property
     def modality(self) -> Modality:
-        """Kind of data that the run was trained on."""
         return modality_of(self.sound)
 
     def curves(self, column: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -98,7 +95,6 @@ class RunData:
         return curves_of(self.metrics, column)
 
     def state(self, now: float | None = None) -> str:
-        """Describe the progress of the run."""
         if self.finished:
             return "finished"
         silent = (time.time() if now is None else now) - self.last_written()
@@ -181,7 +177,6 @@ _PAGE = "report.html"  # written by a comparison when it ends
 
 
 def is_comparison(folder: Path) -> bool:
-    """Return whether a folder holds a comparison."""
     return (folder / COMPARISON).is_file()
 
 
@@ -192,26 +187,21 @@ def expand_runs(given: Sequence[Path]) -> tuple[list[Path], list[str]]:
         its = [folder]
         if is_comparison(folder):
             its = [run for run in sorted(folder.iterdir()) if RunFolder(run).config.is_file()]
-            said.append(_describe_comparison(folder, its))
+            if not its:
+                raise PatchloomError(f"no run of the comparison {folder} has begun: wait until one trains")
+            plan = read_checksummed(folder / COMPARISON)
+            try:
+                planned = len(plan["arms"]) * int(plan["asked"]["seeds"])
+            except (KeyError, TypeError, ValueError) as problem:
+                raise PatchloomError(
+                    f"{folder / COMPARISON} is not the plan of a comparison: give the folders of its runs"
+                ) from problem
+            there, finished = len(its), sum(RunFolder(run).read_summary() is not None for run in its)
+            ended = finished if finished < there else "all of them"
+            where = f"; its results are in {_PAGE}" if (folder / _PAGE).is_file() else ""
+            said.append(
+                f"Comparison {folder.absolute().name}: {there} of {max(there, planned)} runs have begun, {ended} "
+                f"finished{where}."
+            )
         runs += its
     return runs, said
-
-
-def _describe_comparison(folder: Path, its: Sequence[Path]) -> str:
-    """Return a sentence about the number of a comparison's runs and the file with its results."""
-    if not its:
-        raise PatchloomError(f"no run of the comparison {folder} has begun: wait until one trains")
-    plan = read_checksummed(folder / COMPARISON)
-    try:
-        planned = len(plan["arms"]) * int(plan["asked"]["seeds"])
-    except (KeyError, TypeError, ValueError) as problem:
-        raise PatchloomError(
-            f"{folder / COMPARISON} is not the plan of a comparison: give the folders of its runs"
-        ) from problem
-    there, finished = len(its), sum(RunFolder(run).read_summary() is not None for run in its)
-    ended = finished if finished < there else "all of them"
-    where = f"; its results are in {_PAGE}" if (folder / _PAGE).is_file() else ""
-    return (
-        f"Comparison {folder.absolute().name}: {there} of {max(there, planned)} runs have begun, {ended} "
-        f"finished{where}."
-    )

@@ -22,7 +22,7 @@ from patchloom.options.pretrain import Adapt, Compile, PositionKind, PretrainOpt
 from patchloom.options.recipes import Border
 from patchloom.options.values import dotted
 from patchloom.recipes import recipe_named
-from patchloom.sizes import PatchSize, compact, in_pixels
+from patchloom.sizes import PatchSize, compact, in_pixels, to_pair
 from patchloom.tasks import AUTO, task_class, task_name, usual_task, with_defaults
 from patchloom.tasks.custom import Code, is_code, is_loaded, label, only_here, refuse_changed
 
@@ -69,7 +69,6 @@ class Settings(PretrainOptions):
             )
 
     def plain(self) -> dict[str, Any]:
-        """Return plain values for YAML."""
         values = asdict(self)
         for name in ("img_size", "patch_size", "betas"):
             if isinstance(values[name], tuple):
@@ -82,7 +81,6 @@ class Settings(PretrainOptions):
         return tuple(one for one in (self.from_run or self.init, self.task.get("features_of")) if one)
 
     def resolved(self, **chosen: Any) -> ResolvedSettings:
-        """Return resolved settings with the ``chosen`` values for ``auto``."""
         return ResolvedSettings(**{field.name: getattr(self, field.name) for field in fields(self)} | chosen)
 
 
@@ -124,14 +122,12 @@ class ResolvedSettings(Settings):
             raise ValueError(f"{left[0]} is auto in resolved settings")
 
     def encoder_spec(self) -> EncoderSpec:
-        """Return the specification of the encoder."""
         return encoder_spec(self.model, self.img_size, self.patch_size, self.channels, self.positions)
 
 
 def encoder_spec(
     model: Mapping[str, Any], img_size: tuple[int, int], patch_size: PatchSize, channels: int, positions: PositionKind
 ) -> EncoderSpec:
-    """Return the specification of an encoder from a model's name, options and sizes."""
     sizes = {name: value for name, value in model.items() if name != "name" and value is not None}
     return EncoderSpec(model["name"], img_size, patch_size, channels, positions, sizes)
 
@@ -143,7 +139,6 @@ def why_task(data: DataLike, task: TaskLike, recipe: str | None = None, noun: st
 
 
 def request(data: DataLike, task: TaskLike, settings: dict[str, Any]) -> Settings:
-    """Build and check the settings that the user gave."""
     given = dict(settings)
     chosen = dict(task) if isinstance(task, Mapping) else {"name": task}
     model = given.pop("model", {})
@@ -161,20 +156,16 @@ def request(data: DataLike, task: TaskLike, settings: dict[str, Any]) -> Setting
         given["epochs"] = int(given["epochs"])  # as on the command line
     if isinstance(given.get("log"), list | tuple):
         given["log"] = ",".join(map(str, given["log"]))  # as on the command line
-    size = given.get("img_size", "auto")
-    if isinstance(size, int):
-        given["img_size"] = (size, size)
+    if isinstance(given.get("img_size"), int):
+        given["img_size"] = to_pair(given["img_size"])
     for name in ("img_size", "patch_size", "betas"):
         if isinstance(given.get(name), list | tuple):
             given[name] = tuple(map(to_plain_value, given[name]))
-    size = given.get("patch_size", "auto")
-    if conforms(size, tuple[int, int]):
-        given["patch_size"] = compact(size)
+    if conforms(given.get("patch_size"), tuple[int, int]):
+        given["patch_size"] = compact(given["patch_size"])
     for name in ("from_run", "init"):
-        if isinstance(given.get(name), Path):
-            given[name] = str(given[name])
-        if isinstance(given.get(name), str) and Path(given[name]).exists():
-            given[name] = str(Path(given[name]).absolute())
+        if isinstance(place := given.get(name), str | Path):
+            given[name] = str(Path(place).absolute() if Path(place).exists() else place)
     if chosen.get("name") == AUTO:
         chosen["name"] = usual_task(data)[0]
     elif "name" in chosen:

@@ -30,27 +30,20 @@ from patchloom.tasks.task import Task
 
 
 def run_card(settings: ResolvedSettings, stats: Stats, folder: RunFolder) -> EncoderCard:
-    """Return the card of the encoder of a run."""
     task, license = label(settings.task["name"]), ""
     if folder.start.is_file():
         license = read_encoder_card(folder.start).license
     elif settings.init or settings.from_run:  # not stored yet, or by a version that stored none
         license = UNKNOWN_LICENSE
-    license = join_licenses(license, _teacher_license(settings))
+    if isinstance(source := settings.task.get("features_of"), str):
+        try:
+            with from_cache_alone(True):
+                of_teacher = Weights(source).stated.license
+        except (PatchloomError, OSError):  # moved since the training
+            of_teacher = UNKNOWN_LICENSE
+        license = join_licenses(license, of_teacher)
     spec = settings.encoder_spec()
     return EncoderCard(spec, stats.mean, stats.std, task, folder.name, sound=stats.sound, license=license)
-
-
-def _teacher_license(settings: ResolvedSettings) -> str:
-    """Return the licence that the source of a frozen teacher states; "" without one."""
-    source = settings.task.get("features_of")
-    if not isinstance(source, str):
-        return ""
-    try:
-        with from_cache_alone(True):
-            return Weights(source).stated.license
-    except (PatchloomError, OSError):  # moved since the training
-        return UNKNOWN_LICENSE
 
 
 def prepare_task(
@@ -139,7 +132,14 @@ def load_task(run: str | Path, task: TaskLike | None = None) -> LoadedTask:
     """Load the task of a run in eval mode, with the weights of its last checkpoint."""
     folder = RunFolder(run)
     settings = folder.read_config()
-    settings = replace(settings, task=settings.task | {"name": _found_again(folder, settings.task["name"], task)})
+    name = stored = settings.task["name"]
+    if task is None:
+        refuse_untyped(stored, folder.path)
+    else:
+        name = task_name(task)
+        if name != stored and same_task(name, stored):
+            print_line(f"{Code.of(name).typed} has changed since {folder.path} was trained with it", file=sys.stderr)
+    settings = replace(settings, task=settings.task | {"name": name})
     why = f"{folder.path} names them, and patchloom does not download what the files of a run name"
     with from_cache_alone(True, why):  # weights of a teacher, which an untrusted run may name
         prepared = prepare_task(settings, folder.read_stats())
@@ -153,29 +153,13 @@ def newest_card(folder: RunFolder, settings: ResolvedSettings, about: Mapping[st
     card = run_card(settings, folder.read_stats(), folder)
     if folder.encoder.exists():
         return card
-    reached = step_of(about)
+    reached = f"step {step_of_weights(about):,} of {about.get('steps', 0):,}"
     best = "with the weights of its best measure, at " if is_best(about) else ""
     note = f"The run {folder.path} is not finished: this is its newest checkpoint, {best}{reached}."
     return replace(card, name=f"{card.name} ({reached})", note=note)
-
-
-def step_of(about: Mapping[str, Any]) -> str:
-    """Describe the step of a checkpoint's weights, such as "step 50 of 100"."""
-    return f"step {step_of_weights(about):,} of {about.get('steps', 0):,}"
 
 
 def step_of_weights(about: Mapping[str, Any]) -> int:
     """Return the step of the weights of `Checkpoints.newest`: for a finished run with ``--patience``, the best one."""
     step: int = about["best"]["step"] if is_best(about) else about["step"]
     return step
-
-
-def _found_again(folder: RunFolder, stored: str, task: TaskLike | None) -> str:
-    """Return the name of a run's task: ``stored``, if its code may be run, or that of the given ``task``."""
-    if task is None:
-        refuse_untyped(stored, folder.path)
-        return stored
-    name = task_name(task)
-    if name != stored and same_task(name, stored):
-        print_line(f"{Code.of(name).typed} has changed since {folder.path} was trained with it", file=sys.stderr)
-    return name

@@ -27,10 +27,9 @@ from patchloom.errors import PatchloomError
 PROC, GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 
-def loaded_libraries(name: str) -> set[str]:
-    """Return the paths of the libraries of this process that have ``name`` in their path; none on other systems."""
-    lines = _lines(Path("/proc/self/maps"))
-    return {line.split(maxsplit=5)[-1] for line in lines if name in line}
+def openmp_libraries() -> set[str]:
+    """Return the paths of GNU's OpenMP libraries in this process, which torch brings on Linux."""
+    return {line.split(maxsplit=5)[-1] for line in _lines(Path("/proc/self/maps")) if "libgomp" in line}
 
 
 @cache

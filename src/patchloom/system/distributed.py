@@ -428,7 +428,7 @@ def _kill(processes: list[subprocess.Popen[bytes]]) -> None:
 def processes_here() -> int:
     """Return the number of the processes that train together on this machine."""
     found = _by_launcher()
-    return world() if found is None else found[1] if world() > 1 else 1
+    return world() if found is None or world() == 1 else found[1]
 
 
 def launched_processes() -> int:

@@ -162,17 +162,13 @@ def copy_tree(folder: Path, to: Path, left_out: Callable[[Path], bool]) -> None:
         if stat.S_ISDIR(mode):
             copy_tree(one, to / one.name, left_out)
         elif stat.S_ISREG(mode):
-            _copy_file(one, to / one.name)
-
-
-def _copy_file(path: Path, to: Path) -> None:
-    if path.suffix == ".safetensors":
-        with contextlib.suppress(OSError):  # a file system without hard links
-            os.link(path, to, follow_symlinks=False)
-            return
-    with open_regular(path) as file, to.open("xb") as copy:
-        shutil.copyfileobj(file, copy)
-    shutil.copystat(path, to, follow_symlinks=False)
+            if one.suffix == ".safetensors":
+                with contextlib.suppress(OSError):  # a file system without hard links
+                    os.link(one, to / one.name, follow_symlinks=False)
+                    continue
+            with open_regular(one) as file, (to / one.name).open("xb") as copy:
+                shutil.copyfileobj(file, copy)
+            shutil.copystat(one, to / one.name, follow_symlinks=False)
 
 
 def find_linked_folder(folder: Path) -> Path | None:
@@ -226,7 +222,10 @@ def move_whole(path: Path, to: Path) -> None:
 
 
 class BackgroundWork:
-    """Work in a thread, which ends with the program, or with its work."""
+    """Work in a thread, which ends with the program, or with its work.
+
+    It may last long without noticing signals, as when writing a large file; `wait` notices them.
+    """
 
     def __init__(self, work: Callable[[], object]) -> None:
         self._work = work
@@ -251,11 +250,6 @@ class BackgroundWork:
             self._thread.join(0.2)
         if self._problem is not None:
             raise self._problem
-
-
-def run_interruptibly(work: Callable[[], object]) -> None:
-    """Run ``work`` in a thread, since it may last long without noticing signals, as when writing a large file."""
-    BackgroundWork(work).wait()
 
 
 def write_sealed(path: Path, content: bytes) -> None:
@@ -383,7 +377,7 @@ def _flush(path: Path) -> None:
         if os.fstat(handle).st_size < _LARGE:
             os.fsync(handle)
         else:
-            run_interruptibly(lambda: os.fsync(handle))
+            BackgroundWork(lambda: os.fsync(handle)).wait()
     except OSError as problem:
         if problem.errno != errno.EINVAL:  # some file systems cannot flush folders
             raise

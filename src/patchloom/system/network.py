@@ -29,7 +29,10 @@ def why_offline() -> str:
 
 
 def why_unreachable(url: str) -> str:
-    """Return the reason why the host of a URL, or the proxy to it, cannot be reached; "" if it accepts a connection."""
+    """Return the reason why the host of a URL, or the proxy to it, cannot be reached; "" if it accepts a connection.
+
+    It has `ANSWERS_WITHIN` seconds.
+    """
     try:
         server = urlsplit(url)
     except ValueError:
@@ -42,11 +45,6 @@ def why_unreachable(url: str) -> str:
     if proxy and not urllib.request.proxy_bypass(host):
         through = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
         host, port = through.hostname or "", through.port or 80
-    return connection_fault(host, port)
-
-
-def connection_fault(host: str, port: int) -> str:
-    """Return the reason why no connection is made within `ANSWERS_WITHIN` seconds; "" if one is."""
     found: list[str] = []
 
     def ask() -> None:
@@ -95,19 +93,18 @@ _CLASSES = {
 def network_error(text: str, error: BaseException | None = None) -> PatchloomError:
     """Return the error with this message: a `TemporaryError` if what was asked of a network may work later.
 
+    A host without a name and an answer such as 403 or 404 do not pass.
+
     Args:
         text: message.
         error: the exception behind it; None: the hub does not answer (`why_offline`).
     """
-    passes = not constants.HF_HUB_OFFLINE if error is None else may_pass(error)
+    passes = not constants.HF_HUB_OFFLINE if error is None else _may_pass(error)
     return TemporaryError(text) if passes else PatchloomError(text)
 
 
-def may_pass(error: BaseException) -> bool:
-    """Return whether an exception, or one behind it, is a temporary fault of a network.
-
-    A host without a name and an answer such as 403 or 404 do not pass.
-    """
+def _may_pass(error: BaseException) -> bool:
+    """Return whether an exception, or one behind it, is a temporary fault of a network."""
     if constants.HF_HUB_OFFLINE and any(kind.__name__ == "OfflineModeIsEnabled" for kind in type(error).__mro__):
         return False
     for one in (chain := _chain(error)):

@@ -19,7 +19,7 @@ from functools import cache
 import torch
 
 from patchloom.system import load
-from patchloom.system.device import loaded_libraries, own_cores
+from patchloom.system.device import openmp_libraries, own_cores
 
 _EVERY = 0.5  # seconds between two looks at the load
 _BUSY = 0.25  # share of the cores that others use above which threads sleep
@@ -94,5 +94,5 @@ def _others() -> tuple[float, float] | None:
 
 def _libgomp() -> ctypes.CDLL | None:
     """Return the OpenMP library that torch has loaded, if it is GNU's."""
-    loaded = loaded_libraries("libgomp")
+    loaded = openmp_libraries()
     return ctypes.CDLL(loaded.pop()) if len(loaded) == 1 else None

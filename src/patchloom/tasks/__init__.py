@@ -10,9 +10,14 @@ import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from patchloom.errors import PatchloomError, check_type, hint_of, listing, suggestion
+from patchloom.errors import (
+    PatchloomError,
+    check_type,
+    listing,
+    suggestion,
+    unknown_option_error,
+)
 from patchloom.options.declare import AUTO, filled_task
-from patchloom.options.messages import unknown_option_error
 from patchloom.options.tasks import TASKS, Entry
 from patchloom.tasks.custom import full_name, is_code, label, load
 
@@ -111,7 +116,9 @@ def with_defaults(task: Mapping[str, Any]) -> dict[str, Any]:
             names = ", ".join(parameters)
             known = [f"task.{one}" for one in parameters]
             raise unknown_option_error(f"task.{option}", known, f"its options: {names}" if names else "it has none")
-        check_type(f"task.{option}", value, hint_of(parameters[option], hints))
+        default = parameters[option].default
+        otherwise = Any if default in (None, inspect.Parameter.empty) else type(default)
+        check_type(f"task.{option}", value, hints.get(option, otherwise))
     return {"name": name} | {option: given.get(option, one.default) for option, one in parameters.items()}
 
 

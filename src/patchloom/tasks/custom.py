@@ -11,6 +11,7 @@ import importlib
 import inspect
 import re
 import sys
+from contextlib import suppress
 from difflib import get_close_matches
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -154,7 +155,13 @@ def full_name(task: Any) -> str:
                 f"{code.file()} has changed since it was called {code.name}: to use the present version, leave out "
                 f"#{code.digest}"
             )
-        name = now.name if code.cls else _only_task(now).name
+        if not code.cls:
+            found = _tasks_in(_run(now))
+            if len(found) != 1:
+                there = f"the tasks {', '.join(found)}" if found else "no task"
+                raise PatchloomError(f"{now.place} has {there}: give one as FILE.py:CLASS")
+            now = now._replace(cls=found[0])
+        name = now.name
         _TYPED.add(name)
         return name
     known = next((name for name, cls in _HERE.items() if cls is task), None)
@@ -167,7 +174,9 @@ def full_name(task: Any) -> str:
             raise AttributeError
         code = code.with_digest()
     except (KeyError, AttributeError, PatchloomError):  # for example a class in a notebook
-        code = Code(_PROGRAM, task.__name__, _source_digest(task))
+        code = Code(_PROGRAM, task.__name__)
+        with suppress(OSError, TypeError):  # in an interactive session
+            code = code._replace(digest=_digest(inspect.getsource(task).encode()))
     _HERE[code.name] = task
     return code.name
 
@@ -195,14 +204,6 @@ def load(name: str) -> type[Task]:
 
     found = _HERE[name]
     return as_task(found) if is_bare_loss(found) else found
-
-
-def _only_task(code: Code) -> Code:
-    found = _tasks_in(_run(code))
-    if len(found) != 1:
-        there = f"the tasks {', '.join(found)}" if found else "no task"
-        raise PatchloomError(f"{code.place} has {there}: give one as FILE.py:CLASS")
-    return code._replace(cls=found[0])
 
 
 def _tasks_in(module: ModuleType) -> list[str]:
@@ -299,13 +300,6 @@ def _attribute(module: ModuleType, path: str) -> Any:
     for part in path.split("."):
         found = getattr(found, part)
     return found
-
-
-def _source_digest(task: type) -> str:
-    try:
-        return _digest(inspect.getsource(task).encode())
-    except (OSError, TypeError):  # in an interactive session
-        return ""
 
 
 def _digest(content: bytes) -> str:

@@ -16,7 +16,7 @@ from patchloom.patches.partition import random_partition
 from patchloom.questions.positions import DROPPOS_RATIOS, PositionPrediction, Positions, figure_3
 from patchloom.questions.question import Sheet
 from patchloom.sizes import share_of
-from patchloom.tasks.task import Task
+from patchloom.tasks.task import TaskWithoutPositions
 from patchloom.withhold.encoder_input import EncoderInput, all_patches, drop_positions, mask_patches
 
 
@@ -39,7 +39,7 @@ class JigsawHead(nn.Sequential):
         return super().forward(tokens[:, self.prefix :])
 
 
-class Jigsaw(Task):
+class Jigsaw(TaskWithoutPositions):
     """Prediction of the positions of patches that are seen without any position, after others were removed.
 
     Unlike `patchloom.tasks.mp3.MP3`, every patch that enters is a key and value, and the head is an MLP.
@@ -74,10 +74,6 @@ class Jigsaw(Task):
         visible, masked = random_partition(len(images), n, (k, n - k), generator, images.device)
         given = mask_patches(all_patches(images, n), visible, masked)
         return drop_positions(given, torch.arange(k, device=images.device).expand_as(visible))
-
-    def placeholders(self, given: EncoderInput, generator: torch.Generator | None = None) -> dict[str, Tensor]:
-        """Return zeros as the stand-in for withheld positions; withheld rotations are by no angle."""
-        return {"position_token": given.images.new_zeros(())}
 
     def draw(self, images: Tensor, generator: torch.Generator) -> list[Sheet]:
         """Draw the answers at the mask ratio of the training, then as in DropPos' Fig. 3 of images."""

@@ -24,14 +24,14 @@ from patchloom.options.declare import takes
 from patchloom.options.refusals import PAPERS
 from patchloom.options.tasks import LOCAOptions
 from patchloom.patches.partition import complement, random_partition
-from patchloom.patches.pictures import WITHHELD, paint_patches, put_together
+from patchloom.patches.pictures import paint_patches, put_together
 from patchloom.patches.tokens import gather_tokens, patchify
 from patchloom.questions.agreement import momentum_at
 from patchloom.questions.question import ROWS, Encoded, Measure, Outcome, Question, Sheet
 from patchloom.sizes import share_of
 from patchloom.system.distributed import draw, total, world
 from patchloom.tasks.defaults import AGREEMENT_UPDATES, momentum_for, teacher_momentum
-from patchloom.tasks.task import Task
+from patchloom.tasks.task import TaskWithoutPositions
 from patchloom.withhold.degrade import sample_affine
 from patchloom.withhold.encoder_input import EncoderInput, all_patches, drop_positions, mask_patches
 
@@ -129,7 +129,7 @@ class Location(Question):
         found = self.answer(encoded).argmax(-1)
         columns = {
             "reference": reference,
-            "seen by the head": paint_patches(reference, p, complement(given.targets["seen"], n), WITHHELD),
+            "seen by the head": paint_patches(reference, p, complement(given.targets["seen"], n)),
             "query": self.given_picture(given),
             "true places": put_together(given.images, p, given.visible, torch.where(inside, places, outside)),
             "predicted places": put_together(given.images, p, given.visible, torch.where(inside, found, outside)),
@@ -150,7 +150,7 @@ class Location(Question):
         ]
 
 
-class LOCA(Task):
+class LOCA(TaskWithoutPositions):
     """Location of the patches of a query crop, seen without positions, in a reference crop that a teacher sees.
 
     Args:
@@ -205,10 +205,6 @@ class LOCA(Task):
         given = mask_patches(all_patches(cut_boxes(images, query, g.size, mirrored), g.n), visible, masked)
         given = drop_positions(given, torch.arange(self.visible, device=device).expand_as(visible))
         return replace(given, targets=targets)
-
-    def placeholders(self, given: EncoderInput, generator: torch.Generator | None = None) -> dict[str, Tensor]:
-        """Return zeros as the stand-in for withheld positions; withheld rotations are by no angle."""
-        return {"position_token": given.images.new_zeros(())}
 
     def draw(self, images: Tensor, generator: torch.Generator) -> list[Sheet]:
         """Draw the query's patches in the reference."""

@@ -137,20 +137,20 @@ class LUT(Task):
         elif len(given.visible) != len(images):
             raise ValueError(f"the input has {len(given.visible)} rows for {len(images)} images in two views")
         encoded = self.encode(images, given)
-        outcomes = {"agreement": self._context(self.guesses(encoded), images, generator)}
+        guesses, agree = self.guesses(encoded), self.agreement
+        if agree.teacher is None:  # the heads run on one view after the other, as in `guesses`
+            whole = torch.stack([agree.target(self.encoder, view) for view in images.chunk(2)])
+            outcomes = {"agreement": agree.disagreement(torch.stack(guesses), whole, generator)}
+        else:
+            targets = reversed(agree.target(self.encoder, images).chunk(2))
+            losses = [agree.disagreement(*pair).loss for pair in zip(guesses, targets, strict=True)]
+            outcomes = {"agreement": Outcome((losses[0] + losses[1]) / 2, {})}
         if "pixels" in self.questions:
-            outcomes = {"pixels": self.questions["pixels"](first_images(encoded, len(one)), progress)} | outcomes
+            b, given = len(one), encoded.given
+            rows_of: dict[str, Any] = {name: rows[:b] for name, rows in vars(given).items() if isinstance(rows, Tensor)}
+            first = replace(encoded, images=one, given=replace(given, **rows_of), tokens=encoded.tokens[:b])
+            outcomes = {"pixels": self.questions["pixels"](first, progress)} | outcomes
         return self.weighted_sum(outcomes)
-
-    def _context(self, guesses: tuple[Tensor, ...], images: Tensor, generator: torch.Generator | None) -> Outcome:
-        """Return the loss of the ``guesses`` [b d] of two views, whose whole ``images`` are [2*b c h w]."""
-        if self.agreement.teacher is None:  # the heads run on one view after the other, as in `guesses`
-            whole = torch.stack([self.agreement.target(self.encoder, view) for view in images.chunk(2)])
-            return self.agreement.disagreement(torch.stack(guesses), whole, generator)
-        targets = self.agreement.target(self.encoder, images).chunk(2)
-        crossed = zip(guesses, reversed(targets), strict=True)
-        losses = [self.agreement.disagreement(*pair).loss for pair in crossed]
-        return Outcome((losses[0] + losses[1]) / 2, {})
 
     def guesses(self, encoded: Encoded) -> tuple[Tensor, ...]:
         """Predict the teacher's output [b d] for each of the two views.
@@ -182,11 +182,3 @@ class LUT(Task):
         neighbours = self.agreement.neighbours(self.encoder, images, student, seen, self.modality)
         sheets = [views_sheet(self.geometry, views, caption), neighbours]
         return sheets + (self.questions["pixels"].sheets(encoded) if "pixels" in self.questions else [])
-
-
-def first_images(encoded: Encoded, b: int) -> Encoded:
-    """Return the first ``b`` images of a batch."""
-    given = encoded.given
-    parts: dict[str, Any] = {name: one[:b] for name, one in vars(given).items() if isinstance(one, Tensor)}
-    parts["targets"] = {name: one[:b] for name, one in given.targets.items()}
-    return replace(encoded, images=encoded.images[:b], given=replace(given, **parts), tokens=encoded.tokens[:b])

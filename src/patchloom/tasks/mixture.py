@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from patchloom.questions.agreement import Agreement
 from patchloom.questions.features import Features
 from patchloom.questions.pixels import Restoration
 from patchloom.questions.positions import DROPPOS_RATIOS, MP3_RATIOS, Positions
-from patchloom.questions.question import Outcome, Question
+from patchloom.questions.question import Outcome
 from patchloom.tasks.defaults import (
     AGREEMENT_UPDATES,
     MOMENTUM,
@@ -78,28 +78,20 @@ class Mixture(Task):
         start = MOMENTUM
         if "agreement" in ask:
             start = teacher_momentum(self, options.momentum, options.agreement_loss)
-        builders: dict[str, Callable[[], Question]] = {
-            "pixels": lambda: self._pixels(options, band),
-            "positions": lambda: self._positions(options),
-            "features": lambda: self._features(options),
-            "agreement": lambda: Agreement(
-                encoder,
-                *agreement_heads(self, options.head_width, options.head_out, loss=options.agreement_loss),
-                start,
-                options.class_token,
-                build_instance_head(self, options.class_token, options.attention_blocks),
-                build_agreement_loss(
-                    self,
-                    options.agreement_loss,
-                    options.infonce_temperature,
-                    options.gaussian_weight,
-                    options.directions,
-                    "infonce_temperature",
-                ),
-            ),
-        }
         for name in ask:
-            self.questions[name] = builders[name]()
+            if name == "pixels":
+                self.questions[name] = self._pixels(options, band)
+            elif name == "positions":
+                self.questions[name] = self._positions(options)
+            elif name == "features":
+                self.questions[name] = self._features(options)
+            else:
+                loss = options.agreement_loss
+                heads = agreement_heads(self, options.head_width, options.head_out, loss=loss)
+                class_head = build_instance_head(self, options.class_token, options.attention_blocks)
+                weight, many = options.gaussian_weight, options.directions
+                by = build_agreement_loss(self, loss, options.infonce_temperature, weight, many, "infonce_temperature")
+                self.questions[name] = Agreement(encoder, *heads, start, options.class_token, class_head, by)
 
     def _pixels(self, options: MixtureOptions, band: tuple[float | None, BandTarget]) -> Restoration:
         """Build the question of Beyond Masking for masked and blank patches, or for all patches of a degraded image."""

@@ -23,13 +23,13 @@ from patchloom.questions.positions import (
 )
 from patchloom.questions.question import Sheet
 from patchloom.sizes import share_of
-from patchloom.tasks.task import Task
+from patchloom.tasks.task import TaskWithoutPositions
 from patchloom.withhold.encoder_input import EncoderInput, all_patches, drop_positions, limit_context
 
 RATIOS_DRAWN = (0.0, 0.25, 0.5, 0.75)
 
 
-class MP3(Task):
+class MP3(TaskWithoutPositions):
     """Prediction of the positions of all patches, with most patches barred from keys and values.
 
     Args:
@@ -44,7 +44,13 @@ class MP3(Task):
     def __init__(self, encoder: PlainViT, options: MP3Options) -> None:
         super().__init__(encoder, options)
         g = self.geometry
-        usual = _usual_ratio(g.n, g.p)
+        # of section 4.2; CIFAR-100 and Tiny ImageNet both have 64 patches, and those of 8 pixels show more, so that
+        # fewer suffice
+        usual = 0.5, "the paper's for CIFAR-100, few or small patches"
+        if g.n >= 100:
+            usual = 0.75, "the paper's for ImageNet, many patches"
+        elif g.n >= 64 and min(g.p) >= 8:
+            usual = 0.8, "the paper's for Tiny ImageNet, 64 patches of 8 pixels"
         self.context_mask_ratio = self.resolve_auto("context_mask_ratio", options.context_mask_ratio, *usual)
         self.known = min(share_of(g.n, options.known_positions), g.n - 1)
         head = PatchHead(g.width, g.n, g.prefix)
@@ -70,10 +76,6 @@ class MP3(Task):
         given = drop_positions(all_patches(images, n), dropped)
         return limit_context(given, context) if m < n else given
 
-    def placeholders(self, given: EncoderInput, generator: torch.Generator | None = None) -> dict[str, Tensor]:
-        """Return zeros as the stand-in for withheld positions; withheld rotations are by no angle."""
-        return {"position_token": given.images.new_zeros(())}
-
     def draw(self, images: Tensor, generator: torch.Generator) -> list[Sheet]:
         """Draw the answers at the trained η; of images also those at several η, and the paper's Figs. 14-15."""
         sheets = super().draw(images, generator)
@@ -93,15 +95,3 @@ class MP3(Task):
     def _answer(self, images: Tensor, generator: torch.Generator, **ratios: float) -> PositionPrediction:
         encoded = self.encode(images, self.given(images, generator, **ratios))
         return cast(Positions, self.questions["positions"]).predict(encoded)
-
-
-def _usual_ratio(n: int, p: tuple[int, int]) -> tuple[float, str]:
-    """Return the paper's η for ``n`` patches of ``p`` pixels (section 4.2), and the reason.
-
-    CIFAR-100 and Tiny ImageNet both have 64 patches. Those of 8 pixels show more than those of 4, so fewer suffice.
-    """
-    if n >= 100:
-        return 0.75, "the paper's for ImageNet, many patches"
-    if n >= 64 and min(p) >= 8:
-        return 0.8, "the paper's for Tiny ImageNet, 64 patches of 8 pixels"
-    return 0.5, "the paper's for CIFAR-100, few or small patches"

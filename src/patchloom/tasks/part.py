@@ -21,7 +21,7 @@ from patchloom.patches.tokens import patchify, unpatchify
 from patchloom.questions.question import ROWS, Encoded, Measure, Outcome, Question, Sheet
 from patchloom.sizes import share_of
 from patchloom.system.distributed import draw
-from patchloom.tasks.task import Task
+from patchloom.tasks.task import TaskWithoutPositions
 from patchloom.withhold.encoder_input import EncoderInput, all_patches, drop_positions, limit_context
 
 _FEWEST = 2048  # pairs; with 64 of them a trained copy of the program learnt too little
@@ -180,7 +180,7 @@ class Translations(Question):
         ]
 
 
-class PART(Task):
+class PART(TaskWithoutPositions):
     """Prediction of the translations between patches that are cut at random places, off any grid.
 
     Args:
@@ -227,10 +227,6 @@ class PART(Task):
         if self.context == n:
             return given
         return limit_context(given, random_partition(b, n, (self.context,), generator, device)[0])
-
-    def placeholders(self, given: EncoderInput, generator: torch.Generator | None = None) -> dict[str, Tensor]:
-        """Return zeros as the stand-in for withheld positions; withheld rotations are by no angle."""
-        return {"position_token": given.images.new_zeros(())}
 
     def draw(self, images: Tensor, generator: torch.Generator) -> list[Sheet]:
         """Draw the arrangement of the patches of the first images."""

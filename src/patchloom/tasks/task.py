@@ -19,7 +19,7 @@ from patchloom.nets.swin import Encoder, is_hierarchical
 from patchloom.options.refusals import PAPERS, refuse
 from patchloom.options.tasks import TaskOptions
 from patchloom.patches.partition import complement
-from patchloom.patches.pictures import WITHHELD, paint_patches
+from patchloom.patches.pictures import paint_patches
 from patchloom.questions.anchor import Anchor
 from patchloom.questions.question import ROWS, Encoded, Measure, Outcome, Question, Sheet
 from patchloom.withhold.encoder_input import EncoderInput, check_images
@@ -273,6 +273,14 @@ class Task(nn.Module, ABC):
         return next((modules for modules in found if modules), {})
 
 
+class TaskWithoutPositions(Task):
+    """Task whose patches enter without positions, and without a stand-in that is trained in their place."""
+
+    def placeholders(self, given: EncoderInput, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+        """Return zeros as the stand-in for withheld positions; withheld rotations are by no angle."""
+        return {"position_token": given.images.new_zeros(())}
+
+
 def _check_views(task: Task, views: tuple[Any, ...], named: Mapping[str, Any]) -> None:
     """Raise an error for views that are not those that the task's augmentation makes: number, shape and type.
 
@@ -319,7 +327,7 @@ def views_sheet(geometry: Geometry, views: dict[str, tuple[Tensor, Tensor | None
     for heading, (images, visible) in views.items():
         columns[heading] = images
         if visible is not None:
-            columns[heading] = paint_patches(images, geometry.p, complement(visible, geometry.n), WITHHELD)
+            columns[heading] = paint_patches(images, geometry.p, complement(visible, geometry.n))
     return Sheet(
         "views",
         caption,

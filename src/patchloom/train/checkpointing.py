@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from math import inf
+from math import inf, isnan
 from typing import Any
 
 from torch import Tensor
@@ -47,7 +47,6 @@ class BestMeasure:
         return cls(**typed_fields(cls, found), weights=best_of(tensors))
 
     def plain(self) -> dict[str, Any]:
-        """Return all values but the weights, as a checkpoint stores them."""
         return {"value": self.value, "step": self.step, "failed": self.failed, "chosen": self.chosen}
 
     def compare(self, step: int, measure: Measure, task: Task) -> None:
@@ -56,8 +55,9 @@ class BestMeasure:
         Every process must call this, because the weights may be sharded. The measure of the first process decides,
         because the last digits differ between GPUs.
         """
-        value = measure.value
-        if smallest(0 if rank() == 0 and self._beaten_by(value, measure.higher_is_better) else 1):
+        value, sign = measure.value, 1 if measure.higher_is_better else -1
+        beaten = not isnan(value) and (self.value is None or sign * value > sign * self.value)
+        if smallest(0 if rank() == 0 and beaten else 1):
             self.failed += 1
             return
         weights = whole_weights(task)
@@ -74,11 +74,6 @@ class BestMeasure:
     def out_of_patience(self, settings: ResolvedSettings) -> bool:
         """Return whether ``--patience`` measures in a row brought no improvement."""
         return settings.patience is not None and self.failed >= settings.patience
-
-    def _beaten_by(self, value: float, higher_is_better: bool) -> bool:
-        if value != value:  # nan
-            return False
-        return self.value is None or (value > self.value if higher_is_better else value < self.value)
 
 
 def describe_best(best: BestMeasure, step: int, steps: int, settings: ResolvedSettings) -> str:
@@ -108,7 +103,6 @@ def describe_best(best: BestMeasure, step: int, steps: int, settings: ResolvedSe
 
 
 def epoch_of(step: int, steps: int, settings: ResolvedSettings) -> str:
-    """Format a step as a number of epochs."""
     return f"{settings.epochs * step / steps:.4g}"
 
 
@@ -180,7 +174,6 @@ class TrainState:
         return cls(**known | {"results": results, "best": best, "measured": measured})
 
     def plain(self) -> dict[str, Any]:
-        """Return plain values for a checkpoint."""
         values = asdict(replace(self, best=BestMeasure(), measured=None))
         return values | {"best": self.best.plain(), "measured": self.measured and self.measured.plain()}
 
@@ -204,7 +197,6 @@ class TrainState:
 
     @property
     def factor(self) -> float:
-        """Factor of the learning rate."""
         return 0.5**self.setbacks
 
     def count(self, update: Update) -> bool:

@@ -52,7 +52,6 @@ def is_due(passed: int, time: float, progress: float) -> bool:
 
 
 def points_passed(time: float, progress: float) -> int:
-    """Return the number of points that are behind."""
     return sum(max(time, progress) >= point for point in _POINTS)
 
 

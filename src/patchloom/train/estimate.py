@@ -30,7 +30,8 @@ from patchloom.estimate import Estimate, count_step, scaled_seconds, time_steps,
 from patchloom.nets.build import on_meta, outline
 from patchloom.nets.compiling import compiling
 from patchloom.nets.lora import merged
-from patchloom.nets.performance import kept_bytes, patches_of
+from patchloom.nets.performance import kept_bytes
+from patchloom.nets.swin import patch_embedding
 from patchloom.options.pretrain import Compile
 from patchloom.runs.folder import RunFolder
 from patchloom.runs.settings import ResolvedSettings
@@ -119,7 +120,7 @@ def upper_bound_bytes(settings: ResolvedSettings, images: int) -> float:
     """Return a quick upper bound of the bytes of a step of ``images``, from the shapes of the encoder alone."""
     vit = outline(settings.encoder_spec())
     h, w = settings.img_size
-    tokens = patches_of(vit)
+    tokens = patch_embedding(vit).num_patches
     weights = sum(weight.numel() for weight in vit.parameters())
     tables = 2 * tokens**2  # of distances between any two patches
     pixels = 4 * images * settings.channels * h * w
@@ -240,20 +241,15 @@ def explain_errors(settings: ResolvedSettings) -> Iterator[None]:
     except (MemoryError, OSError, RuntimeError) as problem:
         sentence = lost_worker(problem) or disk_error(problem)
         if sentence is None and (need := memory_shortage(problem)):  # first: NCCL may report it, too
-            sentence = PatchloomError(too_little_memory(need, settings))
+            less = smaller_steps(settings) + ("" if settings.checkpointing else ", or try --checkpointing true")
+            sentence = PatchloomError(
+                f"out of memory at {settings.batch_size} images per step ({need}): {less}, with another --out"
+            )
         if sentence is None and is_peer_death(problem):
             sentence = TemporaryError(LOST)
         if sentence is None:
             raise
         raise sentence from problem
-
-
-def too_little_memory(need: str, settings: ResolvedSettings) -> str:
-    """Return the message for a step that does not fit; ``need`` states the required and the available memory."""
-    less = smaller_steps(settings)
-    if not settings.checkpointing:
-        less += ", or try --checkpointing true"
-    return f"out of memory at {settings.batch_size} images per step ({need}): {less}, with another --out"
 
 
 def smaller_steps(settings: ResolvedSettings) -> str:
@@ -490,9 +486,7 @@ def rounded(epochs: float) -> float:
     return int(short) if short == int(short) else short
 
 
-def forecast_rest(
-    settings: ResolvedSettings, training: Source, folder: RunFolder, kept: bool = False
-) -> Forecast | None:
+def forecast_rest(settings: ResolvedSettings, training: Source, folder: RunFolder, kept: bool) -> Forecast | None:
     """Forecast the rest of a resumed run from its pace so far; None if it has no checkpoint yet."""
     files = (folder.checkpoints.last, folder.checkpoints.before)
     written = [path.stat().st_size for path in files if path.exists()]

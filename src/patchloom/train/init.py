@@ -25,7 +25,7 @@ from patchloom.questions.identity import ImageHead
 from patchloom.results.claims import START
 from patchloom.runs.encoder import check_place, encoder_weights, unfinished_run
 from patchloom.runs.folder import RunFolder
-from patchloom.runs.settings import ResolvedSettings, Settings
+from patchloom.runs.settings import Settings
 from patchloom.runs.task import newest_card, run_card
 from patchloom.tasks.custom import same_task
 from patchloom.tasks.task import Task
@@ -48,17 +48,17 @@ class Start:
         self.asked = asked
         self.sentences: list[str] = []
         self.loaded: dict[str, Tensor] = {}
-        self.run: ResolvedSettings | None = None  # settings of the run whose checkpoint has the weights
+        self.source = asked.from_run or asked.init
         self.folder: RunFolder | None = None
         if asked.from_run is not None:
             self.folder = RunFolder(asked.from_run)
-            self.run = self.folder.read_config()
-            if not self.folder.checkpoints.there():
-                raise PatchloomError(f"{self.folder.path} has no checkpoint yet: let that run train first")
         elif asked.init is not None:
             check_place(asked.init)
             self.folder = unfinished_run(asked.init)
-            self.run = None if self.folder is None else self.folder.read_config()
+        # settings of the run whose checkpoint has the weights
+        self.run = None if self.folder is None else self.folder.read_config()
+        if self.folder is not None and not self.folder.checkpoints.there():
+            raise PatchloomError(f"{self.folder.path} has no checkpoint yet: let that run train first")
 
     @cached_property
     def checkpoint(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -86,17 +86,16 @@ class Start:
             there = channels_of(images)
             if there != shape["channels"] and {there, shape["channels"]} != {1, 3}:
                 del shape["channels"]
-        source = asked.from_run or asked.init
         by_name = self.run is None and self._weights.kind == "bare" and asked.model["name"] != "auto"
         for name in ("patch_size", "positions", "img_size", "channels"):
             if name in shape and getattr(asked, name) == "auto":
                 # a fixed table shows in the weights themselves, and no model of timm has one
-                named = f"timm's {shape['name']}" if by_name and shape[name] != "sincos" else source
+                named = f"timm's {shape['name']}" if by_name and shape[name] != "sincos" else self.source
                 chosen[name], reasons[name] = shape[name], f"as in {named}"
         if asked.model["name"] == "auto":
             given = {name: value for name, value in asked.model.items() if name != "name" and value is not None}
             chosen["model"] = {**shape["options"], **given, "name": shape["name"]}
-            reasons["model"] = f"as in {source}"
+            reasons["model"] = f"as in {self.source}"
         return replace(asked, **chosen), reasons
 
     @cached_property
@@ -109,8 +108,8 @@ class Start:
         """Load the weights into an encoder; call it before a task is built, which may copy the encoder."""
         if self.run is not None and self.folder is not None:
             weights, about = self.checkpoint
-            own = f"the encoder of {self.asked.from_run or self.asked.init}"
-            done = load_published(vit, own, encoder_weights(weights), outline(self.run.encoder_spec()))
+            spec = outline(self.run.encoder_spec())
+            done = load_published(vit, f"the encoder of {self.source}", encoder_weights(weights), spec)
             self._refuse_random(vit, done)
             self.sentences += done.sentences()
             if note := newest_card(self.folder, self.run, about).note:
@@ -122,8 +121,14 @@ class Start:
             self.sentences += done.sentences()
             if shape is not None and self.asked.model["name"] == "auto":
                 self.sentences.append(shape.sentence())
-            self.sentences += self._statistics()
-        if is_first() and (self.asked.init is not None or self.asked.from_run is not None):
+            found, of = self._weights.statistics(self.asked.model["name"])
+            inferred = self._weights.program is not None or self._weights.kind == "bare"
+            if self.asked.normalization != "init" and found is not None and inferred:
+                how = f"this run uses --normalization {self.asked.normalization}"
+                self.sentences.append(
+                    f"As {of}, images of these weights are normalised by {statistics_in_words(*found)}; {how}."
+                )
+        if is_first() and self.source is not None:
             self.loaded = {name: weight.detach().clone() for name, weight in vit.state_dict().items()}
 
     def write(self, folder: RunFolder, card: EncoderCard) -> None:
@@ -139,16 +144,13 @@ class Start:
             card = replace(card, mean=found[0], std=found[1])
         vit = build_encoder(card.own_spec)
         vit.load_state_dict(self.loaded)
-        source = str(self.asked.from_run or self.asked.init)
-        card = replace(card, name=START, task=source, trained_on="", note="", license=self._license())
+        if self.folder is None or self.run is None:
+            license = self._weights.stated.license
+        else:  # that of the weights with which the run began
+            license = run_card(self.run, self.folder.read_stats(), self.folder).license
+        card = replace(card, name=START, task=str(self.source), trained_on="", note="", license=license)
         save_encoder(vit, card, folder.start)
         self.loaded = {}
-
-    def _license(self) -> str:
-        """Return the licence of the weights, for a run that of the weights that it began with."""
-        if self.folder is None or self.run is None:
-            return self._weights.stated.license
-        return run_card(self.run, self.folder.read_stats(), self.folder).license
 
     def _refuse_random(self, vit: Encoder, done: LoadedWeights) -> None:
         """Refuse an adaptation whose frozen weights would stay random."""
@@ -167,7 +169,6 @@ class Start:
 
         None if they are unknown, or are for another number of ``channels``; then the reason says so.
         """
-        source = self.asked.from_run or self.asked.init
         found: MeanStd | None = None
         if self.folder is not None:
             stats = self.folder.read_stats()
@@ -177,9 +178,9 @@ class Start:
         if found is None:
             name = self.asked.model["name"]
             tag = f", and timm's weights of {name} differ in these" if self._by_name and timm.is_model(name) else ""
-            return None, f"{source} does not name its mean and deviation{tag}"
+            return None, f"{self.source} does not name its mean and deviation{tag}"
         if len(found[0]) != channels:
-            return None, f"{source} is for images of {len(found[0])} channels, not {channels}"
+            return None, f"{self.source} is for images of {len(found[0])} channels, not {channels}"
         of = f"timm's for {self.asked.model['name']}" if self._by_name else "as the weights were trained"
         return found, f"{of}: {statistics_in_words(*found)}"
 
@@ -187,15 +188,6 @@ class Start:
     def _by_name(self) -> bool:
         """Whether only the name of a model tells how bare weights were trained."""
         return self.folder is None and self._weights.kind == "bare" and self._weights.program is None
-
-    def _statistics(self) -> list[str]:
-        """Return a sentence on the normalisation with which public weights were trained, if it is inferred."""
-        found, of = self._weights.statistics(self.asked.model["name"])
-        inferred = self._weights.program is not None or self._weights.kind == "bare"
-        if self.asked.normalization == "init" or found is None or not inferred:
-            return []
-        how = f"this run uses --normalization {self.asked.normalization}"
-        return [f"As {of}, images of these weights are normalised by {statistics_in_words(*found)}; {how}."]
 
     def load_task_weights(self, task: Task) -> None:
         """Load decoder, heads and teacher from a run of the same task, or from the authors' file.

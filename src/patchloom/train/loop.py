@@ -12,7 +12,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -143,7 +143,6 @@ class Run(Displayable):
     planned: Mapping[str, Any] | None = None
 
     def parts(self, width: int) -> list[str]:
-        """See `Displayable`."""
         return [Verbatim(f"Run {self.folder}"), self.summary]
 
     def plain(self) -> dict[str, Any]:
@@ -296,15 +295,6 @@ def note_skipped(
         return
     folder.note_skipped("\t".join([f"step {state.step}", why, *names]))
     reporter.say(f"  skipped step {state.step:,}: {why}; {folder.skipped} lists its {len(names)} images")
-
-
-class Queued(NamedTuple):
-    """Update that is queued on the device: its result, its steps, their forward passes, and its learning rate."""
-
-    update: Pending
-    todo: range
-    forwards: list[Forward]
-    rate: float
 
 
 _SAVE_EVERY = 60.0  # seconds between checkpoints, and up to ten times as long if they are slow to write
@@ -561,7 +551,9 @@ def train(
     with signals as stop, folder.checkpoints.finished(), ExitStack() as reading:
         journal.start(state)
         batches: Prefetcher | None = None
-        queue, begun = deque[Queued](), state.step  # updates that are not in ``state`` yet, and the steps with theirs
+        # updates on the device that are not in ``state`` yet: with their steps, forward passes and learning rate
+        queue = deque[tuple[Pending, range, list[Forward], float]]()
+        begun = state.step  # the steps with theirs
         while not state.is_finished(steps, settings):
             if batches is None:  # closed by `reading`: workers would live until garbage collection otherwise
                 augment = augment_of_readers(task, settings)
@@ -598,7 +590,7 @@ def train(
             if fabric.is_global_zero and seconds and piece is not None:
                 late = is_due(state.passed, journal.seconds() / seconds, piece.at(todo.stop))
             made = stepper.update(todo.stop, rate, forwards, (stop.asked, due, late))
-            queue.append(Queued(made, todo, forwards, rate))
+            queue.append((made, todo, forwards, rate))
             begun = todo.stop
 
             # ---- the results: on a GPU of the update before, while this one keeps it busy; of all updates, before
@@ -607,15 +599,15 @@ def train(
             kept = kept_epoch(todo, per_epoch, settings.keep_every)
             settled = begun == steps or bool(kept) or journal.needs_weights(todo)
             while queue and not diverged and (settled or len(queue) > stepper.ahead):
-                one = queue.popleft()
-                update = one.update.read()
+                made, steps_of_it, forwards, rate = queue.popleft()
+                update = made.read()
                 asked = [now or before for now, before in zip(update.answers, asked, strict=True)]
                 settled = settled or any(asked)
-                state.step = one.todo.stop
+                state.step = steps_of_it.stop
                 if not state.count(update):
-                    note_skipped(folder, state, source, one.forwards, update, reporter)
+                    note_skipped(folder, state, source, forwards, update, reporter)
                 diverged = state.in_a_row == _MAX_IN_A_ROW
-                journal.after_update(state, one.todo.start + 1, one.rate, sound=not diverged)
+                journal.after_update(state, steps_of_it.start + 1, rate, sound=not diverged)
             if kept and not diverged:  # before any checkpoint of these weights: a resumed run does not come back here
                 diverged = not keep_encoder(folder, stepper, validation.card, kept)
             stopping, due, late = asked

@@ -42,22 +42,15 @@ from patchloom.train.validation import Validation
 from patchloom.train.verdict import VerdictInputs, logged_knn
 
 
-class LinePart(NamedTuple):
-    """A part of a line.
+class Line(NamedTuple):
+    """A line of parts that are shortened to fit a width.
 
     Attributes:
-        forms: texts, the longest first; an empty one omits the part.
-        gives_way: priority of each form after the first; the lowest number in a line is shortened first.
+        parts: for each part its forms, the longest first, of which an empty one omits the part; and the priority of
+            each form after the first: the lowest number in a line is shortened first.
     """
 
-    forms: Sequence[str]
-    gives_way: Sequence[int] = ()
-
-
-class Line(NamedTuple):
-    """A line of parts that are shortened to fit a width."""
-
-    parts: tuple[LinePart, ...]
+    parts: tuple[tuple[Sequence[str], Sequence[int]], ...]
 
     def __str__(self) -> str:
         return self.fit(None)
@@ -65,7 +58,7 @@ class Line(NamedTuple):
     def fit(self, width: int | None) -> str:
         """Return the line in at most ``width`` columns: shorten the least important parts first, then cut the rest."""
         forms = [0] * len(self.parts)
-        turns = sorted((when, number) for number, part in enumerate(self.parts) for when in part.gives_way)
+        turns = sorted((when, number) for number, (_, gives_way) in enumerate(self.parts) for when in gives_way)
         text = self._with(forms)
         for _, number in turns:
             if width is None or len(text) <= width:
@@ -75,7 +68,7 @@ class Line(NamedTuple):
         return text[:width]
 
     def _with(self, forms: Sequence[int]) -> str:
-        return " · ".join(filter(None, (part.forms[form] for part, form in zip(self.parts, forms, strict=True))))
+        return " · ".join(filter(None, (texts[form] for (texts, _), form in zip(self.parts, forms, strict=True))))
 
 
 def wrap_columns(text: str, width: int) -> str:
@@ -207,12 +200,15 @@ class Reporter:
         """Print a line without writing it to the log."""
         if self.loud:
             self._shown = self.clock()
-            self._print(self._fitted(text) if self.terminal else visible(str(text)), "\n")
+            shown, width = visible(str(text)), shutil.get_terminal_size().columns
+            if self.terminal:
+                shown = visible(text.fit(width)) if isinstance(text, Line) else wrap_columns(shown, width)
+            self._print(shown, "\n")
 
     def flash(self, text: str | Line) -> None:
         """Show a line that the next one replaces, only on a terminal."""
         if self.loud and self.terminal:
-            line = text if isinstance(text, Line) else Line((LinePart((text,)),))
+            line = text if isinstance(text, Line) else Line((((text,), ()),))
             self._print(visible(line.fit(shutil.get_terminal_size().columns - 1)), "")
             self._live = True
             self._shown = self.clock()
@@ -234,10 +230,6 @@ class Reporter:
         if now - self._shown >= pause:
             self._shown, self._first_is_out = now, True
             self._print(visible(str(line())), "\n")  # not logged: its timing is not reproducible
-
-    def _fitted(self, text: str | Line) -> str:
-        width = shutil.get_terminal_size().columns
-        return visible(text.fit(width)) if isinstance(text, Line) else wrap_columns(visible(text), width)
 
     def _print(self, text: str, end: str) -> None:
         """Print, or discard all output from now on: a closed terminal or pipe must not end training."""
@@ -270,15 +262,14 @@ def measure_forms(measure: Result) -> list[str]:
 def progress_line(
     epoch: float, epochs: float, losses: str, measured: Sequence[str], time_left: Sequence[str], pace: Sequence[str]
 ) -> Line:
-    """Build the progress line."""
     digits = 1 if epochs >= 1 else 3
     return Line((
-        LinePart(time_left, (5,)),
-        LinePart((f"epoch {epoch:.{digits}f}/{epochs:g}", f"{epoch:.{digits}f}/{epochs:g}"), (7,)),
-        LinePart((*(measured or ("",) * 3), ""), (3, 6, 8)),
-        LinePart((losses, ""), (4,)),
-        LinePart((pace[0], ""), (2,)),
-        LinePart((pace[1], ""), (1,)),
+        (time_left, (5,)),
+        ((f"epoch {epoch:.{digits}f}/{epochs:g}", f"{epoch:.{digits}f}/{epochs:g}"), (7,)),
+        ((*(measured or ("",) * 3), ""), (3, 6, 8)),
+        ((losses, ""), (4,)),
+        ((pace[0], ""), (2,)),
+        ((pace[1], ""), (1,)),
     ))  # fmt: skip
 
 
@@ -366,7 +357,6 @@ class MetricsLog:
         return self._earlier + time.monotonic() - self._started
 
     def _measures_left(self, state: TrainState) -> float:
-        """Return the seconds of held-out measures to come."""
         return state.measuring * sum(step > state.step for step in self.validated)
 
     def before_the_first_step(self, state: TrainState) -> None:
@@ -378,28 +368,22 @@ class MetricsLog:
         columns = {}
         if self.measures:
             columns = self._measured(state, first=True)
-            self._check_finite()
+            assert self.measure is not None  # just taken
+            if spoilt := int((~self.measure.values.isfinite()).sum()):  # no training can mend it
+                task, noun = self.settings.task["name"], self.validation.task.modality.noun
+                remedy = "try --precision float32, or other initial weights"
+                if is_code(task):
+                    remedy = f"look for empty selections and divisions by zero in {label(task)}"
+                reason = (
+                    f"{self.measure.name} is not finite for {spoilt:,} of {len(self.measure.values):,} held-out {noun} "
+                    f"before the first step, because of the task or the data, not of the learning rate: {remedy}"
+                )
+                raise PatchloomError(reason) if self.reporter.loud else AlreadyReported(reason)
         state.rows.append(metrics_row({"step": 0, "epoch": 0.0, "images": 0} | columns))
         if not self.lacks_baselines(state):  # a tracker takes a row only once
             self.tracks.log_row(state.rows[-1])
         if state.measured is not None:
             self.reporter.say(f"before the first step: {measure_forms(state.measured)[0]}")
-
-    def _check_finite(self) -> None:
-        """Raise an error if the measure is not finite: no training can mend it."""
-        assert self.measure is not None  # just taken
-        spoilt = int((~self.measure.values.isfinite()).sum())
-        if not spoilt:
-            return
-        task, noun = self.settings.task["name"], self.validation.task.modality.noun
-        remedy = "try --precision float32, or other initial weights"
-        if is_code(task):
-            remedy = f"look for empty selections and divisions by zero in {label(task)}"
-        reason = (
-            f"{self.measure.name} is not finite for {spoilt:,} of {len(self.measure.values):,} held-out {noun} before "
-            f"the first step, because of the task or the data, not of the learning rate: {remedy}"
-        )
-        raise PatchloomError(reason) if self.reporter.loud else AlreadyReported(reason)
 
     def lacks_baselines(self, state: TrainState) -> bool:
         """Return whether the first row still lacks features and kNN of the untrained encoder, and of raw pixels.

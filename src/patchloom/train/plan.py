@@ -33,7 +33,7 @@ from patchloom.runs.training_set import no_record, read_record
 from patchloom.sizes import in_pixels
 from patchloom.system.device import Cores, cores
 from patchloom.system.distributed import world
-from patchloom.system.files import size_in_words
+from patchloom.system.files import remove_leftovers, size_in_words
 from patchloom.tasks import check_step_size
 from patchloom.tasks.custom import label
 from patchloom.tasks.task import Task
@@ -200,7 +200,6 @@ class Planner:
         return forecast_run(plan.settings, training, share, self.here, self.folder, timed)
 
     def store(self, plan: Plan) -> None:
-        """Store the plan in the run's folder."""
         settings, reasons, stats = plan.settings, plan.reasons, plan.stats
         held_out = {**plan.held_out.plain(), "effective_epochs": settings.epochs * plan.views}
         self.folder.begin(self.asked, settings, reasons, stats, plan.fingerprint, held_out, self.record)
@@ -208,7 +207,8 @@ class Planner:
 
     def _stored(self) -> Plan:
         self.folder.lock()
-        self.folder.tidy()
+        remove_leftovers(self.folder.path)  # of a killed process
+        self.folder.checkpoints.clean()
         settings, stats = self.folder.read_config(), self.folder.read_stats()
         if any(settings.task.get(name) != self.asked.task.get(name) for name in ("name", "features_of")):
             raise PatchloomError(
@@ -222,17 +222,16 @@ class Planner:
         check_step_size(settings.task, settings.batch_size, len(training))
         share_of_batch(settings.batch_size, len(training), self._processes())
         launch = {name: getattr(self.asked, name) for name in LAUNCH}
-        launch |= {"devices": self.here.processes} if self.asked.devices == "auto" else {}
-        settings = replace(settings, **launch)
-        number, why = default_workers(settings.device, self.here)
-        reasons: dict[str, str] = {}
+        if self.asked.devices == "auto":
+            launch["devices"] = self.here.processes
         moved, ended = self._elsewhere(), settings.epochs if self.longer() else 0
         reached = self.folder.checkpoints.progress()[0] / steps_per_epoch(len(training), settings.batch_size) or ended
         if moved:
-            settings = replace(settings, data=self.asked.data)
-        if ended and self.asked.epochs != "auto":
-            settings = replace(settings, epochs=self.asked.epochs)
-        now: dict[str, tuple[Any, str]] = {"workers": (number, why)}
+            launch["data"] = self.asked.data
+        if ended:
+            launch["epochs"] = self.asked.epochs
+        settings, reasons = replace(settings, **launch), dict[str, str]()
+        now: dict[str, tuple[Any, str]] = {"workers": default_workers(settings.device, self.here)}
         if self.asked.cache == "auto":
             now["cache"] = default_cache(settings.epochs, settings.img_size, stats, training)
         for name, (value, why) in now.items():  # affect the pace only
@@ -333,8 +332,7 @@ def announce(
     forecast: Forecast,
 ) -> list[str]:
     """Return the printed plan: data, values of ``auto``, initial weights, and forecast."""
-    lines: list[str] = []
-    s, say, held, whole = plan.settings, lines.append, plan.held_out, data.train
+    s, held, whole = plan.settings, plan.held_out, data.train
     training, held_out = held.parts(whole)
     counts = f"{len(training):,} {whole.noun} to train on, {len(held_out):,} held out"
     if not len(held_out):
@@ -342,31 +340,26 @@ def announce(
         counts += f":{why} nothing is measured, and there is no verdict; patchloom evaluate takes other images"
     if copies := len(held.copies):
         counts += f", {copies:,} exact copies of those left out"
-    say(f"{label(s.task['name'])} on {whole.name}: {counts}")
-    for line in describe_continuation(plan, folder):
-        say(f"  {line}")
-    for line in describe_recipe(s, len(training), whole.noun):
-        say(f"  {line}")
-    for line in (*data.notes, *plan.stats.noticed):
-        say(f"  {line}")
+    lines = [*describe_continuation(plan, folder), *describe_recipe(s, len(training), whole.noun)]
+    lines += [*data.notes, *plan.stats.noticed]
+    say = lines.append
     if plan.stats.channels and is_listed(plan.stats.channels):
-        lines += [f"  {line}" for line in TextTable.of(channel_rows(plan.stats.channels)).text(0).split("\n")]
+        lines += TextTable.of(channel_rows(plan.stats.channels)).text(0).split("\n")
     if whole.groups is not None and held_out.groups is not None and len(held_out):
         parts = [len(np.unique(source.groups)) for source in (held_out, whole) if source.groups is not None]
         named = f"{parts[0]:,}" if asked.group is None else some_groups(held_out, asked.group)
         few = f"; so few groups say little about others: add groups, not {whole.noun}" * (parts[0] < _FEW_GROUPS)
-        say(f"  held-out groups: {named} of {parts[1]:,}{few}")
-        if lacking := lacking_classes(training, held_out, "held-out"):
-            say(f"  {lacking}")
+        say(f"held-out groups: {named} of {parts[1]:,}{few}")
+        say(lacking_classes(training, held_out, "held-out"))
     if plan.doubt:
-        say(f"  warning: {plan.doubt}")
+        say(f"warning: {plan.doubt}")
     if not held.looked:
-        say(f"  not checked for exact copies among the {whole.noun}")
+        say(f"not checked for exact copies among the {whole.noun}")
     if held.doubt:
-        say(f"  {held.sentence(f'the validation {whole.noun}')}")
+        say(held.sentence(f"the validation {whole.noun}"))
     elif (start := held.start) and (more := held_out_count(asked, whole)) > len(held_out):
         say(
-            f"  only {len(held_out):,} of {more:,} {whole.noun} are held out: all others are copies, or the weights "
+            f"only {len(held_out):,} of {more:,} {whole.noun} are held out: all others are copies, or the weights "
             f"of {start} were trained on them"
         )
     wide = max([20, *map(len, plan.reasons)])
@@ -375,25 +368,17 @@ def announce(
         value = getattr(s, owner)[option] if owner else getattr(s, name)
         shown = value["name"] if name in ("model", "task") else in_pixels(value) if name.endswith("_size") else value
         shown = f"{shown:.4g}" if isinstance(shown, float) else shown
-        say(f"  {name:<{wide}} {shown!s:<12} ({why})")
+        say(f"{name:<{wide}} {shown!s:<12} ({why})")
     if lost := len(plan.stats.unreadable):
-        say(f"  {lost} of {lost + plan.stats.sampled} sampled files cannot be read, and are skipped")
-    for line in sentences:
-        say(f"  {line}")
+        say(f"{lost} of {lost + plan.stats.sampled} sampled files cannot be read, and are skipped")
+    lines += sentences
     each = share_of_batch(s.batch_size, len(training), plan.processes)
     if plan.processes > 1:
-        say(f"  {plan.processes} processes ({s.strategy}), {each} {whole.noun} per step each")
-    if line := describe_readers(task, s, each):
-        say(f"  {line}")
-    if line := effective(task, s.epochs):
-        say(f"  {line}")
-    say(f"  {describe_parameters(task, s)}")
-    for line in describe_adaptation(task, s):
-        say(f"  {line}")
-    for line in forecast.sentences():
-        say(f"  {line}")
-    say(f"  everything goes to {folder.path}")
-    return lines
+        say(f"{plan.processes} processes ({s.strategy}), {each} {whole.noun} per step each")
+    lines += [describe_readers(task, s, each), effective(task, s.epochs), describe_parameters(task, s)]
+    lines += [*describe_adaptation(task, s), *forecast.sentences(), f"everything goes to {folder.path}"]
+    about = f"{label(s.task['name'])} on {whole.name}: {counts}"
+    return [about, *(f"  {line}" for line in lines if line)]
 
 
 def describe_continuation(plan: Plan, folder: RunFolder) -> list[str]:

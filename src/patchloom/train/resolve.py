@@ -16,6 +16,7 @@ from patchloom.errors import PatchloomError
 from patchloom.nets.build import PRESETS, outline, rotates, swin_sizes
 from patchloom.nets.performance import check_native, choose_attention, choose_kernels
 from patchloom.options.declare import Auto
+from patchloom.options.refusals import refuse
 from patchloom.runs.held_out import with_share
 from patchloom.runs.settings import ResolvedSettings, Settings, encoder_spec
 from patchloom.sizes import PatchSize, in_pixels, to_pair
@@ -41,7 +42,6 @@ _WORTH_STORING, _MUCH_LARGER, _OFTEN = 128 * 128, 2, 4
 
 
 def default_device() -> tuple[str, str]:
-    """Choose the best device of this machine."""
     if torch.cuda.is_available():
         return "cuda", "a CUDA GPU was found"
     if torch.backends.mps.is_available():
@@ -179,8 +179,8 @@ def resolve(
     updates = max(1, steps_of(epochs, n, batch) // settings.accumulate)
     wanted = task.training_defaults(asked, updates) | task.data_defaults(asked, n, modality.noun)
     auto("weight_decay", *wanted.get("weight_decay", (0.05, "as MAE's")))
-    scratch = _blr(chosen.get("model", settings.model)["name"], min(batch, n) * settings.accumulate, swin is not None)
-    for name, value, why in _adaptation(settings, *scratch):
+    narrow = chosen.get("model", settings.model)["name"] in PRESETS and swin is None
+    for name, value, why in _adaptation(settings, narrow, min(batch, n) * settings.accumulate):
         if getattr(settings, name) in ("auto", None):
             chosen[name] = value
             if why:
@@ -213,8 +213,13 @@ def resolve(
     if not elsewhere and settings.compile in (True, "graphs") and (reason := cannot_compile(device)):
         said = str(settings.compile).lower()
         raise PatchloomError(f"--compile {said} cannot be used, because {reason}: leave it out")
-    if settings.compile == "graphs" and (reason := _cannot_replay(device, settings.accumulate, world)):
-        raise PatchloomError(f"--compile graphs {reason}: use --compile true, or leave it out")
+    if settings.compile == "graphs":  # whose gradients are overwritten by the next step
+        cannot = (
+            (device != "cuda", "needs a CUDA GPU"),
+            (settings.accumulate > 1, f"cannot add up the gradients of --accumulate {settings.accumulate}"),
+            (world > 1, "is for a single process"),
+        )
+        refuse((one, f"--compile graphs {why}: use --compile true, or leave it out") for one, why in cannot)
     resolved = settings.resolved(**chosen)
     resolved.check()  # given and chosen values may be incompatible
     peak = resolved.blr * min(batch, n) * resolved.accumulate / 256
@@ -224,15 +229,6 @@ def resolve(
             "per update / 256): lower it"
         )
     return resolved, reasons
-
-
-def _cannot_replay(device: str, accumulate: int, world: int) -> str | None:
-    """Return the reason why CUDA graphs cannot be used, whose gradients are overwritten by the next step."""
-    if device != "cuda":
-        return "needs a CUDA GPU"
-    if accumulate > 1:
-        return f"cannot add up the gradients of --accumulate {accumulate}"
-    return "is for a single process" if world > 1 else None
 
 
 def measure_data(settings: Settings, source: Source, sample: int = 1000) -> tuple[int, Stats]:
@@ -342,11 +338,16 @@ _HEADS_FIRST = 0.05  # of the steps; new heads send noise into the encoder until
 _LAST_BLOCKS = 2
 
 
-def _adaptation(settings: Settings, blr: float, why: str) -> list[tuple[str, Any, str]]:
-    """Choose rates and trained weights, gentle with ``--init``, with their reasons; ``blr`` is that from scratch.
+def _adaptation(settings: Settings, narrow: bool, batch: int) -> list[tuple[str, Any, str]]:
+    """Choose rates and trained weights, gentle with ``--init``, with their reasons, for ``batch`` images per update.
 
     A recipe keeps its own rates. Values without effect have no reason, and are not printed.
     """
+    blr, why = 1.5e-4, "MAE's"  # DropPos, Beyond Masking, ExtreMA and LUT have it, too; SimMIM and MP3 have others
+    if narrow:
+        blr, why = 4e-3, "narrow encoders and small batches need more than MAE's 1.5e-4"
+    elif batch < 1024:
+        blr, why = 1e-3, "small batches need more than MAE's 1.5e-4 for 4096"
     heads = not task_class(settings.task["name"]).only_encoder
     if not heads and settings.heads_first not in ("auto", 0):
         raise PatchloomError(f"{settings.task['name']} has no new parts to train first: leave out --heads_first")
@@ -366,11 +367,3 @@ def _adaptation(settings: Settings, blr: float, why: str) -> list[tuple[str, Any
         ("layer_decay", _LAYER_DECAY, "first blocks change least, as in lightly-train"),
         ("heads_first", *(first if heads else (0.0, ""))),
     ]
-
-
-def _blr(model: str, batch: int, swin: bool) -> tuple[float, str]:
-    if model in PRESETS and not swin:
-        return 4e-3, "narrow encoders and small batches need more than MAE's 1.5e-4"
-    if batch < 1024:
-        return 1e-3, "small batches need more than MAE's 1.5e-4 for 4096"
-    return 1.5e-4, "MAE's"  # DropPos, Beyond Masking, ExtreMA and LUT have it, too; SimMIM and MP3 have others

@@ -23,21 +23,6 @@ from patchloom.tasks.task import Task
 from patchloom.train.clock import Piece
 
 
-def adaptation_groups(task: Task, weight_decay: float, layer_decay: float) -> list[dict[str, Any]]:
-    """Return `parameter_groups` split by layer and by owner.
-
-    ``lr_scale`` is the layer's factor of the learning rate, and ``new`` tells parts of the task from the encoder.
-    """
-    free = {name for name, weight in task.named_parameters() if is_free(name, weight)}
-    own = {id(weight) for weight in task.encoder.parameters()}
-    found = []
-    for group in layer_groups(task, "encoder", free, weight_decay, layer_decay):
-        for new in (False, True):
-            if weights := [one for one in group["params"] if (id(one) not in own) == new]:
-                found.append({**group, "params": weights, "new": new})
-    return found
-
-
 def pretraining_optimizer(
     net: nn.Module,
     weight_decay: float,
@@ -49,12 +34,19 @@ def pretraining_optimizer(
     """Build AdamW, fused if the device supports it, with MAE's betas by default. The loop sets the learning rate.
 
     Only with layer decay, or if the heads train first, are there more groups than the two of `parameter_groups`: their
-    order affects the last digits of the gradient norm.
+    order affects the last digits of the gradient norm. Then they are split by layer, with ``lr_scale`` as its factor of
+    the learning rate, and by owner: ``new`` tells parts of the task from the encoder.
     """
     if layer_decay == 1 and not heads_first:
         groups = parameter_groups(net, weight_decay)
     else:
-        groups = adaptation_groups(cast(Task, net), weight_decay, layer_decay)
+        task, groups = cast(Task, net), []
+        free = {name for name, weight in task.named_parameters() if is_free(name, weight)}
+        own = {id(weight) for weight in task.encoder.parameters()}
+        for group in layer_groups(task, "encoder", free, weight_decay, layer_decay):
+            for new in (False, True):
+                if weights := [one for one in group["params"] if (id(one) not in own) == new]:
+                    groups.append({**group, "params": weights, "new": new})
     return build_optimizer(groups, "adamw", device, betas=betas)
 
 
@@ -210,7 +202,6 @@ class Stepper:
         return first if last is None else cosine_between(first, last, self.progress(step))
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Return the autocast context of the task."""
         return autocast(self.fabric.device.type, self.settings.precision)
 
     def forward(self, batch: Batch, step: int, window: range, generator: Shared) -> Forward:

@@ -133,14 +133,23 @@ class Validation:
 
     def _without_training(self, now: Mapping[str, float], device: torch.device) -> dict[str, float]:
         """Return the columns of the baselines; ``now`` has those of the encoder, which may be untrained."""
-        row = {"images:apart": self._image_deviation(device)}
-        pixels = None if self.gallery is None else self._raw_pixel_knn(device)
-        for name, untrained in (now if self.fresh else self._untrained(device)).items():
+        with torch.inference_mode():
+            row = {"images:apart": distance_from_mean(torch.cat([one.flatten(1) for one in self._featured(device)]))}
+        untrained, pixels = now, dict[str, float]()
+        if self.gallery is not None:
+            scale = self.card.mean, self.card.std
+            pixels = self._knn(
+                lambda source: pixel_features(source, self.size, *scale, **self._reading(source)), ["pixels"], device
+            )
+        if not self.fresh:
+            twin, head = untrained_twin(self.card, instance_head(self.task), self.seed)
+            untrained = self._features_of(twin.to(device), device)
+            untrained |= {} if self.gallery is None else self._knn_of(twin, self.card, head, device)
+        for name, value in untrained.items():
             if name in _BESIDE_UNTRAINED:
-                row[f"{name}:untrained"] = untrained
+                row[f"{name}:untrained"] = value
             elif name in ("knn", "instance_knn"):
-                assert pixels is not None  # there is a kNN column
-                row |= {f"{name}:untrained": untrained, f"{name}:raw pixels": pixels}
+                row |= {f"{name}:untrained": value, f"{name}:raw pixels": pixels["pixels"]}
         if self.gallery is not None and (start := self.start()) is not None:
             found = self._knn_of(*start, None, device)
             row |= {f"{name}:{START}": value for name, value in found.items()}
@@ -179,11 +188,6 @@ class Validation:
         }
         return {name: figure(features) if known else math.nan for name, figure in figures.items()}
 
-    @torch.inference_mode()
-    def _image_deviation(self, device: torch.device) -> float:
-        """Return the deviation of held-out images from their mean image, relative to that of all their pixels."""
-        return distance_from_mean(torch.cat([images.flatten(1) for images in self._featured(device)]))
-
     def _knn_of(
         self, vit: Encoder, card: EncoderCard, head: InstanceHead | None, device: torch.device
     ) -> dict[str, float]:
@@ -202,26 +206,11 @@ class Validation:
         )
         return {name: found[pooling] for name, pooling in poolings.items()}
 
-    def _untrained(self, device: torch.device) -> dict[str, float]:
-        """Return the columns of an untrained encoder, on the same images."""
-        twin, head = untrained_twin(self.card, instance_head(self.task), self.seed)
-        row = self._features_of(twin.to(device), device)
-        return row | (self._knn_of(twin, self.card, head, device) if self.gallery is not None else {})
-
-    def _raw_pixel_knn(self, device: torch.device) -> float:
-        """Return the kNN accuracy of raw pixels on the same images."""
-        scale = self.card.mean, self.card.std
-        pixels = self._knn(
-            lambda source: pixel_features(source, self.size, *scale, **self._reading(source)), ["pixels"], device
-        )
-        return pixels["pixels"]
-
     def _reading(self, source: Source) -> dict[str, Any]:
         """Return batch size and worker processes for one pass."""
         return {"batch_size": self.batch_size, "workers": 0 if source.in_memory else self.workers}
 
     def _measure(self, device: torch.device) -> Measure:
-        """Return the task's measure on all held-out images."""
         generator = torch.Generator().manual_seed(self.seed)
         found, indices = [], []
         h, w = self.task.augment.size  # larger than the encoder's input if the task shows it a part of the image
@@ -253,7 +242,6 @@ class Validation:
 
 
 def _columns(measure: Measure) -> dict[str, float]:
-    """Return the columns of a measure of the task."""
     result = measure.result
     row = {"held_out": result.value} | {f"baseline:{one.name}": one.value for one in result.baselines}
     share = result.to_beat.share

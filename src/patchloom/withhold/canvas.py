@@ -49,24 +49,11 @@ def zoom_out(
     shrunk = torch.stack([F.pad(shrink(images, size), (0, t - size[1], 0, s - size[0])) for size in sizes])
     own = shrunk[which, torch.arange(b, device=images.device)]
     heights, widths = table(sizes, images.device)[which].unbind(1)
-    canvas = _mirror(own, heights, widths, (h, w), top, left)
+    canvas = mirror_canvas(own, heights, widths, (h, w), top, left)
     if around is None:
         return canvas
     rows, columns = (_between(start, side, length) for start, side, length in ((top, heights, h), (left, widths, w)))
     return torch.where(rows[:, None, :, None] & columns[:, None, None], canvas, around.to(canvas.dtype))
-
-
-def mirror_canvas(small: Tensor, size: tuple[int, int], top: Tensor, left: Tensor) -> Tensor:
-    """Place images [b c s t] on canvases of ``size`` (h, w), corner at ``top`` and ``left`` [b]: [b c h w].
-
-    The rest is filled with mirror images, repeated if necessary. Mirrors stand between pixels: the pixel at the edge
-    comes twice, so that the canvas is continuous.
-    """
-    check_batch(small)
-    b, _, s, t = small.shape
-    check_sizes([(s, t)], size)
-    heights, widths = (torch.full((b,), side, device=small.device) for side in (s, t))
-    return _mirror(small, heights, widths, size, top, left)
 
 
 def patches_of_others(images: Tensor, p: Sides, step: Tensor, place: Tensor) -> Tensor:
@@ -144,15 +131,16 @@ def enlarged_squares(images: Tensor, *weights: tuple[Tensor, Tensor]) -> Tensor:
 
 def _with_neighbours(images: Tensor, axis: int, shares: Tensor) -> Tensor:
     """Return Rᵀ diag(``shares``) R of images [b c h w] along an axis, with `resize_area`'s matrix R [H h]."""
-    n = images.shape[axis]
-    matrix = _area_matrix(n, shares.shape[1], images.device)
+    n, length = images.shape[axis], shares.shape[1]
+    begin, count = _overlap(torch.arange(length, device=images.device)[:, None], length, n)
+    old = torch.arange(n, device=images.device)
+    matrix = ((old >= begin) & (old < begin + count)) / count
     shape = (len(shares), 1, -1, 1) if axis == 2 else (len(shares), 1, 1, -1)
     own, beside = (
         (shares[..., None] * pairs).sum(1).view(shape) for pairs in (matrix.square(), matrix[:, 1:] * matrix[:, :-1])
     )
     summed = images * own
-    first, last = (0, 1), (1, 0)
-    for to, source in (first, last):
+    for to, source in ((0, 1), (1, 0)):
         summed.narrow(axis, to, n - 1).addcmul_(images.narrow(axis, source, n - 1), beside)
     return summed
 
@@ -168,41 +156,32 @@ def _most_overlapped(row: int, other: int) -> int:
     return max(((i + 1) * other - 1) // row - i * other // row + 1 for i in range(row))
 
 
-def _area_matrix(old: int, new: int, device: torch.device) -> Tensor:
-    """Return the matrix [new old] of the means that `resize_area` takes along a row of ``old`` pixels."""
-    first, count = _overlap(torch.arange(new, device=device)[:, None], new, old)
-    source = torch.arange(old, device=device)
-    return ((source >= first) & (source < first + count)) / count
-
-
 Bands = tuple[Tensor, Tensor]
 
 
-def _area_bands(old: int, new: int, window: tuple[int, int], transposed: bool, device: torch.device) -> Bands:
-    """Return the pixels [t k] that are averaged along a row of ``old``, and their weights [t k], in a window of k.
+def _bands_of(axes: Sequence[tuple[int, int, tuple[int, int]]], transposed: bool, device: torch.device) -> list[Bands]:
+    """Return, for each axis, the pixels [t k] that are averaged along a row, and their weights [t k], in a window of k.
 
     They are computed on the device, because a copy to a GPU would wait for it.
 
     Args:
-        old, new: lengths of the row before and after.
-        window: first new pixel, and the one after the last, of the part that is returned.
+        axes: lengths of a row before and after; first new pixel, and the one after the last, of the returned part.
         transposed: return those of the gradient, [t old], which sums pixels of the window.
         device: device of the images.
     """
-    begin, end = window
-    row, other = (old, new) if transposed else (new, old)
-    at = torch.arange(old, device=device) if transposed else torch.arange(begin, end, device=device)
-    first, count = _overlap(at, row, other)
-    step = torch.arange(_most_overlapped(row, other), device=device)[:, None]
-    place, inside = first + step, step < count
-    if not transposed:
-        return place.clamp(max=old - 1), inside / count
-    inside &= (place >= begin) & (place < end)
-    return (place - begin).clamp(0, end - begin - 1), inside / _overlap(place, new, old)[1]
-
-
-def _bands_of(axes: Sequence[tuple[int, int, tuple[int, int]]], transposed: bool, device: torch.device) -> list[Bands]:
-    return [_area_bands(old, new, window, transposed, device) for old, new, window in axes]
+    bands = []
+    for old, new, (begin, end) in axes:
+        row, other = (old, new) if transposed else (new, old)
+        at = torch.arange(old, device=device) if transposed else torch.arange(begin, end, device=device)
+        start, count = _overlap(at, row, other)
+        step = torch.arange(_most_overlapped(row, other), device=device)[:, None]
+        place, inside = start + step, step < count
+        if transposed:
+            inside &= (place >= begin) & (place < end)
+            bands.append(((place - begin).clamp(0, end - begin - 1), inside / _overlap(place, new, old)[1]))
+        else:
+            bands.append((place.clamp(max=old - 1), inside / count))
+    return bands
 
 
 def _averaged(images: Tensor, bands: Sequence[Bands]) -> Tensor:
@@ -249,10 +228,14 @@ def _middle(images: Tensor, size: tuple[int, int]) -> tuple[int, int]:
     return (images.shape[2] - size[0]) // 2, (images.shape[3] - size[1]) // 2
 
 
-def _mirror(
+def mirror_canvas(
     images: Tensor, heights: Tensor, widths: Tensor, size: tuple[int, int], top: Tensor, left: Tensor
 ) -> Tensor:
-    """Return canvases [b c *size] of the upper left ``heights`` [b] x ``widths`` [b] pixels of images [b c s t]."""
+    """Place the upper left ``heights`` [b] x ``widths`` [b] pixels of images [b c s t] on canvases of ``size`` (h, w).
+
+    Their corners are at ``top`` and ``left`` [b]: [b c h w]. The rest is filled with mirror images, repeated if
+    necessary. Mirrors stand between pixels: the pixel at the edge comes twice, so that the canvas is continuous.
+    """
     check_shape("top", top, (len(images),))
     check_shape("left", left, (len(images),))
     rows = _mirrored(size[0], heights[:, None], top[:, None])

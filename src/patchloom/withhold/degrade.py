@@ -75,9 +75,15 @@ def zoom_in(images: Tensor, scale: float | Tensor, corner: Tensor | None = None)
     check_shape("scale", scale, (b,))
     if corner is not None:
         check_shape("corner", corner, (b, 2))
-    seen = seen_pixels(scale, (h, w))
-    starts = (None, None) if corner is None else corner.unbind(1)
-    rows, columns = (_enlarged(*one) for one in zip((h, w), seen.unbind(1), starts, strict=True))
+    coordinates = []  # [b side], in [-1, 1] from edge to edge
+    for axis, (side, seen) in enumerate(zip((h, w), seen_pixels(scale, (h, w)).split(1, 1), strict=True)):
+        # the centre as in torchvision's center_crop: halves are rounded to even
+        start = ((side - seen) / 2).round() if corner is None else corner[:, axis, None]
+        at = (torch.arange(side, device=seen.device) + 0.5) * (seen / side) - 0.5
+        # clamped to the part, so that its surroundings do not bleed in at the edge
+        at = start + torch.minimum(at.clamp(min=0), seen - 1)
+        coordinates.append((2 * at + 1) / side - 1)
+    rows, columns = coordinates
     grid = torch.stack(torch.broadcast_tensors(columns[:, None, :], rows[:, :, None]), -1)
     return _sample(images, grid, padding_mode="border", align_corners=False)
 
@@ -174,20 +180,6 @@ def decolorize(images: Tensor, saturation: Tensor) -> Tensor:
     check_shape("saturation", saturation, (b,))
     value = images.amax(1, keepdim=True)
     return value.lerp(images, saturation.to(images.dtype)[:, None, None, None])  # exact at 0 and at 1
-
-
-def _enlarged(side: int, seen: Tensor, start: Tensor | None) -> Tensor:
-    """Return sampling coordinates [b side] in [-1, 1], from edge to edge, of the pixels of an enlarged part.
-
-    The part has ``seen`` [b] pixels from ``start`` [b] on; None: those in the centre.
-    """
-    seen = seen[:, None]
-    # the centre as in torchvision's center_crop: halves are rounded to even
-    start = ((side - seen) / 2).round() if start is None else start[:, None]
-    at = (torch.arange(side, device=seen.device) + 0.5) * (seen / side) - 0.5
-    # clamped to the part, so that its surroundings do not bleed in at the edge
-    at = start + torch.minimum(at.clamp(min=0), seen - 1)
-    return (2 * at + 1) / side - 1
 
 
 def _sample(images: Tensor, grid: Tensor, **how: Any) -> Tensor:
@@ -304,9 +296,10 @@ def random_kernels(
     sides = table(sizes, device)[which.to(device, non_blocking=True)][:, None, None, None]
     away = (torch.arange(k, device=device) - k // 2).abs()
     inside = torch.maximum(away[:, None], away) <= sides // 2  # [b 1 k k]
-    weights = (
-        1 / sides**2 + 0.02 * noise if init == "normal" else noise * {"kaiming": 2**0.5, "xavier": 1.0}[init] / sides
-    )
+    if init == "normal":
+        weights = 1 / sides**2 + 0.02 * noise
+    else:
+        weights = noise * {"kaiming": 2**0.5, "xavier": 1.0}[init] / sides
     return torch.where(inside, weights, 0)
 
 

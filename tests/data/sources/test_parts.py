@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tifffile
 import torch
+from PIL import Image
 from refusing import failed, refusal, refused
 from safetensors.torch import load_file
 
@@ -172,6 +173,33 @@ def test_zarr_in_several_resolutions(tmp_path):
     train = open_data(f"{tmp_path}/in@slices=1,tile=32,microns=1").train
     assert len(train) == 4 and train.describe(3).endswith("a.zarr#slice=1,y=0,x=8")
     assert torch.equal(train.read(3), torch.from_numpy(values[1, :, ::2, ::2][:, :32, 8:40]))
+
+
+@pytest.mark.parametrize("suffix", [".tif", ".npy", ".zarr"])
+def test_a_window_chooses_the_values_of_a_raster(tmp_path, suffix):
+    values = RNG.integers(-100, 200, (20, 30)).astype(np.int16)
+    if suffix == ".tif":
+        values[3, 4] = -9999  # GDAL's no-data value
+        tifffile.imwrite(tmp_path / "a.tif", values, extratags=[(42113, "s", 0, "-9999", True)])
+    elif suffix == ".npy":
+        np.save(tmp_path / "a.npy", values / 8)
+    else:
+        zarr = pytest.importorskip("zarr")
+        zarr.save_array(tmp_path / "in" / "a.zarr", values)
+    folder, factor = tmp_path / ("in" if suffix == ".zarr" else ""), 8 if suffix == ".npy" else 1
+    low, high = -48 / factor, 152 / factor
+    want = np.where(values == -9999, values[values != -9999].mean(), values).clip(-48, 152)
+    whole = open_data(f"{folder}@window={low:g}:{high:g}")
+    assert f"1 plane; values of {low:g} to {high:g} become 0 to 1" in whole.notes[0]
+    assert np.abs(whole.train.read(0)[0].numpy() - (want + 48) / 200).max() < 0.003  # the mean is rounded
+    tile = open_data(f"{folder}@window={low:g}:{high:g},tile=8").train
+    y, x = place_of(tile, 5)
+    assert torch.equal(tile.read(5), whole.train.read(0)[:, y : y + 8, x : x + 8])
+
+
+def test_a_window_of_a_photograph_is_refused(tmp_path):
+    Image.fromarray(PICTURE).save(tmp_path / "a.png")
+    refused(f"{tmp_path}@window=0:100", "a.png has .* of 8 bits.*: leave out window")
 
 
 @pytest.mark.parametrize("suffix", [".nii", ".nii.gz"])

@@ -22,7 +22,6 @@ from patchloom.evaluate.protocols.positions import (
     UNITS,
     Cell,
     PositionProbe,
-    centre_distance,
     chance,
     measure_positions,
     position_rows,
@@ -110,7 +109,9 @@ def test_chance_is_that_of_simulated_guessers(given):
         assert found[name] == pytest.approx(value, abs=0.015), name
     places = list(product(range(3), range(4)))
     nearest = min(np.mean([np.hypot(r - y, c - x) for y, x in places]) for r, c in places)
-    assert centre_distance(grid) == pytest.approx(nearest)
+    values, counts = dict.fromkeys(UNITS, torch.ones(2, dtype=torch.float64)), torch.ones(12)
+    rows = position_rows("positions", {"mine": [Cell({}, values, chance(grid, given), counts, counts)]}, grid)
+    assert [row.value for row in rows if row.encoder == "always the centre"] == [pytest.approx(nearest)]
 
 
 @pytest.mark.parametrize("kind", TASKS)
@@ -141,7 +142,7 @@ def test_the_grid_against_a_loop(kind):
         for name, expected in values.items():
             assert cell.values[name].tolist() == pytest.approx(expected, abs=1e-6), (cell.ratios, name)
         expected = [hits / of if of else float("nan") for hits, of in zip(found, asked, strict=True)]
-        assert cell.map(GRID).flatten().tolist() == pytest.approx(expected, nan_ok=True)
+        assert (cell.found / cell.asked).view(GRID).flatten().tolist() == pytest.approx(expected, nan_ok=True)
         given = int(placed.known()[0])
         assert cell.chance == chance(GRID, given) and (placed.known() == given).all()
 
@@ -173,13 +174,11 @@ def test_the_map_shows_where():
         return torch.nn.functional.one_hot(visible // 2 * 2, N)
 
     (cell,) = measure_positions(placer(answer), {"ratio": (0.5,)}, GRID, batches(made("mp3"), 20), 0)
-    assert cell.map(GRID).tolist() == [[1.0, 0.0, 1.0, 0.0]] * 4
+    assert (cell.found / cell.asked).view(GRID).tolist() == [[1.0, 0.0, 1.0, 0.0]] * 4
     torch.testing.assert_close(cell.values["distance"], 1 - cell.values["top-1"])
     right = cell.found.sum().item()
     offsets = {(3, 3): right, (3, 2): cell.asked.sum().item() - right}  # the centre, and one column to the left of it
     assert {(i, j): cell.offsets[i, j].item() for i, j in cell.offsets.nonzero().tolist()} == offsets
-    never = Cell({}, {}, {}, torch.tensor([0.0, 1.0]), torch.tensor([0.0, 4.0]))
-    assert never.map((1, 2)).isnan().tolist() == [[True, False]]
 
 
 def test_the_average_is_taken_image_by_image():

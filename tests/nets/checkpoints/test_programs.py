@@ -13,7 +13,6 @@ from patchloom.evaluate.settings import EvalSettings, open_subjects
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.fit import inherit, load_bare_module, load_pretrained, load_published
 from patchloom.nets.checkpoints.origin import Weights, infer_architecture, public_shape
-from patchloom.nets.checkpoints.programs import recognise
 from patchloom.nets.heads import InstanceHead, Stem
 from patchloom.patches.tokens import unpatchify
 from patchloom.runs.checkpoint import restore, tensors_of
@@ -284,19 +283,19 @@ def fitting_task(oracle: Oracle):
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_damaged_weights_are_rejected_in_a_sentence_or_left_out(name):
+def test_damaged_weights_are_rejected_in_a_sentence_or_left_out(tmp_path, name):
     oracle = Oracle(name)
     odd = (torch.tensor(1.0), torch.zeros(3, dtype=torch.int64), torch.zeros(2, 2, 2, 2), torch.zeros(0))
     task = fitting_task(oracle)
     for i, damaged in enumerate(one for one in sorted(oracle.theirs("w.")) if ".1." not in one):
         state = next(state for state in oracle.saved().values() if isinstance(state, dict))
         state[damaged if damaged in state else f"module.{damaged}"] = odd[i % len(odd)]
-        found = recognise([("model", state)])
-        if found is None:
+        weights = Weights(written(tmp_path / "damaged.pth", {"model": state}))
+        if (found := weights.foreign) is None:
             continue
         infer_architecture(found.encoder("student"), found.program)
         try:
-            load_published(task.encoder, "damaged.pth", foreign=found, task=found.program.task)
+            load_published(task.encoder, weights, task=found.program.task)
             assert inherit(found, task, True, "damaged.pth")
         except PatchloomError as refusal:
             assert "\n" not in str(refusal)

@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from patchloom.data.containers.base import Box, Container
-from patchloom.data.decode import channels_first, from_array
+from patchloom.data.decode import from_array, record_bands
 
 ZARR = frozenset({".zarr"})
 NIFTI = frozenset({".nii", ".nii.gz"})
@@ -27,11 +27,13 @@ class ZarrContainer(Container):
 
     Args:
         path: folder of the array or the group.
+        window: values that become 0 and 1; None for the range of their type.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, window: tuple[float, float] | None = None) -> None:
         import zarr  # an extra
 
+        self.window = window
         root: Any = zarr.open(path, mode="r")
         about = dict(root.attrs)
         about = about.get("ome", about)  # from version 0.5 on
@@ -61,7 +63,27 @@ class ZarrContainer(Container):
             where.insert(self._channel, slice(None))
         rows, columns = slice(box.top, box.top + box.height), slice(box.left, box.left + box.width)
         found = np.asarray(self._arrays[box.level][(*where, rows, columns)])
-        return from_array(found if found.ndim == 2 else np.moveaxis(found[self.bands], 0, -1))
+        return from_array(found if found.ndim == 2 else np.moveaxis(found[self.bands], 0, -1), self.window)
+
+
+class NpyContainer(Container):
+    """An array [h w] or [h w c] of NumPy, of which only the values of a window are read.
+
+    Args:
+        path: path of the ``.npy`` file.
+        window: values that become 0 and 1; None for the range of their type.
+    """
+
+    def __init__(self, path: Path, window: tuple[float, float] | None = None) -> None:
+        self._array = np.load(path, mmap_mode="r", allow_pickle=False)
+        if self._array.ndim not in (2, 3):
+            raise ValueError(f"an array of {self._array.ndim} axes is no image; save it as [h w] or [h w c]")
+        self.sizes, self.window = (self._array.shape[:2],), window
+        self.channels = self._array.shape[2] if self._array.ndim == 3 else 1
+
+    def read(self, box: Box) -> Tensor:
+        part = self._array[box.top : box.top + box.height, box.left : box.left + box.width]
+        return record_bands(from_array(part if part.ndim == 2 else part[..., self.bands], self.window))
 
 
 class NiftiContainer(Container):
@@ -101,10 +123,8 @@ class NiftiContainer(Container):
         return found.reshape(found.shape[:2]).T  # rows come first
 
     def read(self, box: Box) -> Tensor:
-        low, high = self.window
         part = self._plane(box.plane)[box.top : box.top + box.height, box.left : box.left + box.width]
-        scaled = np.clip((np.nan_to_num(part, nan=low) - low) / np.float32(high - low), 0, 1)
-        return channels_first(np.ascontiguousarray(scaled, dtype=np.float32))
+        return from_array(part, self.window)
 
 
 def _ome_microns(scale: dict[str, Any]) -> float | None:

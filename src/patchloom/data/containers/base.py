@@ -37,7 +37,7 @@ class Container(ABC):
         planes: number of planes: slices of a stack, or frames of a film.
         sizes: height and width of a plane by level, the finest first.
         microns: side of a pixel of the finest level in micrometres; None if the file does not say it.
-        window: values that become 0 and 1, of a volume; None for other files.
+        window: values that become 0 and 1; None for the range of their type.
         place_on_earth: tags of a GeoTIFF by number, which place the finest level; empty for other files.
         channels: number of channels in the file.
         names: names of these channels; empty if the file has none.

@@ -20,11 +20,13 @@ class Nd2Container(Container):
 
     Args:
         path: path of the file.
+        window: values that become 0 and 1; None for the range of their type.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, window: tuple[float, float] | None = None) -> None:
         import nd2  # an extra
 
+        self.window = window
         self._file = nd2.ND2File(path)
         sizes = dict(self._file.sizes)
         self.planes = prod(count for axis, count in sizes.items() if axis not in "YXCS")
@@ -39,7 +41,7 @@ class Nd2Container(Container):
         if frame.ndim == 3 and frame.shape[:2] != self.sizes[0]:
             frame = np.moveaxis(frame, 0, -1)
         part = frame[box.top : box.top + box.height, box.left : box.left + box.width]
-        return from_array(part if part.ndim == 2 else part[..., self.bands])
+        return from_array(part if part.ndim == 2 else part[..., self.bands], self.window)
 
     def close(self) -> None:
         self._file.close()
@@ -50,11 +52,13 @@ class CziContainer(Container):
 
     Args:
         path: path of the file.
+        window: values that become 0 and 1; None for the range of their type.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, window: tuple[float, float] | None = None) -> None:
         from pylibCZIrw import czi  # an extra
 
+        self.window = window
         self._reader = czi.CziReader(str(path))
         bounds = self._reader.total_bounding_box
         (left, right), (top, bottom) = bounds["X"], bounds["Y"]
@@ -84,7 +88,7 @@ class CziContainer(Container):
         whole = np.concatenate(each, axis=-1)
         # colours are stored as blue, green, red
         whole = whole[..., ::-1] if len(each) == 1 and whole.shape[-1] == 3 else whole
-        return from_array(whole[..., self.bands])
+        return from_array(whole[..., self.bands], self.window)
 
     def close(self) -> None:
         self._reader.close()

@@ -48,7 +48,7 @@ def open_container(path: Path, *, stack: bool, window: tuple[float, float] | Non
     Args:
         path: path of the file, or of the folder of a Zarr array.
         stack: whether pages of unknown meaning are slices.
-        window: values of a volume that become 0 and 1; None for its own range.
+        window: values that become 0 and 1; None for the range of their type, or a volume's own.
         fps: frames to take from each second of a film.
     """
     suffix = suffix_of(path)
@@ -58,15 +58,17 @@ def open_container(path: Path, *, stack: bool, window: tuple[float, float] | Non
     if suffix in slides.SUFFIXES:
         return slides.SlideContainer(path)
     if suffix in arrays.ZARR:
-        return arrays.ZarrContainer(path)
+        return arrays.ZarrContainer(path, window)
     if suffix in arrays.NIFTI:
         return arrays.NiftiContainer(path, window)
     if suffix in microscopes.ND2:
-        return microscopes.Nd2Container(path)
+        return microscopes.Nd2Container(path, window)
     if suffix in microscopes.CZI:
-        return microscopes.CziContainer(path)
+        return microscopes.CziContainer(path, window)
+    if suffix == ".npy":
+        return arrays.NpyContainer(path, window)
     if suffix not in _TIFF:
         return PictureContainer(path)
     from patchloom.data.containers.tiff import TiffContainer  # it imports imagecodecs, which few formats need
 
-    return TiffContainer(path, stack)
+    return TiffContainer(path, stack, window)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from patchloom.data.codestreams import has_size, part_size
 from patchloom.data.containers.base import Box, Container
-from patchloom.data.decode import channel_names, from_tiff, read_series
+from patchloom.data.decode import CHOOSE_WINDOW, channel_names, from_tiff, read_series
 
 SCALE, TIEPOINT, TRANSFORM = 33550, 33922, 34264  # tags of GeoTIFF: places of pixels
 PLACE_ON_EARTH = SCALE, TIEPOINT, TRANSFORM, 34735, 34736, 34737  # and the system of coordinates
@@ -37,12 +37,14 @@ class TiffContainer(Container):
     Args:
         path: path of the file.
         stack: whether pages of unknown meaning are slices; otherwise they are channels, as for a whole image.
+        window: values that become 0 and 1; None for the range of their type.
 
     Raises:
         ValueError: no windows can be read of a file of this kind; the message says what to do.
     """
 
-    def __init__(self, path: Path, stack: bool = False) -> None:
+    def __init__(self, path: Path, stack: bool = False, window: tuple[float, float] | None = None) -> None:
+        self.window = window
         self._file = tifffile.TiffFile(path)
         try:
             series = read_series(self._file)
@@ -74,8 +76,8 @@ class TiffContainer(Container):
             raise
 
     def _check(self, page: tifffile.TiffPage) -> None:
-        if page.sampleformat == tifffile.SAMPLEFORMAT.INT:
-            raise ValueError("signed values are not supported; save them as uint8, uint16 or floats in [0, 1]")
+        if page.sampleformat == tifffile.SAMPLEFORMAT.INT and self.window is None:
+            raise ValueError(f"its values are signed; {CHOOSE_WINDOW}, or save it as uint8 or uint16")
         if page.photometric not in _COLOURS:
             kind = getattr(page.photometric, "name", page.photometric)
             raise ValueError(f"windows of colours of kind {kind} are not supported; save it as RGB")
@@ -100,7 +102,7 @@ class TiffContainer(Container):
         whole = each[0] if len(each) == 1 else np.concatenate(each, axis=-1)
         # who chooses a channel that is marked as transparency takes it for data
         alpha = self._alpha and isinstance(self.bands, slice)
-        return from_tiff(page, whole if apart else whole[..., self.bands], alpha)
+        return from_tiff(page, whole if apart else whole[..., self.bands], alpha, self.window)
 
     def _window(self, page: tifffile.TiffPage | tifffile.TiffFrame, key: tifffile.TiffPage, box: Box) -> np.ndarray:
         """Return the values [h w c] of one page; parts that the file leaves out are zero."""

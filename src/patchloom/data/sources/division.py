@@ -24,7 +24,7 @@ class Division:
         blank: contrast of a window, relative to that of its file, below which it is left out.
         slices: slices of a stack that become the channels of one image, centred at each slice; 0: files have no slices.
         every: distance of the slices that are taken.
-        window: values of a volume that become 0 and 1, such as Hounsfield units; None for the volume's own range.
+        window: values that become 0 and 1, such as Hounsfield units; None for the range of their type or volume.
         fps: frames to take from each second of a film.
         bands: channels to read, in this order: numbers, from 1, or names that the files give them; () for all.
     """

@@ -56,7 +56,7 @@ class Unit:
         whole: height and width of a plane at that level.
         planes: number of planes.
         microns: side of a pixel of the images that are made; None if it is unknown.
-        window: values that become 0 and 1, of a volume; None for other files.
+        window: values that become 0 and 1; None for the range of their type.
         bands: places of the channels that are read; () for all.
         names: names of the channels that are read; () without.
         about: a remark for the notes, such as a missing slice; "" without.
@@ -344,6 +344,8 @@ def _unit(paths: tuple[Path, ...], file: int, container: Container, division: Di
             f"{name} has {container.planes:,} slices: add slices=1 after @ to read each as an image, or slices=3 to "
             "read each with its neighbours as channels"
         )
+    if division.window and container.window is None:
+        raise PatchloomError(f"{name} has colours of 8 bits, or values that are scaled already: leave out window")
     level, scale, microns = division.level, 1.0, container.microns
     if level >= len(container.sizes):
         raise PatchloomError(f"{name} has {len(container.sizes)} resolutions, and none of number {level}: give less")

@@ -13,14 +13,18 @@ from torch import nn
 from patchloom.arguments import PathLike, validate_arguments
 from patchloom.data.sources.in_memory import DataLike
 from patchloom.display import is_first, print_line
-from patchloom.errors import PatchloomError, listing, suggestion
+from patchloom.errors import (
+    PatchloomError,
+    listing,
+    suggestion,
+    unknown_option_error,
+)
 from patchloom.evaluate.settings import DryRun, EvalSettings, print_notes_once, share_nothing
 from patchloom.evaluate.trainer import keep_until_done
 from patchloom.look.charts import draw_confusion
 from patchloom.nets.checkpoints.live import has_no_folder
 from patchloom.nets.checkpoints.origin import check_model
 from patchloom.options.declare import filled
-from patchloom.options.messages import unknown_option_error
 from patchloom.options.protocols import PROTOCOLS
 from patchloom.results import store
 from patchloom.results.classes import MACRO_F1, confusion_of

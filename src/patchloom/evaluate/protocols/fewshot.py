@@ -110,12 +110,8 @@ def subsample_training(
         what = {"labels": Path(labels).name}
     else:
         if per_class is not None:
-            rng, chosen, known, what = (
-                np.random.default_rng(seed),
-                [],
-                labels_of(train).numpy(),
-                {"per_class": per_class},
-            )
+            rng, chosen = np.random.default_rng(seed), list[np.ndarray]()
+            known, what = labels_of(train).numpy(), {"per_class": per_class}
             for label in np.unique(known):
                 members = np.flatnonzero(known == label)
                 if len(members) < per_class:
@@ -124,32 +120,26 @@ def subsample_training(
                 chosen.append(rng.permutation(members)[:per_class])
             some = train.subset(np.sort(np.concatenate(chosen)))
         else:
-            labels = _DEFAULT_SHARE if labels is None else labels
-            some = stratified_subset(train, _count_of(labels, train), seed)
+            labels, classes = _DEFAULT_SHARE if labels is None else labels, count_classes(train)
+            if not (0 < labels <= 1 or (labels >= 2 and float(labels).is_integer())):
+                raise PatchloomError(
+                    f"--labels must be a fraction above 0 and up to 1, such as 0.01, or a number of {train.noun} of 2 "
+                    f"or more, such as 50, not {labels:g}"
+                )
+            if labels > n:
+                raise PatchloomError(f"--labels {labels:,.0f} is more than the {n:,} training {train.noun}: use fewer")
+            count = round(labels * n) if labels <= 1 else int(labels)
+            if count < classes:
+                too_few, enough = f"--labels {count} is", f"{classes}"
+                if labels <= 1:
+                    too_few, enough = f"{labels:g} of {n:,} training {train.noun} is {count},", f"{classes / n:.2g}"
+                raise PatchloomError(
+                    f"{too_few} fewer than the {classes} classes: use --labels {enough} or more, or --per_class 1"
+                )
+            some = stratified_subset(train, count, seed)
             what = {"labels": labels if labels <= 1 else int(labels)}
         said = f"A stratified {len(some):,} of {n:,} training {train.noun} were used (seed {seed})."
     return replace(parts, train=some, story=f"{parts.story} {said}"), {**what, "labelled": len(some)}
-
-
-def _count_of(labels: float, train: Source) -> int:
-    """Return the number of labelled images: a number of 2 or more, or a fraction of the training images."""
-    n, classes = len(train), count_classes(train)
-    if not (0 < labels <= 1 or (labels >= 2 and float(labels).is_integer())):
-        raise PatchloomError(
-            f"--labels must be a fraction above 0 and up to 1, such as 0.01, or a number of {train.noun} of 2 or more, "
-            f"such as 50, not {labels:g}"
-        )
-    if labels > n:
-        raise PatchloomError(f"--labels {labels:,.0f} is more than the {n:,} training {train.noun}: use fewer")
-    count = round(labels * n) if labels <= 1 else int(labels)
-    if count < classes:
-        too_few, enough = f"--labels {count} is", f"{classes}"
-        if labels <= 1:
-            too_few, enough = f"{labels:g} of {n:,} training {train.noun} is {count},", f"{classes / n:.2g}"
-        raise PatchloomError(
-            f"{too_few} fewer than the {classes} classes: use --labels {enough} or more, or --per_class 1"
-        )
-    return count
 
 
 def _listed(train: Source, file: Path) -> tuple[Source, str]:

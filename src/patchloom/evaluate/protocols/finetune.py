@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import combinations
 from pathlib import Path
@@ -232,15 +232,6 @@ def blocks(run: str | Path, data: DataLike, settings: EvalSettings, options: Blo
 _ENSEMBLE = "ensemble"
 
 
-@dataclass(frozen=True)
-class Member:
-    """Classifier of an ensemble, with its name."""
-
-    name: str
-    model: Classifier
-    card: ClassifierCard
-
-
 def ensemble(run: str | Path, data: DataLike, settings: EvalSettings, options: Ensemble) -> Evaluation:
     """Average the softmax outputs of two or more fine-tuned classifiers.
 
@@ -261,29 +252,30 @@ def ensemble(run: str | Path, data: DataLike, settings: EvalSettings, options: E
     parts = parts_of(data, settings)
     if test_crop is not None:
         FeatureOptions(test_crop).check(parts.test)
-    fingerprint = parts.test.fingerprint()
-    members = [_member(path, parts.test, fingerprint, settings) for path in paths]
-    names = listing([member.name for member in members], "and")
+    members = [_member(path, parts.test, settings) for path in paths]
+    names = listing([name for name, *_ in members], "and")
     settings.end_if_dry(parts.test, f"ensemble would average {names} on {len(parts.test):,} {parts.test.noun}.")
     said = [
         predict_classes(
-            member.model,
-            with_encoder_sound(Data(parts.test, None), member.card.encoder.sound, member.card.encoder.name).train,
-            member.card.encoder,
+            model,
+            with_encoder_sound(Data(parts.test, None), card.encoder.sound, card.encoder.name).train,
+            card.encoder,
             settings,
             options.precision,
-            member.name,
-            member.card.test_crop if test_crop is None else test_crop,
+            name,
+            card.test_crop if test_crop is None else test_crop,
         )
-        for member in members
+        for name, model, card in members
     ]
-    mean, agreement = average(said), agreement_of(said)
+    # the fraction of images for which two classifiers predict the same class, averaged over all pairs
+    answers = [found.logits.argmax(1) for found in said]
+    same = [(one == other).double().mean().item() for one, other in combinations(answers, 2)]
+    mean, agreement = average(said), sum(same) / len(same)
     row_settings: dict[str, Any] = {} if test_crop is None else {"test_crop": test_crop}
     row_settings |= {"members": len(members), "agreement": agreement}
     rows = results_of_predictions(_ENSEMBLE, "ensemble", row_settings, parts.test, settings, mean)
-    for member, found in zip(members, said, strict=True):
-        pooling = {"pooling": member.model.pooling}
-        rows += results_of_predictions(member.name, "ensemble", pooling, parts.test, settings, found)
+    for (name, model, _), found in zip(members, said, strict=True):
+        rows += results_of_predictions(name, "ensemble", {"pooling": model.pooling}, parts.test, settings, found)
     done = (
         f"Ensemble: the mean of the softmax outputs of {len(members)} fine-tuned classifiers; nothing was trained or "
         f"chosen. Two of them predict the same class for {agreement:.1%} of the test {parts.test.noun}"
@@ -298,44 +290,34 @@ def average(said: Sequence[ClassPredictions]) -> ClassPredictions:
     return replace(said[0], logits=mean.log())
 
 
-def agreement_of(said: Sequence[ClassPredictions]) -> float:
-    """Return the fraction of images for which two classifiers predict the same class, averaged over all pairs."""
-    named = [found.logits.argmax(1) for found in said]
-    shares = [(one == other).double().mean().item() for one, other in combinations(named, 2)]
-    return sum(shares) / len(shares)
-
-
-def _member(place: str, test: Source, fingerprint: str, settings: EvalSettings) -> Member:
-    path = Path(place)
+def _member(place: str, test: Source, settings: EvalSettings) -> tuple[str, Classifier, ClassifierCard]:
+    """Return a classifier of an ensemble and its card, with its name."""
+    path, data, seed = Path(place), test.name, settings.seed
     if path.is_dir():
-        path = _only(path, test.name, settings.seed)
+        found = []
+        for file in sorted((path / "finetuned").glob("*.safetensors")):
+            card = read_classifier(file)
+            found += [file] * (card.data == data and card.seed == seed)
+        if not found:
+            raise PatchloomError(
+                f"{path} has no classifier of {data} and seed {seed}: create one by patchloom evaluate finetune"
+            )
+        if len(found) > 1:
+            names = ", ".join(file.name for file in found)
+            raise PatchloomError(f"{path} has several classifiers of {data} and seed {seed}: name one of {names}")
+        path = found[0]
     model, card = load_classifier(path)
-    names = class_names(test)
-    if len(card.classes) != len(names):
+    classes = class_names(test)
+    if len(card.classes) != len(classes):
         raise PatchloomError(
-            f"{path} has {len(card.classes)} classes of {card.data}, and {test.name} has {len(names)}: "
+            f"{path} has {len(card.classes)} classes of {card.data}, and {test.name} has {len(classes)}: "
             "give classifiers of the same data"
         )
-    if card.classes != names:
+    if card.classes != classes:
         raise PatchloomError(f"{path} was fine-tuned on {card.data}, with other class names than {test.name}")
-    if card.test != fingerprint:
+    if card.test != test.fingerprint():
         raise PatchloomError(
             f"{path} was fine-tuned with another split (data {card.data}, seed {card.seed}), so it may have been "
             f"trained on these test images: use the same data and --seed {card.seed}"
         )
-    return Member(f"{card.encoder.name} ({path.stem})", model, card)
-
-
-def _only(folder: Path, data: str, seed: int) -> Path:
-    found = []
-    for path in sorted((folder / "finetuned").glob("*.safetensors")):
-        card = read_classifier(path)
-        found += [path] * (card.data == data and card.seed == seed)
-    if not found:
-        raise PatchloomError(
-            f"{folder} has no classifier of {data} and seed {seed}: create one by patchloom evaluate finetune"
-        )
-    if len(found) > 1:
-        names = ", ".join(path.name for path in found)
-        raise PatchloomError(f"{folder} has several classifiers of {data} and seed {seed}: name one of {names}")
-    return found[0]
+    return f"{card.encoder.name} ({path.stem})", model, card

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -27,7 +28,8 @@ from patchloom.evaluate.frozen import (
 )
 from patchloom.evaluate.logistic import CHOICE_VALIDATION_SHARE, hold_out_for_choice
 from patchloom.evaluate.settings import EvalSettings, Parts, stratified_subset
-from patchloom.look.charts import draw_layers
+from patchloom.look.charts import Line, Panel, draw_lines
+from patchloom.look.sheet import Caption
 from patchloom.nets.checkpoints.live import has_no_folder
 from patchloom.options.protocols import KS, Knn, Layers
 from patchloom.results.classes import called, explain_measure, headline_row
@@ -172,7 +174,7 @@ def knn(run: str | Path, data: DataLike, settings: EvalSettings, options: Knn) -
         found = knn_results(one.name, train, test, parts.test, poolings, settings, ks, more)
         if one.share is not None:
             blends += [blend_row(row, one.share, held_out) for row in found if row.quoted]
-        if not one.is_blend:
+        if one.share in (None, 0, 1):
             rows += found
 
     # ---- the report
@@ -314,16 +316,27 @@ def layers(run: str | Path, data: DataLike, settings: EvalSettings, options: Lay
     if out is None and not has_no_folder(run) and Path(run).is_dir():
         out = Path(run) / "pictures" / "layers.png"
     if out is not None:
-        content = {
-            "layers": [row.settings["layer"] for row in ours],
-            "values": [(row.value, row.low, row.high) for row in ours],
-            "controls": {its[0].encoder: [row.value for row in its] for its in (twins, *starts)},
-            "baselines": {row.encoder: row.value for row in (pixels, guessed)},
-            "best": ours.index(best),
-            "name": ours[0].encoder,
-            "note": f"{ours[0].measure} of {k} nearest neighbours, mean patch token, 95 % interval",
-        }
-        drawings = (Drawing(draw_layers, out, content),)
+        places, ends = np.arange(len(ours)), np.array([(row.value, row.low, row.high) for row in ours])
+        beneath = [
+            Line(its[0].encoder, places, np.array([row.value for row in its]), dashed=True) for its in (twins, *starts)
+        ]
+        panel = Panel(
+            f"Layers of {ours[0].encoder}",
+            f"{ours[0].measure} of {k} nearest neighbours, mean patch token, 95 % interval",
+            [Line("this encoder", places, *ends.T), *beneath],
+            percent=True,
+            baselines={row.encoder: row.value for row in (pixels, guessed)},
+            ticks=dict(enumerate(["0", *(row.settings["layer"].removeprefix("block ") for row in ours[1:])])),
+            chosen=ours.index(best),
+            axis="after block",
+        )
+        caption = Caption(
+            "kNN accuracy by layer",
+            "kNN accuracy of the features of each layer, compared with the untrained encoder, and with the start of an "
+            "adapted one. A drop in the last blocks means that these are specialised in the pretext task.",
+            201,
+        )
+        drawings = (Drawing(draw_lines, out, {"panels": [panel], "caption": caption}),)
     return Evaluation.of_test(
         parts.test,
         settings.seed,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,16 +58,19 @@ def label_free(run: str | Path, data: DataLike, settings: EvalSettings, options:
     if len(source) < len(parts.test):
         story += f" {len(source):,} of {len(parts.test):,} test {source.noun} were drawn (seed {settings.seed})."
     settings.end_if_dry(source, f"label-free would measure {card.name} on {len(source):,} {source.noun}.", story)
-    size, cropped = input_size(vit), source.modality.resizable
+    cropped = source.modality.resizable
     ours = extract_label_free(card.name, vit, card, source, settings)
     rows = [rows_from_features(card.name, ours)]
     rows += [
         rows_from_features(one.name, extract_label_free(one.name, one.vit, one.card, source, settings))
         for one in subjects.controls
     ]
-    if cropped:
-        name = card.modality.raw
-        rows.append(rows_from_features(name, extract_label_free_pixels(name, size, card, source, settings)))
+    if cropped:  # the same crops as raw pixels, at most 32 a side
+        small, name = pixels_size(input_size(vit)), card.modality.raw
+        crops = CropsOf(source, _pairs(small), settings.seed)
+        found = pixel_features(crops, small, card.mean, card.std, **_reading(crops, name, settings), labels=False)
+        each = found.tokens["pixels"].unflatten(0, (-1, len(crops.crops)))
+        rows.append(rows_from_features(name, LabelFreeFeatures(len(each), pairs=_by_area(each))))
     measured = [row.measure for row in rows[0]]
     measure = next(one for one in (own_crop(AREAS[-1]), overlap_measure(SHARES[1]), RANKME) if one in measured)
     quoted = tuple(row for each in rows for row in each if row.measure == measure)
@@ -275,12 +277,12 @@ def partial_means(vit: Encoder, images: Tensor, order: Tensor, shares: Sequence[
 DELTA = 1e-4  # as in the paper
 
 
-def lidar(features: Tensor, delta: float = DELTA) -> float:
+def lidar(features: Tensor) -> float:
     """Return LiDAR of features [n q d] of q augmented crops of each of n images (Thilak et al., ICLR 2024).
 
     LiDAR is the effective rank, as in RankMe, of the matrix of linear discriminant analysis with images as classes:
     Σ_w^-1/2 Σ_b Σ_w^-1/2 [d d]. Σ_b is the covariance of the images' means, Σ_w that of crops about their image's mean
-    plus ``delta`` on the diagonal. It lies between 1 and min(n - 1, d); directions in which crops of one image vary as
+    plus `DELTA` on the diagonal. It lies between 1 and min(n - 1, d); directions in which crops of one image vary as
     much as images do contribute little. Means are over n and over n·q, without a correction for small numbers.
     """
     n, q, d = features.shape
@@ -290,28 +292,19 @@ def lidar(features: Tensor, delta: float = DELTA) -> float:
     means = crops.mean(1)
     apart = means - means.mean(0)
     within = (crops - means[:, None]).flatten(0, 1)
-    scatter = within.T @ within / (n * q) + delta * torch.eye(d, dtype=torch.float64)
+    scatter = within.T @ within / (n * q) + DELTA * torch.eye(d, dtype=torch.float64)
     values, vectors = torch.linalg.eigh(scatter)
     whitened = apart @ (vectors * values.rsqrt()) @ vectors.T
     # the matrix is symmetric and positive semidefinite: its singular values are its eigenvalues
     return effective_rank(whitened.T @ whitened / n)
 
 
-# Spectrum of an encoder's features: number of directions in use, and decay of the eigenvalues.
+# Spectrum of an encoder's features: decay of the eigenvalues.
 
 
 FIRST = 5  # first eigenvalue of the fit, counted from 1: earlier ones follow no power law
 LEAST_WIDTH = 16  # smallest r, so that at least four eigenvalues are fitted
 _ROUNDING = 1e-10  # relative to the largest eigenvalue: smaller ones are float32 noise
-
-
-def rankme(features: Tensor) -> float:
-    """Return RankMe of features [n d] (Garrido et al., ICML 2023, Eq. 1-2): the effective rank, from 1 to min(n, d).
-
-    As in the paper, features are neither centred nor scaled. It grows with n until n is many times d, so only values
-    of equal n and equal d can be compared.
-    """
-    return effective_rank(features)
 
 
 def alpha_req(features: Tensor) -> float:
@@ -615,17 +608,6 @@ def extract_label_free(
     return replace(found, pairs=_by_area(each), many=each[:, -CROPS_PER_IMAGE:])
 
 
-def extract_label_free_pixels(
-    name: str, size: tuple[int, int], card: EncoderCard, source: Source, settings: EvalSettings
-) -> LabelFreeFeatures:
-    """Return the same crops as raw pixels, at the input ``size`` (h, w) of an encoder, at most 32 a side."""
-    small = pixels_size(size)
-    crops = CropsOf(source, _pairs(small), settings.seed)
-    found = pixel_features(crops, small, card.mean, card.std, **_reading(crops, name, settings), labels=False)
-    each = found.tokens["pixels"].unflatten(0, (-1, len(crops.crops)))
-    return LabelFreeFeatures(len(each), pairs=_by_area(each), unreadable=tuple(dict.fromkeys(found.unreadable)))
-
-
 def _pairs(size: tuple[int, int]) -> list[Augment]:
     return [AreaCrop(size, area) for area in AREAS for _ in range(2)]
 
@@ -666,51 +648,24 @@ class Measure(NamedTuple):
     Attributes:
         unit: its unit, "" without one.
         paper: key of its paper in `patchloom.report.papers.PAPERS`; "" without one.
-        of: function from the features to a number, or to the outcome of each image; None if they lack what it needs.
         chance: function from the number of images to its value for features that know nothing.
     """
 
-    unit: str
-    paper: str
-    of: Callable[[LabelFreeFeatures], float | Tensor | None]
+    unit: str = ""
+    paper: str = ""
     chance: Callable[[int], float] | None = None
 
 
-def _alpha(found: LabelFreeFeatures) -> float | None:
-    wide = found.whole is not None and min(found.n - 1, found.whole.shape[1]) >= LEAST_WIDTH
-    return alpha_req(found.whole) if wide and found.whole is not None else None
-
-
-def _dimension(found: LabelFreeFeatures) -> float | None:
-    order = torch.randperm(found.n, generator=torch.Generator().manual_seed(found.seed))
-    dimension = math.inf if found.whole is None else id_est(found.whole, order)
-    return dimension if math.isfinite(dimension) else None
-
-
-def _own_crop(area: float, found: LabelFreeFeatures) -> Tensor | None:
-    return own_crop_found(*found.pairs[area]) if area in found.pairs else None
-
-
-def _overlap(share: float, found: LabelFreeFeatures) -> Tensor | None:
-    part = found.parts.get(share)
-    return None if found.whole is None or part is None else neighbour_overlap(found.whole, part, NEIGHBOUR_COUNT)
-
-
 MEASURES = {
-    RANKME: Measure(
-        "dimensions", "garrido2023rankme", lambda found: None if found.whole is None else rankme(found.whole)
-    ),
-    ALPHA: Measure("", "agrawal2022alphareq", _alpha),
-    LIDAR: Measure("dimensions", "thilak2024lidar", lambda found: None if found.many is None else lidar(found.many)),
-    IDEST: Measure("dimensions", "mordacq2026idest", _dimension),
-    DSE: Measure("", "dai2025dse", lambda found: None if found.dense is None else found.dense.dse),
-    SEPARATION: Measure("", "", lambda found: None if found.dense is None else found.dense.separation),
-    DENSE_DIMENSIONS: Measure("", "", lambda found: None if found.dense is None else found.dense.dimensions),
-    **{own_crop(area): Measure("%", "", partial(_own_crop, area), lambda n: 1 / n) for area in AREAS},
-    **{
-        overlap_measure(share): Measure("%", "", partial(_overlap, share), lambda n: NEIGHBOUR_COUNT / (n - 1))
-        for share in SHARES
-    },
+    RANKME: Measure("dimensions", "garrido2023rankme"),
+    ALPHA: Measure("", "agrawal2022alphareq"),
+    LIDAR: Measure("dimensions", "thilak2024lidar"),
+    IDEST: Measure("dimensions", "mordacq2026idest"),
+    DSE: Measure("", "dai2025dse"),
+    SEPARATION: Measure(),
+    DENSE_DIMENSIONS: Measure(),
+    **{own_crop(area): Measure("%", chance=lambda n: 1 / n) for area in AREAS},
+    **{overlap_measure(share): Measure("%", chance=lambda n: NEIGHBOUR_COUNT / (n - 1)) for share in SHARES},
 }
 
 
@@ -738,15 +693,33 @@ def label_free_rows(
 
 def rows_from_features(name: str, found: LabelFreeFeatures) -> list[Result]:
     """Return the rows for features of the images; raw pixels have those of crops only."""
-    rows: list[Result] = []
-    for measure, (unit, _, of, _) in MEASURES.items():
-        match of(found):
-            case None:
-                continue
-            case Tensor() as each if each.dtype == torch.bool:
-                rows.append(Result.of_images(name, PROTOCOL, {}, each, measure=measure))
-            case Tensor() as each:
-                rows.append(Result.of_means(measure, name, PROTOCOL, {}, each.tolist()))
-            case value:
-                rows.append(Result.exact(measure, name, PROTOCOL, {}, value, unit))
+    whole, dense = found.whole, found.dense
+    values: dict[str, float | Tensor] = {}  # numbers, and outcomes of each image
+    if whole is not None:
+        order = torch.randperm(found.n, generator=torch.Generator().manual_seed(found.seed))
+        # RankMe (Garrido et al., ICML 2023, Eq. 1-2) neither centres nor scales. It grows with n until n is many times
+        # d, so only values of equal n and equal d can be compared
+        values |= {RANKME: effective_rank(whole), IDEST: id_est(whole, order)}
+        if min(found.n - 1, whole.shape[1]) >= LEAST_WIDTH:
+            values[ALPHA] = alpha_req(whole)
+        for share, part in found.parts.items():
+            values[overlap_measure(share)] = neighbour_overlap(whole, part, NEIGHBOUR_COUNT)
+    if found.many is not None:
+        values[LIDAR] = lidar(found.many)
+    if dense is not None:
+        values |= {DSE: dense.dse, SEPARATION: dense.separation, DENSE_DIMENSIONS: dense.dimensions}
+    values |= {own_crop(area): own_crop_found(*pair) for area, pair in found.pairs.items()}
+    if not math.isfinite(values.get(IDEST, 0.0)):
+        del values[IDEST]
+    rows = []
+    for measure, about in MEASURES.items():
+        value = values.get(measure)
+        if value is None:
+            continue
+        if not isinstance(value, Tensor):
+            rows.append(Result.exact(measure, name, PROTOCOL, {}, value, about.unit))
+        elif value.dtype == torch.bool:
+            rows.append(Result.of_images(name, PROTOCOL, {}, value, measure=measure))
+        else:
+            rows.append(Result.of_means(measure, name, PROTOCOL, {}, value.tolist()))
     return rows

@@ -220,7 +220,7 @@ def logistic_probe(
             usual = [row for row in found if row.pooling != "instance" and row.measure == measure]
             best = max(usual, key=lambda row: row.settings["held_out_accuracy"])
             blends.append(blend_row(best, one.share, best.settings["held_out_accuracy"]))
-        if not one.is_blend:
+        if one.share in (None, 0, 1):
             rows += found
     around = study.around(train, test, any(row.pooling == "instance" for row in rows))
     return linear_report(rows, parts, settings, train, test, around, title=title, trained=trained, blends=blends)

@@ -149,10 +149,6 @@ class Cell:
     asked: Tensor
     offsets: Tensor = field(default_factory=lambda: torch.empty(0))
 
-    def map(self, grid: tuple[int, int]) -> Tensor:
-        """Return accuracy [rows columns] by position of the grid; nan without predicted patches."""
-        return (self.found / self.asked).view(grid)
-
     @property
     def accuracy(self) -> float:
         return self.values["top-1"].mean().item()
@@ -174,11 +170,6 @@ def chance(grid: tuple[int, int], given: int) -> dict[str, float]:
     others = distances(grid).double().sum().item() / (n * (n - 1))  # between two patches
     hit = chance_accuracy(n, given)
     return {"top-1": hit, "top-5": min(5 * hit, 1.0), "distance": (1 - hit) * others}
-
-
-def centre_distance(grid: tuple[int, int]) -> float:
-    """Return the expected distance, in patches, if the position with the smallest mean distance is always predicted."""
-    return distances(grid).double().mean(0).min().item()
 
 
 def normalized(batches: Iterable[Batch], card: EncoderCard, unreadable: list[str]) -> Iterator[Tensor]:
@@ -248,9 +239,9 @@ def position_rows(protocol: str, cells_of: Mapping[str, Sequence[Cell]], grid: t
         levels = [torch.tensor(cell.chance[name], dtype=torch.float64) for cell in cells]
         for ratios, level in _with_average(cells, levels):
             rows.append(Result.exact(name, _CHANCE, protocol, ratios, level.item(), unit))
-        if name == "distance":
-            rows.append(Result.exact(name, _CENTRE, protocol, {}, centre_distance(grid), unit))
-    return rows
+    # the position with the smallest mean distance is always predicted
+    centre = distances(grid).double().mean(0).min().item()
+    return [*rows, Result.exact("distance", _CENTRE, protocol, {}, centre, UNITS["distance"])]
 
 
 def _with_average(cells: Sequence[Cell], values: list[Tensor]) -> list[tuple[dict[str, Any], Tensor]]:

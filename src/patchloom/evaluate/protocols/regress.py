@@ -336,12 +336,10 @@ class Ridge:
 
     def predict(self, features: Tensor) -> Tensor:
         """Return predictions [m s] float64 of features [m d]."""
-        parts = [self.centre + _standard(part, self) @ self.weights for part in features.split(_ROWS)]
-        return torch.cat(parts)
+        return torch.cat([self.centre + self.standard(part) @ self.weights for part in features.split(_ROWS)])
 
-
-def _standard(features: Tensor, ridge: Ridge) -> Tensor:
-    return (features.double() - ridge.mean) / ridge.scale
+    def standard(self, features: Tensor) -> Tensor:
+        return (features.double() - self.mean) / self.scale
 
 
 def fit_ridge(features: Tensor, targets: Tensor, strengths: Sequence[float]) -> Ridge:
@@ -362,13 +360,13 @@ def fit_ridge(features: Tensor, targets: Tensor, strengths: Sequence[float]) -> 
     if d <= n:
         moments, slopes = torch.zeros(d, d, dtype=torch.float64), torch.zeros(d, dtype=torch.float64)
         for part, its in zip(features.split(_ROWS), y.split(_ROWS), strict=True):
-            rows = _standard(part, ridge)
+            rows = ridge.standard(part)
             moments += rows.T @ rows / n
             slopes += rows.T @ its / n
         values, axes = torch.linalg.eigh(moments)
         weights = axes @ ((axes.T @ slopes)[:, None] / (values.clamp(min=0)[:, None] + added))
     else:
-        rows = _standard(features, ridge)
+        rows = ridge.standard(features)
         values, axes = torch.linalg.eigh(rows @ rows.T / n)
         weights = rows.T @ (axes @ ((axes.T @ y / n)[:, None] / (values.clamp(min=0)[:, None] + added)))
     return Ridge(ridge.mean, ridge.scale, weights, ridge.centre)
@@ -380,21 +378,20 @@ def held_out_score(predicted: Tensor, targets: Tensor, rest: Tensor) -> Tensor:
     return 1 - wrong / rest.double().var(correction=0)
 
 
-def choose_ridge(
-    features: Tensor, targets: Tensor, rest: Tensor, held: Tensor, strengths: Sequence[float] = RIDGE_STRENGTHS
-) -> tuple[float, float]:
+def choose_ridge(features: Tensor, targets: Tensor, rest: Tensor, held: Tensor) -> tuple[float, float]:
     """Return the strength with the lowest error on held-out training images, and its `held_out_score`.
+
+    Ties go to the strongest.
 
     Args:
         features: [n d] features of training images only.
         targets: [n].
         rest, held: indices of the images to fit on and to choose by.
-        strengths: in descending order; ties go to the strongest.
     """
-    fitted = fit_ridge(features[rest], targets[rest], strengths)
+    fitted = fit_ridge(features[rest], targets[rest], RIDGE_STRENGTHS)
     scores = held_out_score(fitted.predict(features[held]), targets[held], targets[rest])
     best = int(scores.argmax())
-    return strengths[best], float(scores[best])
+    return RIDGE_STRENGTHS[best], float(scores[best])
 
 
 # Nearest neighbours.
@@ -406,21 +403,19 @@ def knn_predictions(
     queries: Tensor,
     k: int,
     *,
-    temperature: float = TEMPERATURE,
     device: torch.device | str = "cpu",
 ) -> Tensor:
     """Return the weighted mean target [m] float64 of the k nearest images by cosine similarity.
 
-    Weights are exp(similarity / temperature), as the votes of `knn_answers`.
+    Weights are exp(similarity / `TEMPERATURE`), as the votes of `knn_answers`.
 
     Args:
         gallery: [n d] features.
         targets: [n] float64.
         queries: [m d] features.
         k: number of neighbours, at most n.
-        temperature: temperature of the weights.
         device: device of the search.
     """
     similarities, nearest = nearest_images(gallery, queries, k, None, torch.device(device))
-    weights = (similarities.double() / temperature).softmax(1)
+    weights = (similarities.double() / TEMPERATURE).softmax(1)
     return (weights * targets[nearest]).sum(1)

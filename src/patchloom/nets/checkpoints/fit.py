@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from patchloom.errors import PatchloomError
-from patchloom.nets.build import build_encoder, stock_encoder
+from patchloom.nets.build import build_encoder, depth_of, stock_encoder
 from patchloom.nets.checkpoints.format import HUB_CONFIG, HUB_IMAGES, EncoderCard, is_on_hub, load_encoder_file
 from patchloom.nets.checkpoints.live import LiveEncoder
 from patchloom.nets.checkpoints.origin import (
@@ -31,12 +31,13 @@ from patchloom.nets.checkpoints.origin import (
 from patchloom.nets.checkpoints.programs import (
     AGREEMENT,
     ENCODER,
+    EXTREMA_PROGRAM,
     PIXEL_DECODER,
     POSITION_DECODER,
+    TEACHER_ENCODER,
     TEACHER_PREFIX,
     ForeignCheckpoint,
     Program,
-    depth_of,
     describe_leftovers,
     eva_names,
     is_teacher,
@@ -157,7 +158,6 @@ def load_published(
     source: str | Path | Weights,
     weights: State | None = None,
     like: Encoder | None = None,
-    foreign: ForeignCheckpoint | None = None,
     task: str = "",
     network: Network | None = None,
 ) -> LoadedWeights:
@@ -166,22 +166,31 @@ def load_published(
     Weights become float32. Learned position embeddings of another grid [1 prefix+n d], and a patch projection [d c p p]
     of another patch size (FlexiViT, arXiv:2212.08013, section 3.4) or of 3 channels, are resampled as in timm. The
     number of heads cannot be seen in weights: it must be the source's. Torch's random state is unchanged. With
-    ``weights``, perhaps of an encoder ``like`` another, or ``foreign``, ``source`` is only a name. ``network`` chooses
-    between student and teacher of a known program; None is the student for its own ``task``, and the one that its
-    authors evaluate else.
+    ``weights``, perhaps of an encoder ``like`` another, ``source`` is only a name. ``network`` chooses between student
+    and teacher of a known program; None is the student for its own ``task``, and the one that its authors evaluate
+    else.
     """
     target = dict(vit.state_dict())
-    states = [("", weights or {})]
-    grid, heads = (None, None) if like is None else (grid_size(like), heads_by_stage(like))
-    if weights is None and foreign is None:
+    foreign: ForeignCheckpoint | None = None
+    if weights is None:
         read = source if isinstance(source, Weights) else Weights(source)
         source, states, foreign = read.source, read.states, read.foreign
         grid, heads = read.sizes
-    _check_heads(str(source), heads, vit)
-    if foreign is not None:
-        found = _of_program(str(source), foreign, vit, target, task, network)
     else:
+        states = [("", weights)]
+        grid, heads = (None, None) if like is None else (grid_size(like), heads_by_stage(like))
+    _check_heads(str(source), heads, vit)
+    if foreign is None:
         found = _choose(str(source), [(path, timm_names(state)) for path, state in states], target)
+    else:
+        program = foreign.program
+        whose = network or ("student" if task and task == program.task else program.evaluated)
+        if (usual := program.heads.get(vit.embed_dim)) is not None:
+            _check_heads(f"{source} is of {program.name}, whose encoder", [usual], vit)
+        teacher = ", its teacher" if whose == "teacher" and program.task else ""
+        place = f"{foreign.place}, " if foreign.place else ""
+        found = _choose(str(source), [("", foreign.encoder(whose))], target)
+        found = found._replace(source=f"{source} ({place}of {program.name}{teacher})", others=list(foreign.left))
     table = found.weights.get(POSITIONS_KEY)
     if grid is None and table is not None and table.ndim == 3 and (foreign is not None or position_axis_order(table)):
         side = square_grid(table.shape[1], {"cls_token": 1})[1]  # known programs train on squares
@@ -240,20 +249,6 @@ def _changes(name: str, target: State) -> bool:
     return lacking or _IN_BLOCK.match(name[block.end() :]) is not None
 
 
-def _of_program(
-    source: str, foreign: ForeignCheckpoint, vit: Encoder, target: State, task: str, network: Network | None
-) -> _Selected:
-    """Return the encoder in a file of a known program."""
-    program = foreign.program
-    whose = network or ("student" if task and task == program.task else program.evaluated)
-    if (heads := program.heads.get(vit.embed_dim)) is not None:
-        _check_heads(f"{source} is of {program.name}, whose encoder", [heads], vit)
-    own = _choose(source, [("", foreign.encoder(whose))], target)
-    teacher = ", its teacher" if whose == "teacher" and program.task else ""
-    place = f"{foreign.place}, " if foreign.place else ""
-    return own._replace(source=f"{source} ({place}of {program.name}{teacher})", others=list(foreign.left))
-
-
 def _choose(source: str, states: list[tuple[str, State]], target: State) -> _Selected:
     """Return the state dict, and the prefix of its names, that match most of the encoder's weights."""
     if any(name.endswith(_OF_EVA) for name in target):
@@ -277,7 +272,21 @@ def _choose(source: str, states: list[tuple[str, State]], target: State) -> _Sel
         raise PatchloomError(f"{source} holds a Swin, and this encoder is a plain ViT: give the --model of a Swin")
     there = [name for name in expected if prefix + name in state]
     if 2 * len(there) < len(expected) or _blocks(there) != _blocks(expected):
-        raise _too_few(source, state, prefix, expected, there)
+        if not state:
+            raise PatchloomError(
+                f"{source} holds no tensors: give a file with a state_dict of timm's names, or timm:NAME"
+            )
+        theirs, here = _depths(select_prefix(prefix, state)), _depths(expected)
+        if theirs and here and theirs != here:
+            fact = f"{source} has stages of {theirs} blocks and this encoder {here}"
+            raise Misfit(fact, f"give --model.depths '{theirs}'")
+        depth, own = len(_blocks(there)), len(_blocks(expected))
+        if 0 < depth < own:
+            raise Misfit(f"{source} has {depth} blocks and this encoder {own}", f"give --model.depth {depth}")
+        raise PatchloomError(
+            f"{source} has {len(there)} of the {len(expected)} weights of this encoder's blocks: its names are like "
+            f"{', '.join(list(state)[:3])}, and timm's, like {expected[0]}, are expected"
+        )
     if place := place_of(path, prefix):
         source = f"{source} ({place})"
     return _Selected(source, select_prefix(prefix, state), prefix, describe_leftovers(prefix, state, states))
@@ -286,24 +295,6 @@ def _choose(source: str, states: list[tuple[str, State]], target: State) -> _Sel
 def _blocks(names: Iterable[str]) -> set[str]:
     """Return the beginnings of the blocks that names of weights belong to."""
     return {found[0] for name in names if (found := _BLOCK.match(name))}
-
-
-def _too_few(source: str, state: State, prefix: str, expected: list[str], there: list[str]) -> PatchloomError:
-    """Describe blocks of which most weights are missing; ``there`` are those of the ``expected`` ones that are not."""
-    if not state:
-        return PatchloomError(f"{source} holds no tensors: give a file with a state_dict of timm's names, or timm:NAME")
-    if expected[0].startswith("layers."):
-        theirs, here = _depths(select_prefix(prefix, state)), _depths(expected)
-        if theirs and theirs != here:
-            fact = f"{source} has stages of {theirs} blocks and this encoder {here}"
-            return Misfit(fact, f"give --model.depths '{theirs}'")
-    depth, own = len(_blocks(there)), len(_blocks(expected))
-    if 0 < depth < own:
-        return Misfit(f"{source} has {depth} blocks and this encoder {own}", f"give --model.depth {depth}")
-    return PatchloomError(
-        f"{source} has {len(there)} of the {len(expected)} weights of this encoder's blocks: its names are like "
-        f"{', '.join(list(state)[:3])}, and timm's, like {expected[0]}, are expected"
-    )
 
 
 def _depths(names: Iterable[str]) -> list[int]:
@@ -433,10 +424,10 @@ def load_bare_module(path: Path, use: Use, network: Network | None = None) -> nn
     """
     weights = Weights(path)
     foreign, shape = weights.foreign, weights.architecture
-    if foreign is None or shape is None or not foreign.beginning(f"{TEACHER_PREFIX}.instance_head."):
+    if foreign is None or shape is None or foreign.program is not EXTREMA_PROGRAM:
         return None
     owner = AGREEMENT if network == "student" else TEACHER_PREFIX
-    head, first = (foreign.beginning(f"{owner}.{part}.") for part in ("instance_head", "projection"))
+    head, first = (select_prefix(f"{owner}.{part}.", foreign.weights) for part in ("instance_head", "projection"))
     try:
         if use == "pooling":
             module: nn.Module = InstanceHead(shape.width, shape.heads, depth_of(head))
@@ -469,7 +460,9 @@ _POSITIONS = f"{PIXEL_DECODER}.positions"
 
 def inherit(foreign: ForeignCheckpoint, task: nn.Module, own_task: bool, source: str) -> list[str]:
     """Load decoders, heads, tokens and teacher of a file into a task in place; return sentences on the outcome."""
-    program, rest, teacher = foreign.program, foreign.other_weights(), foreign.encoder_of("teacher")
+    program, teacher = foreign.program, foreign.encoder_of("teacher")
+    encoders = ENCODER, TEACHER_ENCODER
+    rest = {name: value for name, value in foreign.weights.items() if not name.startswith(encoders)}
     there = [words for beginning, words in _PARTS if any(name.startswith(beginning) for name in rest)]
     there += ["teacher's encoder"] * bool(teacher)
     if not there:

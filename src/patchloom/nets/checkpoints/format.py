@@ -272,34 +272,6 @@ def is_on_hub(source: str | Path) -> bool:
     return str(source).startswith(_ON_HUB)
 
 
-def _fetch_from_hub(source: str) -> Path:
-    """Return the file of weights of a repository of the Hub, with its configuration in the same folder.
-
-    The files are data: a configuration is validated like that of any folder, and no code is fetched.
-    """
-    repository, _, revision = source.removeprefix(_ON_HUB).partition("@")
-    try:
-        validate_repo_id(repository)
-        if "/" not in repository:
-            raise HFValidationError("it has no owner")
-    except HFValidationError as problem:
-        raise PatchloomError(f"{source} names no repository of the Hub: give timm:hf-hub:OWNER/NAME") from problem
-    get = partial(huggingface_hub.hf_hub_download, repository, revision=revision or None)
-    remedy = (
-        f"check the network, the name and your access to it, or fetch {_HUB_WEIGHTS[0]} elsewhere, and give that file "
-        "with --model and its name in timm"
-    )
-    with _fetching(source, remedy):
-        get(HUB_CONFIG)
-        for name in (HUB_README, HUB_IMAGES):
-            with suppress(EntryNotFoundError):
-                get(name)
-        try:
-            return Path(get(_HUB_WEIGHTS[0]))
-        except EntryNotFoundError:
-            return Path(get(_HUB_WEIGHTS[1]))
-
-
 @contextmanager
 def _fetching(what: str, remedy: str) -> Iterator[str]:
     """Use the cache alone if the hub does not answer, whose reason is returned; every failure means: no weights."""
@@ -324,12 +296,38 @@ def find_weights(source: str | Path) -> Path:
 
 
 def weights_file(source: str | Path) -> Path:
-    """Return the file of weights of a folder or file; raise an error if there is none."""
-    path = _fetch_from_hub(str(source)) if is_on_hub(source) else find_weights(source)
-    if not path.is_file():
-        hint = published_like(source) or "give a finished run, a .safetensors file or timm:NAME"
-        raise PatchloomError(f"there is no encoder at {path}: {hint}")
-    return path
+    """Return the file of weights of a folder, file or repository of the Hub; raise an error if there is none.
+
+    What is fetched is data: a configuration in the same folder is validated like that of any folder, and no code is
+    fetched.
+    """
+    if not is_on_hub(source):
+        path = find_weights(source)
+        if not path.is_file():
+            hint = published_like(source) or "give a finished run, a .safetensors file or timm:NAME"
+            raise PatchloomError(f"there is no encoder at {path}: {hint}")
+        return path
+    repository, _, revision = str(source).removeprefix(_ON_HUB).partition("@")
+    try:
+        validate_repo_id(repository)
+        if "/" not in repository:
+            raise HFValidationError("it has no owner")
+    except HFValidationError as problem:
+        raise PatchloomError(f"{source} names no repository of the Hub: give timm:hf-hub:OWNER/NAME") from problem
+    get = partial(huggingface_hub.hf_hub_download, repository, revision=revision or None)
+    remedy = (
+        f"check the network, the name and your access to it, or fetch {_HUB_WEIGHTS[0]} elsewhere, and give that file "
+        "with --model and its name in timm"
+    )
+    with _fetching(str(source), remedy):
+        get(HUB_CONFIG)
+        for name in (HUB_README, HUB_IMAGES):
+            with suppress(EntryNotFoundError):
+                get(name)
+        try:
+            return Path(get(_HUB_WEIGHTS[0]))
+        except EntryNotFoundError:
+            return Path(get(_HUB_WEIGHTS[1]))
 
 
 def published_like(source: str | Path) -> str:
@@ -340,11 +338,23 @@ def published_like(source: str | Path) -> str:
 
 def load_encoder_file(source: str | Path) -> tuple[Encoder, EncoderCard]:
     """Load an encoder in eval mode, and its card."""
-    if str(source).startswith("timm:"):
-        return _from_timm(str(source).removeprefix("timm:"))
-    path = weights_file(source)
-    card = read_encoder_card(path)
-    return build_with(card.own_spec, read_weights(path), path), card
+    if not str(source).startswith("timm:"):
+        path = weights_file(source)
+        card = read_encoder_card(path)
+        return build_with(card.own_spec, read_weights(path), path), card
+    name = str(source).removeprefix("timm:")
+    stock_encoder(name)  # reject unsupported models before gigabytes are fetched
+    home = timm.models.get_pretrained_cfg(name)
+    repository = None if home is None else home.hf_hub_id
+    there = f"model.safetensors of {repository}" if repository else "them"
+    remedy = f"check the network, or fetch {there} elsewhere, and give that file with --model {name} instead"
+    with _fetching(name, remedy) as offline:
+        if offline and not repository:  # only the hub's library can use its cache alone
+            raise network_error(offline)
+        vit = cast(Encoder, timm.create_model(name, pretrained=True, num_classes=0))
+    about = cast(dict[str, Any], vit.pretrained_cfg)
+    mean, std = tuple(about["mean"]), tuple(about["std"])
+    return vit.eval(), EncoderCard(None, mean, std, f"timm:{name}", name, license=timm_license(name))
 
 
 def build_with(spec: EncoderSpec, weights: State, path: Path) -> Encoder:
@@ -377,21 +387,6 @@ def refuse_larger(card: EncoderCard, weights: State, path: Path) -> None:
     with expect_intact(path):
         net = stock_encoder(card.timm_name) if card.spec is None else outline(card.spec)
         check_affordable(net, weights.values())
-
-
-def _from_timm(name: str) -> tuple[Encoder, EncoderCard]:
-    stock_encoder(name)  # reject unsupported models before gigabytes are fetched
-    home = timm.models.get_pretrained_cfg(name)
-    repository = None if home is None else home.hf_hub_id
-    there = f"model.safetensors of {repository}" if repository else "them"
-    remedy = f"check the network, or fetch {there} elsewhere, and give that file with --model {name} instead"
-    with _fetching(name, remedy) as offline:
-        if offline and not repository:  # only the hub's library can use its cache alone
-            raise network_error(offline)
-        vit = cast(Encoder, timm.create_model(name, pretrained=True, num_classes=0))
-    about = cast(dict[str, Any], vit.pretrained_cfg)
-    mean, std = tuple(about["mean"]), tuple(about["std"])
-    return vit.eval(), EncoderCard(None, mean, std, f"timm:{name}", name, license=timm_license(name))
 
 
 def timm_license(name: str) -> str:
@@ -446,17 +441,6 @@ def save_extra_module(module: nn.Module, path: Path) -> None:
     save_net(module, MODULE_FORMAT, {"kind": type(module).__name__, "sizes": module.sizes}, path)
 
 
-def extra_module_file(source: str | Path, use: Use) -> Path | None:
-    """Return the file of the module beside an encoder for ``use``; None if the encoder's card lists none."""
-    if str(source).startswith("timm:"):
-        return None
-    path = weights_file(source)
-    card = card_of(path) if path.name == ENCODER_FILE else None
-    uses = {} if card is None else card.extra_modules
-    named = [path.with_name(f"{name}.safetensors") for name, good_for in uses.items() if good_for == use]
-    return next((file for file in named if file.exists()), None)  # an encoder may have been copied without its modules
-
-
 @dataclass(frozen=True)
 class ModuleCard:
     """Metadata of the weights of a module of `EXTRA_MODULES`: its class, and its ``sizes``."""
@@ -465,21 +449,33 @@ class ModuleCard:
     sizes: dict[str, Any]
 
 
-def load_module_file(path: Path) -> nn.Module:
-    """Load a module that `save_extra_module` wrote, in eval mode."""
-    about, weights = read_about(path, MODULE_FORMAT, "a module beside an encoder"), read_weights(path)
-    with expect_intact(path):
-        card = checked_card(ModuleCard, about)
-        builds = EXTRA_MODULES[card.kind]
+def load_extra_module(source: str | Path, use: Use) -> tuple[str, nn.Module] | None:
+    """Load the module beside an encoder for ``use``, in eval mode, with its file's name.
+
+    None if the encoder's card lists none, or the encoder was copied without its modules.
+    """
+    if str(source).startswith("timm:"):
+        return None
+    path = weights_file(source)
+    card = card_of(path) if path.name == ENCODER_FILE else None
+    uses = {} if card is None else card.extra_modules
+    named = (path.with_name(f"{name}.safetensors") for name, good_for in uses.items() if good_for == use)
+    file = next((one for one in named if one.exists()), None)
+    if file is None:
+        return None
+    about, weights = read_about(file, MODULE_FORMAT, "a module beside an encoder"), read_weights(file)
+    with expect_intact(file):
+        module_card = checked_card(ModuleCard, about)
+        builds = EXTRA_MODULES[module_card.kind]
         made_by = builds.__init__ if isinstance(builds, type) else builds  # type: ignore[misc]  # no subclass
-        check_arguments(card.sizes, get_type_hints(made_by), 2**16)
-        if (depth := card.sizes.get("depth")) is not None and depth > len(weights):
+        check_arguments(module_card.sizes, get_type_hints(made_by), 2**16)
+        if (depth := module_card.sizes.get("depth")) is not None and depth > len(weights):
             raise ValueError(f"it has fewer weights than {depth} blocks")
         with on_meta():  # before memory is allocated
-            _expect_shapes(builds(**card.sizes), weights)
-        module = builds(**card.sizes)
+            _expect_shapes(builds(**module_card.sizes), weights)
+        module = builds(**module_card.sizes)
         module.load_state_dict(weights, strict=True)
-    return module.eval()
+    return file.name, module.eval()
 
 
 def check_arguments(given: Mapping[str, Any], hints: Mapping[str, Any], most: int) -> None:

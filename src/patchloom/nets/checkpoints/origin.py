@@ -6,7 +6,6 @@ the Hugging Face Hub, or a file of weights alone. `Weights` reads it on demand.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -21,7 +20,15 @@ import yaml
 from timm.models.eva import Eva
 
 from patchloom.errors import PatchloomError, listing
-from patchloom.nets.build import EncoderSpec, options_in_weights, outline, own_names, spec_of_stock, stock_encoder
+from patchloom.nets.build import (
+    EncoderSpec,
+    depth_of,
+    options_in_weights,
+    outline,
+    own_names,
+    spec_of_stock,
+    stock_encoder,
+)
 from patchloom.nets.checkpoints.format import (
     ENCODER_FILE,
     HUB_CONFIG,
@@ -43,11 +50,9 @@ from patchloom.nets.checkpoints.format import (
 from patchloom.nets.checkpoints.live import LiveEncoder
 from patchloom.nets.checkpoints.programs import (
     ANY_PROGRAM,
-    PROGRAMS,
     ForeignCheckpoint,
     MeanStd,
     Program,
-    depth_of,
     position_axis_order,
     recognise,
 )
@@ -57,7 +62,8 @@ from patchloom.nets.encode import grid_size, has_rotations, heads_by_stage
 from patchloom.nets.swin import patch_embedding
 from patchloom.options.pretrain import PositionKind
 from patchloom.sizes import compact
-from patchloom.system.files import read_text
+from patchloom.system.documents import parse_json
+from patchloom.system.files import read_bytes, read_text
 
 Kind = Literal["module", "timm", "patchloom", "hub", "bare"]
 
@@ -173,7 +179,7 @@ class Weights:
     def _recognised(self) -> ForeignCheckpoint | None:
         """The weights by patchloom's names, unless the source is patchloom's or timm's, so that nothing is inferred."""
         own = self.path is None or self.card is not None
-        return None if own else recognise(self.states, (*PROGRAMS, ANY_PROGRAM))
+        return None if own else recognise(self.states)
 
     @property
     def foreign(self) -> ForeignCheckpoint | None:
@@ -195,12 +201,24 @@ class Weights:
         return infer_architecture(found.encoder(found.program.evaluated), self.program, self.stated.heads)
 
     @cached_property
-    def unlike_plain(self) -> Unlike | None:
-        """Sign that weights of no known program are not, or may not be, those of a plain ViT."""
+    def unlike_plain(self) -> tuple[str, tuple[str, ...]] | None:
+        """Sign that weights of no known program are not, or may not be, a plain ViT's, and models of timm with it."""
         found = self._recognised
         if self.kind != "bare" or found is None or found.program is not ANY_PROGRAM:
             return None
-        return _unlike_plain(found.encoder("student"), {name for _, state in self.states for name in state})
+        weights, written = found.encoder("student"), {name for _, state in self.states for name in state}
+        if seems_rotary(weights):
+            return "rotations of queries and keys", ("vit_small_patch16_dinov3",)
+        if "norm_pre.weight" in weights:
+            return "a norm before the blocks", ("vit_pe_core_small_patch16_384", "vit_base_patch16_clip_224")
+        first, second = (weights.get(f"blocks.0.mlp.fc{i}.weight") for i in (1, 2))
+        gated = first is not None and second is not None and len(first) != second.shape[-1]
+        if gated or "blocks.0.mlp.fc1_g.weight" in weights:
+            return "gated MLPs", ("eva02_small_patch14_224",)
+        relative = any(name.endswith("relative_position_bias_table") for name in written)  # of BEiT
+        if not relative and any(name.endswith("blocks.0.gamma_1") for name in written):
+            return "scales called gamma_1", ("vit_small_patch16_rope_ape_224", "deit3_small_patch16_224")
+        return None
 
     def encoder_spec(self) -> EncoderSpec:
         """Return the spec of their encoder, if it can be determined."""
@@ -328,32 +346,28 @@ def _read_hub(weights: Path, states: list[tuple[str, State]]) -> Stated:
             f"{folder / HUB_CONFIG} is not the configuration of a model that can be read "
             f"({printable(reason, 200)}): fetch it again, or give {weights.name} alone"
         ) from problem
-    return found._replace(license=_hub_license(folder, config))
+    # the header of a model card states it, or else the configuration that timm writes
+    about = config.get("pretrained_cfg")
+    terms = license_from(about.get("license") if isinstance(about, dict) else None)
+    with suppress(OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError):
+        text = read_text(folder / HUB_README, most=_MOST, follow=True)
+        # every value is a text: an impossible date would be a ValueError otherwise
+        header = yaml.load(text.split("---\n")[1], yaml.BaseLoader) if text.startswith("---\n") else None
+        if isinstance(header, dict):
+            named = license_from(header.get("license_name" if header.get("license") == "other" else "license"))
+            terms = terms if named == UNKNOWN_LICENSE else named
+    return found._replace(license=terms)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(read_text(path, most=_MOST, follow=True))
+        found = parse_json(read_bytes(path, _MOST, follow=True))
         if not isinstance(found, dict):
             raise ValueError("it is not an object with names and values")
         return found
     except (OSError, ValueError, RecursionError) as problem:
         reason = printable(str(problem), 200)
         raise PatchloomError(f"{path} cannot be read as a configuration ({reason}): fetch it again") from problem
-
-
-def _hub_license(folder: Path, config: Mapping[str, Any]) -> str:
-    """Return the licence in the header of a model card, or else in the configuration that timm writes."""
-    with suppress(OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError):
-        text = read_text(folder / HUB_README, most=_MOST, follow=True)
-        # every value is a text: an impossible date would be a ValueError otherwise
-        header = yaml.load(text.split("---\n")[1], yaml.BaseLoader) if text.startswith("---\n") else None
-        if isinstance(header, dict):
-            stated = header.get("license_name") if header.get("license") == "other" else header.get("license")
-            if (found := license_from(stated)) != UNKNOWN_LICENSE:
-                return found
-    about = config.get("pretrained_cfg")
-    return license_from(about.get("license") if isinstance(about, dict) else None)
 
 
 def _of_timm(config: Mapping[str, Any], states: list[tuple[str, State]]) -> Stated:
@@ -488,26 +502,3 @@ def seems_rotary(weights: State) -> bool:
     """Return whether weights look like those of an encoder with rotations; most rotations leave no trace there."""
     marks = "rope.freqs", "rope_embed.periods"
     return not weights.keys().isdisjoint(marks) or ("reg_token" in weights and POSITIONS_KEY not in weights)
-
-
-class Unlike(NamedTuple):
-    """Sign of weights that a plain ViT does not have, and names of models of timm that have it."""
-
-    sign: str
-    models: tuple[str, ...]
-
-
-def _unlike_plain(weights: State, written: set[str]) -> Unlike | None:
-    """Return the sign of another model in ``weights``; ``written`` are their names in the file."""
-    if seems_rotary(weights):
-        return Unlike("rotations of queries and keys", ("vit_small_patch16_dinov3",))
-    if "norm_pre.weight" in weights:
-        return Unlike("a norm before the blocks", ("vit_pe_core_small_patch16_384", "vit_base_patch16_clip_224"))
-    first, second = (weights.get(f"blocks.0.mlp.fc{i}.weight") for i in (1, 2))
-    gated = first is not None and second is not None and len(first) != second.shape[-1]
-    if gated or "blocks.0.mlp.fc1_g.weight" in weights:
-        return Unlike("gated MLPs", ("eva02_small_patch14_224",))
-    relative = any(name.endswith("relative_position_bias_table") for name in written)  # of BEiT
-    if not relative and any(name.endswith("blocks.0.gamma_1") for name in written):
-        return Unlike("scales called gamma_1", ("vit_small_patch16_rope_ape_224", "deit3_small_patch16_224"))
-    return None

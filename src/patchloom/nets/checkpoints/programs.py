@@ -9,7 +9,7 @@ these rows.
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -30,6 +30,8 @@ TEACHER_PREFIX, PIXEL_DECODER, POSITION_DECODER = (
     "questions.pixels.decoder",
     "questions.positions.decoder",
 )
+
+TEACHER_ENCODER = f"{TEACHER_PREFIX}.{ENCODER}"
 
 IMAGENET: MeanStd = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
@@ -117,7 +119,7 @@ LUT_PROGRAM = Program(
         ("predictor.", "(a teacher predicts nothing)"),
         ("mask_token", "(a teacher sees everything)"),
         ("decoder_", "(a teacher decodes nothing)"),
-        ("", f"{TEACHER_PREFIX}.{ENCODER}"),
+        ("", TEACHER_ENCODER),
     ),
 )
 EXTREMA_PROGRAM = Program(
@@ -132,7 +134,7 @@ EXTREMA_PROGRAM = Program(
         ("momentum_encoder.cls_token", f"{TEACHER_PREFIX}.instance_head.token"),
         ("momentum_encoder.blocks_token.", f"{TEACHER_PREFIX}.instance_head.layers."),
         ("momentum_encoder.head.", f"{TEACHER_PREFIX}.projection."),
-        ("momentum_encoder.", f"{TEACHER_PREFIX}.{ENCODER}"),
+        ("momentum_encoder.", TEACHER_ENCODER),
     ),
     task="extrema",
     evaluated="teacher",
@@ -206,7 +208,7 @@ ANY_PROGRAM = Program(
 # a program whose marks also occur in another's files comes after that one
 PROGRAMS = (
     *(DROPPOS_PROGRAM, LUT_PROGRAM, MAE_PROGRAM, EXTREMA_PROGRAM, MOCO_PROGRAM, SIMMIM_PROGRAM, BEYOND_MASKING_PROGRAM),
-    *(DINOV2_PROGRAM, DINO_PROGRAM, BARE_ENCODER_PROGRAM, BARE_MOCO_PROGRAM),
+    *(DINOV2_PROGRAM, DINO_PROGRAM, BARE_ENCODER_PROGRAM, BARE_MOCO_PROGRAM, ANY_PROGRAM),
 )
 
 
@@ -214,13 +216,13 @@ PROGRAMS = (
 
 
 _BLOCK = r"((?:^|.*\.)blocks\.\d+\.)"
-_RENAMED = (
+_RENAMED: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"(^|\.)blocks\.\d+\.(\d+\.)"), r"\1blocks.\2"),  # DINOv2's chunks, whose blocks are numbered on
     (re.compile(_BLOCK + r"gamma_([12])$"), r"\1ls\2.gamma"),
     (re.compile(r"(^|\.)(?:register|storage)_tokens$"), r"\1reg_token"),
 )
 _BIAS = re.compile(_BLOCK + r"attn\.q_bias$")
-_MASK = re.compile(_BLOCK + r"attn\.qkv\.bias_mask$")
+_MASK = re.compile(_BLOCK + r"attn\.qkv\.bias(_mask)?$")
 _OF_VIT = re.compile(r"((?:^|.*\.)(blocks\.\d+\.))(?:ls([12])\.gamma|attn\.qkv\.(weight|bias))$")
 _MERGING = re.compile(r"((?:^|.*\.)layers\.)(\d+)(\.downsample\..+)")
 _COMPUTED = re.compile(r"(^|\.)layers\.\d+\.blocks\.\d+\.(attn\.relative_position_index|attn_mask)$")
@@ -266,44 +268,45 @@ def timm_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
     Class attention (``blocks_token``) is not a block of a ViT and keeps its names.
     """
-    state = _masked(_merging(_rename(_from_transformers(state), _RENAMED)))
+    prefix, table = "", _RENAMED
+    for name in state:
+        if name.endswith(_OF_TRANSFORMERS):
+            prefix, table = name.removesuffix(_OF_TRANSFORMERS), _TRANSFORMERS + _RENAMED
+            break
+    # in timm there is no merging before stage 0
+    ending = {found[1] for name in state if (found := _MERGING.fullmatch(name)) and found[2] == "0"}
+    renamed = {}
+    for name, value in state.items():
+        name = name.removeprefix(prefix)
+        for theirs, ours in table:
+            name = theirs.sub(ours, name)
+        found = _MERGING.fullmatch(name)
+        if found is not None and found[1] in ending:
+            name = f"{found[1]}{int(found[2]) + 1}{found[3]}"
+        if not _COMPUTED.search(name):
+            renamed[name] = value
     named: dict[str, Tensor] = {}
     done: set[str] = set()
-    for name, value in state.items():
-        if name in done:
+    for name, value in renamed.items():
+        found = _MASK.fullmatch(name)
+        if name in done or (found is not None and found[2]):
             continue
+        if found is not None and (mask := renamed.get(f"{name}_mask")) is not None and mask.shape == value.shape:
+            value = torch.where(mask == 1, value, 0)
         whole, parts = name, [name]
         if found := _BIAS.fullmatch(name):
             whole, parts = f"{found[1]}attn.qkv.bias", [name, f"{found[1]}attn.v_bias"]
         elif found := _APART.fullmatch(name):
             whole = f"{found[1]}attn.qkv.{found[3]}"
             parts = [f"{found[1]}attn.{one}{found[2] or ''}.{found[3]}" for one in "qkv"]
-        if len(parts) > 1 and (values := _alike(state, parts)):
+        values = [renamed[part] for part in parts if part in renamed]
+        if len(values) == len(parts) > 1 and value.ndim and all(part.shape == value.shape for part in values):
             if len(values) == 2:
-                values.insert(1, torch.zeros_like(values[0]))
+                values.insert(1, torch.zeros_like(value))
             name, value = whole, torch.cat(values)
             done.update(parts)
         named[name] = value
     return {name: value for name, value in named.items() if name not in done}
-
-
-def _rename(state: dict[str, Tensor], table: Iterable[tuple[re.Pattern[str], str]]) -> dict[str, Tensor]:
-    named = {}
-    for name, value in state.items():
-        for theirs, become in table:
-            name = theirs.sub(become, name)
-        named[name] = value
-    return named
-
-
-def _masked(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Apply the masks of biases, and leave them out; in Meta's DINOv3 only the keys' bias is masked, to 0."""
-    named = {name: value for name, value in state.items() if _MASK.fullmatch(name) is None}
-    for name in state.keys() - named.keys():
-        bias, mask = name.removesuffix("_mask"), state[name]
-        if bias in named and named[bias].shape == mask.shape:
-            named[bias] = torch.where(mask == 1, named[bias], 0)
-    return named
 
 
 def eva_names(state: dict[str, Tensor], target: Container[str]) -> dict[str, Tensor]:
@@ -334,35 +337,6 @@ def eva_names(state: dict[str, Tensor], target: Container[str]) -> dict[str, Ten
     return named
 
 
-def _from_transformers(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Rename the weights of a state dict as in the original program, if it has transformers' names."""
-    prefix = next((name.removesuffix(_OF_TRANSFORMERS) for name in state if name.endswith(_OF_TRANSFORMERS)), None)
-    if prefix is None:
-        return state
-    return _rename({name.removeprefix(prefix): value for name, value in state.items()}, _TRANSFORMERS)
-
-
-def _merging(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Rename a Swin's patch merging as in timm."""
-    # in timm there is no merging before stage 0
-    ending = {found[1] for name in state if (found := _MERGING.fullmatch(name)) and found[2] == "0"}
-    named = {}
-    for name, value in state.items():
-        found = _MERGING.fullmatch(name)
-        if found is not None and found[1] in ending:
-            name = f"{found[1]}{int(found[2]) + 1}{found[3]}"
-        if not _COMPUTED.search(name):
-            named[name] = value
-    return named
-
-
-def _alike(state: dict[str, Tensor], names: list[str]) -> list[Tensor]:
-    """Return the weights of these names if all exist and can be concatenated, else nothing."""
-    found = [state[name] for name in names if name in state]
-    same = len(found) == len(names) and len({value.shape for value in found}) == 1
-    return found if same and found[0].ndim else []
-
-
 # Recognition of programs, and translation to patchloom's names.
 
 
@@ -386,26 +360,17 @@ class ForeignCheckpoint(NamedTuple):
 
     def encoder(self, whose: Network) -> State:
         """Return the weights of one of its encoders by timm's names; the student's if there is no teacher."""
-        return self.encoder_of(whose) or self.beginning(ENCODER)
+        return self.encoder_of(whose) or select_prefix(ENCODER, self.weights)
 
     def encoder_of(self, whose: Network) -> State:
         """Return the weights of its student's or teacher's encoder by timm's names; {} without it."""
-        return self.beginning(f"{TEACHER_PREFIX}.{ENCODER}" if whose == "teacher" else ENCODER)
-
-    def beginning(self, words: str) -> State:
-        """Return the weights whose names begin with ``words``, which is removed."""
-        return select_prefix(words, self.weights)
-
-    def other_weights(self) -> State:
-        """Return all weights that are not an encoder's, by patchloom's names."""
-        encoders = (ENCODER, f"{TEACHER_PREFIX}.{ENCODER}")
-        return {name: one for name, one in self.weights.items() if not name.startswith(encoders)}
+        return select_prefix(TEACHER_ENCODER if whose == "teacher" else ENCODER, self.weights)
 
 
-def recognise(states: list[tuple[str, State]], programs: tuple[Program, ...] = PROGRAMS) -> ForeignCheckpoint | None:
-    """Recognise the program that wrote a file; None if it is none of ``programs``."""
+def recognise(states: list[tuple[str, State]]) -> ForeignCheckpoint | None:
+    """Recognise the program that wrote a file, or `ANY_PROGRAM`; None without a ViT's weights."""
     named = [(path, timm_names(state)) for path, state in states]
-    for program in programs:
+    for program in PROGRAMS:
         places = [(path, prefix, state) for path, state in named for prefix in _prefixes(program, state)]
         if not places:
             continue
@@ -419,15 +384,23 @@ def recognise(states: list[tuple[str, State]], programs: tuple[Program, ...] = P
             theirs, unused = translate_names(program, program.teacher, select_prefix(teachers[0][1], teachers[0][2]))
             weights |= theirs
             left += unused
-        if not program.saves_positions:
-            weights |= _computed(weights)
+        if not program.saves_positions:  # Beyond Masking's: row by row, and without the bias of the decoder's input
+            projection, bridge = weights.get(f"{ENCODER}{PROJECTION_KEY}"), weights.get(f"{PIXEL_DECODER}.embed.weight")
+            if projection is not None and projection.ndim == 4 and len(projection) % 2 == 0:
+                weights[f"{ENCODER}{POSITIONS_KEY}"] = interleaved_sincos_1d(len(projection), _PATCHES)[None]
+            if bridge is not None and bridge.ndim == 2 and len(bridge) % 2 == 0:
+                weights[f"{PIXEL_DECODER}.embed.bias"] = torch.zeros(len(bridge))
+                weights[f"{PIXEL_DECODER}.positions"] = interleaved_sincos_1d(len(bridge), _PATCHES)
         left += describe_leftovers(prefix, state, named, teachers if program.teacher else [])
         return ForeignCheckpoint(program, place_of(path, prefix), weights, tuple(left))
     return None
 
 
 def translate_names(program: Program, names: NameRules, state: State) -> tuple[State, list[str]]:
-    """Translate a program's state dict (or gradients) to patchloom's names; also list unused names with reasons."""
+    """Translate a program's state dict (or gradients) to patchloom's names; also list unused names with reasons.
+
+    Tokens become flat, 1x1 convolutions linear layers, and the pixels of a patch have patchloom's order.
+    """
     weights: State = {}
     left: dict[tuple[str, str], list[str]] = {}
     for name, value in state.items():
@@ -438,35 +411,21 @@ def translate_names(program: Program, names: NameRules, state: State) -> tuple[S
             weights[row[1] + name.removeprefix(row[0])] = value
     projection = weights.get(f"{ENCODER}{PROJECTION_KEY}")
     for name, value in weights.items():
-        weights[name] = _as_here(program, name, value, projection)
-    return weights, [f"{_some(names)} {why}".rstrip() for (_, why), names in left.items()]
-
-
-def _as_here(program: Program, name: str, value: Tensor, projection: Tensor | None) -> Tensor:
-    """Convert a weight to patchloom's form: flat tokens, 1x1 convolutions as linear layers, our order of pixels."""
-    if name.rpartition(".")[2] in ("mask_token", "position_token"):
-        return value.flatten()
-    if not name.startswith((f"{PIXEL_DECODER}.answer.", f"{PIXEL_DECODER}.weight", f"{PIXEL_DECODER}.bias")):
-        return value
-    if value.ndim == 4:
-        value = value.flatten(1)
-    if program.channels_last and projection is not None and projection.ndim == 4:
-        c, h, w = projection.shape[1:]
-        if value.ndim and len(value) == c * h * w:
-            return value.unflatten(0, (h, w, c)).movedim(2, 0).flatten(0, 2)
-    return value
-
-
-def _computed(weights: State) -> State:
-    """Compute what Beyond Masking's program does not save: positions, row by row, and a bias that it does not have."""
-    projection, bridge = weights.get(f"{ENCODER}{PROJECTION_KEY}"), weights.get(f"{PIXEL_DECODER}.embed.weight")
-    more: State = {}
-    if projection is not None and projection.ndim == 4 and len(projection) % 2 == 0:
-        more[f"{ENCODER}{POSITIONS_KEY}"] = interleaved_sincos_1d(len(projection), _PATCHES)[None]
-    if bridge is not None and bridge.ndim == 2 and len(bridge) % 2 == 0:
-        more[f"{PIXEL_DECODER}.embed.bias"] = torch.zeros(len(bridge))
-        more[f"{PIXEL_DECODER}.positions"] = interleaved_sincos_1d(len(bridge), _PATCHES)
-    return more
+        if name.rpartition(".")[2] in ("mask_token", "position_token"):
+            weights[name] = value.flatten()
+        elif name.startswith((f"{PIXEL_DECODER}.answer.", f"{PIXEL_DECODER}.weight", f"{PIXEL_DECODER}.bias")):
+            if value.ndim == 4:  # a convolution of 1x1
+                value = value.flatten(1)
+            if program.channels_last and projection is not None and projection.ndim == 4:
+                c, h, w = projection.shape[1:]
+                if value.ndim and len(value) == c * h * w:
+                    value = value.unflatten(0, (h, w, c)).movedim(2, 0).flatten(0, 2)
+            weights[name] = value
+    unused = []
+    for (_, why), same in left.items():
+        more = f" and {len(same) - 1} more" if len(same) > 1 else ""
+        unused.append(f"{same[0]}{more} {why}".rstrip())
+    return weights, unused
 
 
 def _prefixes(program: Program, state: State) -> list[str]:
@@ -496,11 +455,6 @@ def is_teacher(path: str, prefix: str) -> bool:
     return not {"ema", "teacher"}.isdisjoint(f"{path}.{prefix}".replace("_", ".").split("."))
 
 
-def depth_of(names: Iterable[str]) -> int:
-    """Return the number of blocks, or layers, in names of weights."""
-    return len({found[1] for name in names if (found := re.match(r"(?:blocks|layers)\.(\d+)\.", name))})
-
-
 def place_of(path: str, prefix: str) -> str:
     """Return the place of weights in a file, such as "state_dict.module", from path and prefix."""
     return ".".join(part for part in (path, prefix.rstrip(".")) if part)
@@ -518,14 +472,11 @@ def describe_leftovers(
     used: Sequence[tuple[str, str, State]] = (),
 ) -> list[str]:
     """List the rest of a file: other names of the same state dict, and the number of tensors in its other parts."""
-    others = [name for name in state if not name.startswith((prefix, *(one[1] for one in used if one[2] is state)))]
+    taken = (prefix, *(one[1] for one in used if one[2] is state))
+    others = [name for name in state if not name.startswith(taken)]
     counts: dict[str, int] = {}
     for where, other in named:
         if other is not state and not any(other is one[2] for one in used):
             part = where.partition(".")[0] or "the top level"
             counts[part] = counts.get(part, 0) + len(other)
     return others + [f"{count} tensor{'s' * (count > 1)} of {part}" for part, count in counts.items()]
-
-
-def _some(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"

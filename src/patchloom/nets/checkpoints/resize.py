@@ -91,12 +91,19 @@ def fit_positions(
     changes, tokens, wanted = [], token_counts(weights), token_counts(target)
     new, n = grid_size(vit), patch_count(vit)
     entries = own.shape[1] > n
-    prefix, old = _layout(table.shape[1], tokens, n, grid, alike=table.shape == own.shape and tokens == wanted)
-    if prefix is None:
-        raise Misfit(
-            f"{POSITIONS_KEY} in {source} has {table.shape[1]} entries, which fit no square grid of patches",
-            "give the --img_size and --patch_size of the file",
-        )
+    prefix = table.shape[1] - n  # entries of other tokens
+    old: OptionalGrid = None  # grid of the rest; None: the encoder's
+    if grid is not None and table.shape[1] - math.prod(grid) in _prefixes(tokens):
+        prefix, old = table.shape[1] - math.prod(grid), grid
+    elif table.shape != own.shape or tokens != wanted:
+        others, side = square_grid(table.shape[1], tokens)
+        if side:
+            prefix, old = others, None if side**2 == n else (side, side)
+        elif prefix not in _prefixes(tokens):
+            raise Misfit(
+                f"{POSITIONS_KEY} in {source} has {table.shape[1]} entries, which fit no square grid of patches",
+                "give the --img_size and --patch_size of the file",
+            )
     patches = table[:, prefix:]
     if old is None and new[0] != new[1]:
         changes.append(f"{POSITIONS_KEY}: for {n} patches in a grid that is not stated, taken for {format_grid(new)}")
@@ -119,20 +126,6 @@ def fit_positions(
             changes.append(f"{POSITIONS_KEY}: zero for {name}")
     fitting[POSITIONS_KEY] = torch.cat([*kept, patches], dim=1)
     return changes
-
-
-def _layout(
-    length: int, tokens: Mapping[str, int], n: int, grid: OptionalGrid, alike: bool
-) -> tuple[int | None, OptionalGrid]:
-    """Return the number of entries for other tokens (None: unknown) and the grid of the rest (None: the encoder's)."""
-    if grid is not None and length - math.prod(grid) in _prefixes(tokens):
-        return length - math.prod(grid), grid
-    if alike:
-        return length - n, None
-    prefix, side = square_grid(length, tokens)
-    if side:
-        return prefix, None if side**2 == n else (side, side)  # no change is needed
-    return (length - n if length - n in _prefixes(tokens) else None), None
 
 
 def fit_biases(vit: Encoder, fitting: State, target: State) -> list[str]:

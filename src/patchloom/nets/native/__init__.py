@@ -10,9 +10,8 @@ Only `patchloom.nets.performance` imports this folder, and works without it.
 
 from patchloom.nets.native.blocks import knows_block, native_block, runs_native
 from patchloom.nets.native.compiler import lacking, library, missing
-from patchloom.nets.native.ops import LANES, attention
 from patchloom.nets.sparse_attention import BlockKernels
 
-__all__ = ["LANES", "KERNELS", "attention", "lacking", "library", "missing"]
+__all__ = ["KERNELS", "lacking", "library", "missing"]
 
-KERNELS = BlockKernels(knows_block, runs_native, native_block, attention, missing)
+KERNELS = BlockKernels(knows_block, runs_native, native_block, missing)

@@ -37,8 +37,8 @@ thread_local Scratch scratch;
 
 }  // namespace
 
-extern "C" void attention(const half* q, Strides at_q, const half* k, const half* v, Strides at_kv, half* out,
-                          half* weights, HeadSizes size, float scale, int threads) {
+void attention(const half* q, Strides at_q, const half* k, const half* v, Strides at_kv, half* out,
+               half* weights, HeadSizes size, float scale, int threads) {
   const long heads = size.heads, n_queries = size.n_queries, n_keys = size.n_keys, side = size.side;
   const long padded = whole_lanes(n_keys);
 #pragma omp parallel for num_threads(threads) schedule(static)
@@ -66,9 +66,9 @@ extern "C" void attention(const half* q, Strides at_q, const half* k, const half
   }
 }
 
-extern "C" void attention_backward(const half* grad, const half* weights, const half* q, Strides at_q, const half* k,
-                                   const half* v, Strides at_kv, half* dq, Strides at_dq, half* dk, half* dv,
-                                   Strides at_dkv, HeadSizes size, float scale, int threads) {
+void attention_backward(const half* grad, const half* weights, const half* q, Strides at_q, const half* k,
+                        const half* v, Strides at_kv, half* dq, Strides at_dq, half* dk, half* dv,
+                        Strides at_dkv, HeadSizes size, float scale, int threads) {
   const long heads = size.heads, n_queries = size.n_queries, n_keys = size.n_keys, side = size.side;
   const long padded = whole_lanes(n_keys), pairs = (n_queries + 1) / 2, token = heads * side;
 #pragma omp parallel for num_threads(threads) schedule(static)

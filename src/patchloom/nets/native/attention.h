@@ -13,10 +13,10 @@ struct HeadSizes {
 };
 
 // out [images n_queries heads side], weights [images heads n_queries padded] or null
-extern "C" void attention(const half* q, Strides at_q, const half* k, const half* v, Strides at_kv, half* out,
-                          half* weights, HeadSizes size, float scale, int threads);
+void attention(const half* q, Strides at_q, const half* k, const half* v, Strides at_kv, half* out,
+               half* weights, HeadSizes size, float scale, int threads);
 
 // grad [images n_queries heads side]; dq has the layout of q, dk and dv that of k and v, each with its own strides
-extern "C" void attention_backward(const half* grad, const half* weights, const half* q, Strides at_q, const half* k,
-                                   const half* v, Strides at_kv, half* dq, Strides at_dq, half* dk, half* dv,
-                                   Strides at_dkv, HeadSizes size, float scale, int threads);
+void attention_backward(const half* grad, const half* weights, const half* q, Strides at_q, const half* k,
+                        const half* v, Strides at_kv, half* dq, Strides at_dq, half* dk, half* dv,
+                        Strides at_dkv, HeadSizes size, float scale, int threads);

@@ -23,7 +23,7 @@ import torch
 
 from patchloom.display import StatusMessage
 from patchloom.errors import PatchloomError
-from patchloom.system.device import loaded_libraries, processor
+from patchloom.system.device import openmp_libraries, processor
 from patchloom.system.files import cache_root, open_regular, write_whole
 
 _SOURCES = sorted(Path(__file__).parent.glob("*.cpp"))
@@ -118,4 +118,4 @@ def _compile(command: list[str], to: Path) -> None:
 def _openmp() -> list[str]:
     """Return the path of the loaded OpenMP library that came with torch, if it can be found."""
     own = Path(torch.__file__).parent
-    return sorted(path for path in loaded_libraries("libgomp") if path.startswith((f"{own}/", f"{own}.libs/")))[:1]
+    return sorted(path for path in openmp_libraries() if path.startswith((f"{own}/", f"{own}.libs/")))[:1]

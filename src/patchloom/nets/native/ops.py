@@ -20,123 +20,8 @@ from patchloom.nets.native.compiler import library
 LANES = 16  # widths must be multiples of this
 
 
-class _Strides(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_long) for name in ("image", "token", "head")]
-
-
-class _HeadSizes(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_long) for name in ("images", "heads", "n_queries", "n_keys", "side")]
-
-
-def _strides(heads: Tensor) -> _Strides:
-    """Return the strides of [b n h d], contiguous in the last dimension."""
-    return _Strides(*heads.stride()[:3])
-
-
 def _at(tensor: Tensor | None) -> ctypes.c_void_p:
     return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())
-
-
-def _threads() -> ctypes.c_int:
-    return ctypes.c_int(torch.get_num_threads())
-
-
-def attention(q: Tensor, kv: Tensor | None = None) -> Tensor:
-    """Compute multi-head attention: softmax(q kᵀ / √d) v.
-
-    Args:
-        q: [b n h d] queries in bfloat16; or [b n 3 h d], queries, keys and values of the same tokens.
-        kv: [b m 2 h d] keys and values, unless ``q`` has them.
-
-    Returns:
-        [b n h d].
-    """
-    parts = _parts(q, kv)
-    if any(part.stride(-1) != 1 or any(step % 2 for step in part.stride()[:-1]) for part in parts):
-        raise ValueError("a head must be contiguous, and all other strides even")
-    _check(torch.bfloat16, *parts)
-    keep = torch.is_grad_enabled() and (q.requires_grad or (kv is not None and kv.requires_grad))
-    return _attention(q, kv, keep)[0]
-
-
-def _check(dtype: torch.dtype, *tensors: Tensor) -> None:
-    # the kernels do not check their inputs and would misread anything else
-    for tensor in tensors:
-        if tensor.dtype != dtype or tensor.shape[-1] % LANES:
-            kind = f"{tensor.dtype} of width {tensor.shape[-1]}"
-            raise ValueError(f"the kernel needs {dtype} of a width divisible by {LANES}, not {kind}")
-
-
-def _parts(q: Tensor, kv: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    if kv is None:
-        q, k, v = q.unbind(2)
-    else:
-        k, v = kv.unbind(2)
-    return q, k, v
-
-
-def _sizes(q: Tensor, k: Tensor) -> _HeadSizes:
-    return _HeadSizes(q.shape[0], q.shape[2], q.shape[1], k.shape[1], q.shape[3])
-
-
-def _room_for_mixed(q: Tensor, kv: Tensor | None, keep: bool) -> tuple[Tensor, Tensor]:
-    """Allocate the output [b n h d], and the weights [b h n m], m rounded up, if they are to be kept."""
-    q, k, _ = _parts(q, kv)
-    b, n, h, _ = q.shape
-    rows = -(-k.shape[1] // LANES) * LANES
-    return q.new_empty(q.shape), q.new_empty((b, h, n, rows) if keep else (0,))
-
-
-def _attend(q: Tensor, kv: Tensor | None, keep: bool) -> tuple[Tensor, Tensor]:
-    mixed, weights = _room_for_mixed(q, kv, keep)
-    q, k, v = _parts(q, kv)
-    at = _at(q), _strides(q), _at(k), _at(v), _strides(k)
-    scale = ctypes.c_float(q.shape[-1] ** -0.5)
-    library().attention(*at, _at(mixed), _at(weights if keep else None), _sizes(q, k), scale, _threads())
-    return mixed, weights
-
-
-def _attend_backward(grad: Tensor, weights: Tensor, q: Tensor, kv: Tensor | None) -> tuple[Tensor, Tensor]:
-    dq, dkv = _room_for_slopes(grad, weights, q, kv)
-    grad = grad.contiguous()
-    (q, k, v), (to_q, to_k, to_v) = _parts(q, kv), _parts(dq, None if kv is None else dkv)
-    given = _at(q), _strides(q), _at(k), _at(v), _strides(k)
-    to = _at(to_q), _strides(to_q), _at(to_k), _at(to_v), _strides(to_k)
-    scale = ctypes.c_float(q.shape[-1] ** -0.5)
-    library().attention_backward(_at(grad), _at(weights), *given, *to, _sizes(q, k), scale, _threads())
-    return dq, dkv
-
-
-def _room_for_slopes(grad: Tensor, weights: Tensor, q: Tensor, kv: Tensor | None) -> tuple[Tensor, Tensor]:
-    return q.new_empty(q.shape), q.new_empty((0,) if kv is None else kv.shape)
-
-
-_attention = custom_op(
-    "patchloom::attention", _attend, mutates_args=(), schema="(Tensor q, Tensor? kv, bool keep) -> (Tensor, Tensor)"
-)
-_attention_backward = custom_op(
-    "patchloom::attention_backward",
-    _attend_backward,
-    mutates_args=(),
-    schema="(Tensor grad, Tensor weights, Tensor q, Tensor? kv) -> (Tensor, Tensor)",
-)
-_attention.register_fake(_room_for_mixed)
-_attention_backward.register_fake(_room_for_slopes)
-
-
-def _keep_attention(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.set_materialize_grads(False)  # the weights' gradient is never needed, and would be a table of zeros
-    q, kv, _ = inputs
-    ctx.save_for_backward(output[1], q, kv)
-
-
-def _through_attention(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    weights, q, kv = ctx.saved_tensors
-    dq, dkv = _attention_backward(grad, weights, q, kv)
-    return dq, None if kv is None else dkv, None
-
-
-_attention.register_autograd(_through_attention, setup_context=_keep_attention)
 
 
 class BlockWeights(NamedTuple):
@@ -185,7 +70,10 @@ def block(
     Returns:
         [b t-first d] float32.
     """
-    _check(torch.float32, x, *(one for one in weights if one is not None))
+    for one in (x, *weights):  # the kernels do not check their inputs and would misread anything else
+        if one is not None and (one.dtype != torch.float32 or one.shape[-1] % LANES):
+            kind = f"{one.dtype} of width {one.shape[-1]}"
+            raise ValueError(f"the kernel needs torch.float32 of a width divisible by {LANES}, not {kind}")
     keep = torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in (x, *weights))
     each = (one if one is None else one.contiguous() for one in weights)
     run = _operator if torch.compiler.is_compiling() else _Function.apply  # the operator costs 0.1 ms more
@@ -216,12 +104,13 @@ def _room_for_block(
     b, t, width = x.shape
     n, side, hidden = t - first, weights[4].shape[1] // heads, len(weights[8])
     halves = partial(x.new_empty, dtype=torch.bfloat16)
-    joint = not first and keys_values is None
-    if joint:
-        q, kv = halves(b, t, 3, heads, side), halves(0)
+    keys = t if keys_values is None else keys_values.shape[1]
+    if first or keys_values is not None:
+        q, kv = halves(b, n, heads, side), halves(b, keys, 2, heads, side)
     else:
-        q, kv = halves(b, n, heads, side), halves(b, t if keys_values is None else keys_values.shape[1], 2, heads, side)
-    mixed, shares = _room_for_mixed(q, None if joint else kv, keep)
+        q, kv = halves(b, t, 3, heads, side), halves(0)
+    mixed = halves(b, n, heads, side)
+    shares = halves((b, heads, n, -(-keys // LANES) * LANES) if keep else (0,))  # rows of whole lanes
     kept = (b, n) if keep else (0, 0)
     inside = [halves(*kept, hidden) for _ in range(2)]
     return x.new_empty(b, n, width), q, kv, mixed, shares, x.new_empty(*kept, width), *inside
