@@ -86,15 +86,6 @@ def test_frequencies_above_half_the_new_rate_are_removed(own, hertz):
     assert np.abs(found).max() < 0.5 * 1e-3  # 60 dB below
 
 
-def test_resampling_equals_an_independent_implementation():
-    soxr = pytest.importorskip("soxr")
-    rng, own = np.random.default_rng(0), 44_100
-    wave = sum(rng.random() * tone(hertz, own, 1) for hertz in rng.uniform(50, 6_500, 12)).astype(np.float32) / 12
-    ours, theirs = resample(wave, own, RATE), soxr.resample(wave, own, RATE, "VHQ")
-    assert abs(len(ours) - len(theirs)) <= 1
-    assert np.abs(ours[400:15_500] - theirs[400:15_500]).max() < 1e-3 * np.abs(wave).max()
-
-
 def reason_of(path: Path, rate: int = RATE) -> str:
     """Return why a file is unreadable, without the file's name."""
     with pytest.raises(Unreadable) as error:

@@ -38,7 +38,6 @@ def named(source) -> list[str]:
 
 
 def words_of(source, label: int) -> set[str]:
-    """The folders of the recordings with a label."""
     return {Path(source.describe(i)).parent.name for i in np.flatnonzero(source.labels == label)}
 
 

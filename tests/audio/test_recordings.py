@@ -1,7 +1,5 @@
 """Modality of recordings: all differences from images."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -9,8 +7,7 @@ from refusing import refusal
 from spoken import SOUND, Tones
 
 from patchloom.audio.augment import Excerpt
-from patchloom.audio.config import Sound
-from patchloom.audio.recordings import Recordings, modality_of
+from patchloom.audio.recordings import modality_of
 from patchloom.audio.spectrogram import pictures
 from patchloom.data.augment import RandomCrop
 from patchloom.data.loader import training_batches
@@ -18,16 +15,6 @@ from patchloom.data.modality import IMAGES, Modality
 from patchloom.data.sources.synthetic import Shapes
 
 HEARD = modality_of(SOUND)
-
-
-def test_sound_determines_the_modality():
-    assert modality_of(None) is IMAGES and isinstance(HEARD, Recordings) and HEARD == modality_of(replace(SOUND))
-    assert HEARD != modality_of(Sound())
-    assert Shapes(2).modality is IMAGES and Tones(1).modality == HEARD and Tones(1).subset([0]).modality == HEARD
-
-
-def test_items_are_counted_in_words():
-    assert HEARD.counted(1) == "1 recording" and IMAGES.counted(1000) == "1,000 images"
 
 
 def test_every_name_of_images_has_a_counterpart():

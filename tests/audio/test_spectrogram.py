@@ -17,7 +17,6 @@ from patchloom.data.stats import normalize
 
 
 def waves(seed: int, b: int, samples: int) -> np.ndarray:
-    """Coloured noise, int16 [b samples]."""
     noise = np.random.default_rng(seed).standard_normal((b, samples)).cumsum(1)
     return (noise / np.abs(noise).max() * 0.1 * 32767).astype(np.int16)
 

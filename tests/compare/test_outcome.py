@@ -28,12 +28,10 @@ def drawn(share: float, seeds: int, n: int, rng: torch.Generator, moved: float =
 
 
 def results(right: torch.Tensor) -> list[Result]:
-    """Return a result of each seed from correctness [seeds n]."""
     return [Result.of_images("", "linear", {}, its) for its in right]
 
 
 def ranked(tasks: dict, controls: dict, others: dict | None = None) -> Ranking:
-    """Rank encoders by correctness [seeds n]."""
     return rank_encoders(
         *({name: results(its) for name, its in one.items()} for one in (tasks, controls, others or {}))
     )
@@ -58,31 +56,6 @@ def test_a_control_without_seeds_adds_no_variance():
     assert found["raw pixels"].over_seeds == found["untrained"].over_seeds > 0
 
 
-def test_a_winner_beats_all_tasks_and_all_controls():
-    rng = torch.Generator().manual_seed(3)
-    tasks = {"mae": drawn(0.4, 2, 4000, rng), "droppos": drawn(0.6, 2, 4000, rng)}
-    controls = {"untrained": drawn(0.2, 2, 4000, rng), "raw pixels": drawn(0.2, 1, 4000, rng)}
-    found = ranked(tasks, controls)
-    assert found.winner == "droppos" and found.order == ("droppos", "mae")
-    assert not found.level
-    found = ranked(tasks, controls | {"raw pixels": drawn(0.9, 1, 4000, rng)})
-    assert not found.winner and found.level == ("raw pixels",)
-
-
-def test_the_sufficient_number_of_seeds():
-    # significant over images, but not yet over seeds
-    one = torch.stack([torch.arange(2000) < 1300, torch.arange(2000) < 1100])
-    other = torch.stack([torch.arange(2000) < 1100, torch.arange(2000) < 900])
-    found = difference(one, other)
-    assert found.claim is Claim.NONE
-    more = sufficient_budget(found, 2000)
-    assert more.endswith("seeds of each task")
-    # with that many seeds of the same spread it is significant
-    many = torch.arange(int(more.split()[0])) % 2
-    one, other = (torch.stack([rows[i] for i in many.tolist()]) for rows in (one, other))
-    assert difference(one, other).claim is Claim.BETTER
-
-
 @pytest.mark.parametrize("n", [10, 18, 100, 1000])
 def test_the_sufficient_budget_exceeds_the_present_one(n):
     right = torch.arange(n)
@@ -95,13 +68,21 @@ def test_the_sufficient_budget_exceeds_the_present_one(n):
     assert sufficient_budget(replace(found, value=1e-4), n) == ""
 
 
-def test_images_are_advised_instead_of_many_seeds():
+def test_the_sufficient_number_of_seeds_and_images():
+    # significant over images, but not yet over seeds
+    one = torch.stack([torch.arange(2000) < 1300, torch.arange(2000) < 1100])
+    other = torch.stack([torch.arange(2000) < 1100, torch.arange(2000) < 900])
+    found = difference(one, other)
+    assert found.claim is Claim.NONE
+    more = sufficient_budget(found, 2000)
+    assert more.endswith("seeds of each task")
+    # with that many seeds of the same spread it is significant
+    many = torch.arange(int(more.split()[0])) % 2
+    one, other = (torch.stack([rows[i] for i in many.tolist()]) for rows in (one, other))
+    assert difference(one, other).claim is Claim.BETTER
     wide = Difference("", 0.05, -0.1, 0.2, 500, 2, True, over_images=0.06, over_seeds=0.2, freedom=2)
     said = sufficient_budget(wide, 500)
     assert re.fullmatch(r"about [\d,]+ labelled test images and \d+ seeds of each task", said)
-
-
-# Sentences of the verdict.
 
 
 def said(tasks: dict[str, float], untrained: float, pixels: float, seeds: int = 2, **others: float) -> str:
@@ -138,22 +119,16 @@ def test_an_encoder_of_beside_may_beat_the_winner():
     assert "dino, given by --beside, is better: mae minus dino is -2" in text
 
 
-def test_one_seed_claims_nothing():
+def test_one_seed_and_few_test_images_claim_nothing():
     for (mae, mp3, pixels), words in (
         ((0.7, 0.5, 0.3), "leads"), ((0.5, 0.3, 0.8), "is behind raw pixels ("), ((0.7, 0.7, 0.3), "indistinguishable"),
     ):  # fmt: skip
         text = said({"mae": mae, "mp3": mp3}, 0.3, pixels, seeds=1)
         assert text.startswith("No winner") and "--seeds 3" in text and words in text
         assert words == "indistinguishable" or "better" not in text
-
-
-def test_few_test_images_claim_nothing():
     right = torch.ones(2, 8).bool()
     found = ranked({"mae": right, "mp3": ~right}, {"raw pixels": ~right[:1]})
     assert not found.winner and "8 test images are too few" in describe_ranking(found, "linear", 8)[0]
-
-
-# Tables, and no labels.
 
 
 def measured(value: float, low: float, high: float, measure: str = "own crop 90 %", seed: int = 0) -> Result:

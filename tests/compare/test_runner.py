@@ -41,7 +41,6 @@ def small_programs(monkeypatch):
 
 @pytest.fixture
 def begun(monkeypatch) -> list[runner._Process]:
-    """Return the processes that are started."""
     begin, found = runner._start, []
 
     def start(*given) -> runner._Process:
@@ -65,7 +64,6 @@ def wait_for(path: Path) -> None:
 
 
 def soon(*actions) -> threading.Thread:
-    """Call actions one after the other in a background thread."""
     thread = threading.Thread(target=lambda: [action() for action in actions], daemon=True)
     thread.start()
     return thread
@@ -138,12 +136,8 @@ def test_no_process_is_left_after_an_error(tmp_path, begun):
     assert [one.process.returncode for one in begun] == [2, -signal.SIGTERM]
 
 
-# One comparison at a time in a folder.
-
-
 @pytest.fixture
 def held(tmp_path):
-    """Return a folder that another process has locked."""
     process = hold(tmp_path / ".lock")
     yield tmp_path
     process.communicate()
@@ -167,9 +161,6 @@ def test_a_folder_that_stays_empty_is_removed(tmp_path):
     assert (tmp_path / "new" / "plan").exists()
     with lock_folder(tmp_path / "new"):  # again, since the first lock was released
         pass
-
-
-# What a run took.
 
 
 def test_steps_and_seconds_are_those_of_the_run(tmp_path, monkeypatch):

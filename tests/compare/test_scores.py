@@ -10,18 +10,9 @@ import torch
 from swins import spec_of, swin
 
 from patchloom.compare import scores
-from patchloom.compare.scores import (
-    Contender,
-    LabelledData,
-    Way,
-    contenders,
-    score_encoder,
-    subset_features,
-)
+from patchloom.compare.scores import Contender, LabelledData, Way, contenders, subset_features
 from patchloom.data.source import Source
 from patchloom.evaluate.frozen import encoder_extractor
-from patchloom.evaluate.protocols.fewshot import subsample_training
-from patchloom.evaluate.protocols.linear import knn_and_linear
 from patchloom.evaluate.settings import EvalSettings, Parts, Subject
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.format import EncoderCard, save_encoder
@@ -40,7 +31,6 @@ def encoder_at(folder: Path, seed: int = 0) -> Path:
 
 
 def pictured(n: int, seed: int = 0) -> Source:
-    """Make bright and dark images in turn, with labels."""
     labels = np.arange(n) % 2
     images = torch.randint(128, (n, 3, 16, 16), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
     source = RandomImages(images + 100 * torch.from_numpy(labels)[:, None, None, None].to(torch.uint8))
@@ -132,24 +122,6 @@ def test_only_what_changed_is_measured_again(tmp_path, monkeypatch):
     assert [count(), count()] == [2, 0]
     monkeypatch.setattr(RandomImages, "stamp", lambda self: "files were replaced")
     assert [count(), count()] == [2, 0]
-
-
-def test_all_ways_of_scoring_share_one_pass_over_the_images():
-    on, passes = on_shades(), []
-    extractor = encoder_extractor(Subject("mae", build_encoder(SPEC), CARD), QUICK)
-
-    def counted(source: Source) -> object:
-        passes.append(len(source))
-        return extractor.features_of(source)
-
-    found = score_encoder(extractor._replace(features_of=counted), on.ways, on.parts, QUICK, 0)
-    assert passes == [60, 20]
-    for way, few in zip(on.ways[2:], ((0.1, None), (None, 5)), strict=True):
-        its = subsample_training(on.parts, *few, 0)[0]
-        rows = knn_and_linear([extractor], its, QUICK)[1]  # a separate pass
-        (alone,), (own, constant) = [row for row in rows if row.quoted], found[way.name]
-        assert (own.outcomes.values == alone.outcomes.values).all() and own.pooling == alone.pooling
-        assert constant.value == 0.5
 
 
 def test_features_of_a_subset():

@@ -311,7 +311,6 @@ def test_colours_of_the_second_view_are_those_of_luts_program():
 @pytest.mark.parametrize("size", [224, 96])
 @pytest.mark.parametrize("h, w", [(375, 500), (500, 375), (333, 499), (64, 64), (224, 900)])
 def test_the_test_crop_is_that_of_the_papers_programs(h: int, w: int, size: int) -> None:
-    """Resize and CenterCrop of torchvision on the same image, as PIL resizes it."""
     values = np.random.default_rng(h).integers(0, 256, (h, w, 3), dtype=np.uint8)
     crop = transforms.Compose(
         [transforms.Resize(int(size / 0.875), InterpolationMode.BICUBIC), transforms.CenterCrop(size)]

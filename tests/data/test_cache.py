@@ -61,7 +61,6 @@ class Rolls(Source):
 
 @pytest.fixture
 def root(tmp_path, monkeypatch):
-    """An empty cache, and three parts per folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(cache, "_PARTS", 3)
     monkeypatch.setattr(cache, "_SAMPLE", 2)
@@ -82,7 +81,6 @@ def reads(log: Path) -> list[int]:
 
 
 def fill(source: Source, how="whole", auto=False) -> CachedImages:
-    """A cache of images that have all been read once."""
     cached = cache_images(source, how, auto)
     for i in range(len(source)):
         try:
@@ -362,8 +360,6 @@ def machine(monkeypatch, memory: float, disc: float) -> None:
 
 @pytest.fixture
 def large(log) -> Callable[[str], Source]:
-    """Twelve images of 1,000 bytes."""
-
     class Large(Rolls):
         def image(self, i):
             return torch.full((1, 10, 100), i, dtype=torch.uint8)

@@ -21,7 +21,6 @@ WHOLE = torch.from_numpy(VALUES.astype(np.float32) / 65535)
 
 
 def geotiff(path, values=VALUES, names=NAMES, **how):
-    """Write a scene by GDAL, with names of its bands."""
     rasterio = pytest.importorskip("rasterio")
     path.parent.mkdir(parents=True, exist_ok=True)
     how = {"driver": "GTiff", "tiled": True, "blockxsize": 16, "blockysize": 16, "compress": "deflate", **how}

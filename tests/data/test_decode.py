@@ -72,10 +72,13 @@ def test_of_frames_and_of_pages_that_are_no_channels_the_first_is_read(tmp_path)
     assert image.shape == (1, 4, 6) and (image == 10).all()
 
 
-def test_float_tiff(tmp_path):
+def test_floats_and_a_fourth_channel_that_is_not_transparency_stay(tmp_path):
     array = RNG.random((4, 6), np.float32)
     tifffile.imwrite(tmp_path / "a.tif", array)
     np.testing.assert_array_equal(read_image(tmp_path / "a.tif")[0].numpy(), array)
+    array = RNG.integers(0, 256, (4, 6, 4), dtype=np.uint8)
+    tifffile.imwrite(tmp_path / "a.tif", array, photometric="rgb", extrasamples=["unspecified"])
+    np.testing.assert_array_equal(hwc(read_image(tmp_path / "a.tif")), array)
 
 
 @pytest.mark.parametrize("photometric", ["minisblack", "miniswhite"])
@@ -84,12 +87,6 @@ def test_a_tiff_of_12_bits_has_their_whole_range(tmp_path, photometric):
     tifffile.imwrite(tmp_path / "a.tif", array, bitspersample=12, photometric=photometric)
     expected = array / 4095 if photometric == "minisblack" else 1 - array / 4095
     np.testing.assert_allclose(read_image(tmp_path / "a.tif")[0].numpy(), expected, atol=1e-6)
-
-
-def test_a_fourth_channel_that_is_not_transparency_stays(tmp_path):
-    array = RNG.integers(0, 256, (4, 6, 4), dtype=np.uint8)
-    tifffile.imwrite(tmp_path / "a.tif", array, photometric="rgb", extrasamples=["unspecified"])
-    np.testing.assert_array_equal(hwc(read_image(tmp_path / "a.tif")), array)
 
 
 def test_16_bit_png_keeps_its_low_bytes(tmp_path):
@@ -241,11 +238,8 @@ def test_to_channels():
     assert to_channels(grey, 3).shape == (3, 2, 2) and (to_channels(grey, 3) == grey).all()
     five = torch.zeros(5, 2, 2)
     assert to_channels(five, 5) is five
-
-
-@pytest.mark.parametrize(("have", "want"), [(1, 2), (2, 1), (3, 2), (2, 3), (5, 3), (1, 4), (4, 3)])
-def test_other_numbers_of_channels_are_refused(have, want):
-    assert f"{have} channels where {want}" in refusal(to_channels, torch.zeros(have, 2, 2, dtype=torch.uint8), want)
+    for have, want in ((1, 2), (2, 1), (3, 2), (2, 3), (5, 3), (1, 4), (4, 3)):
+        assert f"channels where {want}" in refusal(to_channels, torch.zeros(have, 2, 2, dtype=torch.uint8), want)
 
 
 # JPEG files are decoded faster than by PIL, with the same results.
@@ -314,12 +308,9 @@ def test_a_jpeg_that_ends_too_early_is_read_or_refused_as_pil_does(tmp_path, pro
         assert_as_pil(path)
 
 
-def test_other_formats_that_are_called_jpg(tmp_path):
+def test_other_formats_called_jpg_and_jpeg_without_imagecodecs(tmp_path, monkeypatch):
     Image.fromarray(RGB).save(tmp_path / "a.jpg", "PNG")
     np.testing.assert_array_equal(read_image(tmp_path / "a.jpg").permute(1, 2, 0).numpy(), RGB)
-
-
-def test_without_imagecodecs_pil_decodes(tmp_path, monkeypatch):
     Image.fromarray(RGB).save(tmp_path / "a.jpg")
     quick = read_image(tmp_path / "a.jpg")
     monkeypatch.setitem(sys.modules, "imagecodecs", None)

@@ -18,7 +18,6 @@ from patchloom.data.decode import check_decoded_size, decode_image
 
 
 def sparse_tiff(height: int, width: int, samples: int, bits: int, compression: int, tile: int = 0) -> bytes:
-    """Return a TIFF of a hundred bytes that promises many pixels."""
     tags = {256: width, 257: height, 258: bits, 259: compression, 262: 1, 277: samples, 284: 1}
     tags |= {322: tile, 323: tile, 324: 8, 325: 10} if tile else {273: 8, 278: height, 279: 10}
     entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in sorted(tags.items()))
@@ -126,13 +125,10 @@ def test_exif_data_behind_the_pixels_of_a_png_are_limited():
     refused(content[:-12] + chunk + content[-12:], "EXIF data has 2,0")
 
 
-def test_bytes_behind_a_gif_are_no_cut():
+def test_bytes_behind_a_gif_and_scans_of_tiff_parts_are_harmless():
     frames = [Image.fromarray(np.full((60, 60, 3), 9 * i, np.uint8)) for i in range(5)]
     content = encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
     assert decode_image(content + b"more", "it").shape == (3, 60, 60)
-
-
-def test_scans_of_each_part_of_a_tiff_count_alone():
     pixels = np.random.default_rng(0).integers(0, 255, (80, 16, 16, 3), dtype=np.uint8)
     stack = tiff(pixels, compression="jpeg", photometric="rgb", metadata=None, rowsperstrip=16)
     assert decode_image(stack, "it").shape == (3, 16, 16)

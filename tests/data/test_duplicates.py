@@ -18,7 +18,6 @@ from patchloom.data.splits import choose_indices, hold_out, split_for_test
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path_factory, monkeypatch):
-    """Cache of hashes for this test."""
     home = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("XDG_CACHE_HOME", str(home))
     return home / "patchloom" / "contents"
@@ -26,7 +25,6 @@ def cache(tmp_path_factory, monkeypatch):
 
 @pytest.fixture
 def reads(monkeypatch):
-    """The files that are read."""
     read, found = duplicates.pieces_of_file, []
     name = "patchloom.data.duplicates.pieces_of_file"
     monkeypatch.setattr(name, lambda path: found.append(str(path)) or read(path))

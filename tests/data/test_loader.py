@@ -62,7 +62,7 @@ def test_a_resumed_run_sees_what_an_uninterrupted_one_would(shapes, workers):
 
 
 def test_epochs_and_seeds_differ(shapes):
-    assert steps_per_epoch(23, 4) == 5
+    assert steps_per_epoch(23, 4) == 5 and [steps_per_epoch(n, 4, 2) for n in (1, 7, 8, 15, 16)] == [1, 1, 1, 1, 2]
     epochs = [list(training_batches(shapes, CROP, 4, 7, 5 * e, 5 * e + 5)) for e in (0, 1)]
     orders = [torch.cat([batch.indices for batch in epoch]).tolist() for epoch in epochs]
     assert all(len(set(order)) == 20 for order in orders) and orders[0] != orders[1]
@@ -106,12 +106,6 @@ def test_processes_share_no_image_and_batches_repeat_none(n, batch_size, world, 
     assert len(came) == len(set(came)) and not set(came) & holes
     if not holes & set(range(n)):
         assert len(came) == world * min(batch_size, n // world)
-
-
-def test_a_set_smaller_than_a_batch_comes_whole_every_step():
-    for batch in training_batches(Holed(5), CROP, 64, 0, 0, 3, channels=1):
-        assert sorted(batch.indices.tolist()) == [0, 1, 2, 3, 4]
-    assert [steps_per_epoch(n, 4, 2) for n in (1, 7, 8, 15, 16)] == [1, 1, 1, 1, 2]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -163,20 +157,6 @@ def test_plain_batches_come_in_order_without_the_unreadable(workers, holes):
     assert indices == [i for i in range(8) if i not in holes]
     assert all(len(batch.indices) == len(batch.views[0]) > 0 for batch in batches)
     assert sorted(name for batch in batches for name in batch.unreadable) == [f"holed #{i}" for i in holes]
-
-
-def test_worker_threads():
-    class Threads(Holed):
-        def read(self, i):
-            return torch.full((1, 9, 9), torch.get_num_threads(), dtype=torch.uint8)
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        batches = list(plain_batches(Threads(4), (8, 8), 2, workers=1, channels=1))
-    finally:
-        torch.set_num_threads(before)
-    assert all((batch.views[0] == 1).all() for batch in batches)
 
 
 def annotated_batches(source, first_step=0, steps=6, batch_size=4, truth=lambda i: torch.full((9, 9), i), **more):
@@ -264,18 +244,6 @@ def test_the_next_batch_is_sent_while_the_device_works():
     with pytest.raises(StopIteration):
         next(arriving)
     assert log == ["read 0", "step 0", "read 1", "step 1", "read 2", "step 2"]
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("color", ["none", "own"])
-def test_batches_on_a_device_are_those_of_the_workers(color, workers):
-    source, make = Shapes(20, size=16), TwoViews((16, 16), color=color)
-    plain = list(training_batches(source, make, 4, 0, 0, 6))
-    there = list(training_batches(source, make, 4, 0, 0, 6, workers, device="cpu"))
-    assert len(plain) == len(there) == 6
-    for one, two in zip(plain, there, strict=True):
-        assert two.colors is None and (one.colors is None) == (color == "none")
-        assert all(map(torch.equal, one.on("cpu").views, two.views)) and torch.equal(one.indices, two.indices)
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4])

@@ -7,7 +7,6 @@ from patchloom.data.sources.open import open_data
 
 
 def scene(seed: int) -> np.ndarray:
-    """Draw a smooth picture, float [64 64 3] in [0, 1]."""
     coarse = np.random.default_rng(seed).random((5, 5, 3))
     return np.asarray(Image.fromarray((coarse * 255).astype(np.uint8)).resize((64, 64), Image.BICUBIC)) / 255
 

@@ -37,7 +37,6 @@ def random_parts(rng: np.random.Generator, channels: int, smooth: bool) -> list[
 
 @pytest.mark.parametrize(("channels", "smooth"), [(1, False), (2, True), (3, False), (3, True), (5, False)])
 def test_views_are_those_of_the_readers_up_to_rounding(channels, smooth, monkeypatch):
-    """Boxes, sizes and channels of any kind, enlarged and reduced; most are equal to the bit."""
     monkeypatch.setattr(parts, "_MOST", 10**6)  # all are resized by the device
     rng, different, values = np.random.default_rng(channels), 0, 0
     for _ in range(12):

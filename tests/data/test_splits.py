@@ -50,7 +50,6 @@ def test_hold_out(draw, tmp_path):
 
 @pytest.fixture
 def films(draw, tmp_path):
-    """Frames of five films in two folders: 3, 4, 5, 6 and 7 frames."""
     for film in range(5):
         for frame in range(film + 3):
             draw(f"{'day' if film < 2 else 'night'}/film{film}_{frame:03d}.png")

@@ -43,7 +43,6 @@ def children(before=()) -> set[int]:
 
 
 def read(name, count=6, workers=2, repeated=True, **more) -> set[int]:
-    """Read a data set, and return the processes that did."""
     found = list(in_workers(Places(name, **more), range(count), workers, repeated=repeated))
     assert [one[:2] for one in found] == [(name, number) for number in range(count)]
     return {process for *_, process in found}
@@ -134,9 +133,6 @@ def test_bytes_of_a_batch_are_those_that_workers_send() -> None:
     excerpt = sounds.cut(RandomCrop(sounds.modality.own_size[0]))
     assert batch_bytes(excerpt, 6, 1) == 6 * excerpt(sounds.read(0), np.random.default_rng(0))[0].nbytes
     assert batch_bytes(lambda image, rng: (image,), 6, 3) == 0
-
-
-def test_parts_take_no_more_bytes_than_expected() -> None:
     crop = RandomCrop((16, 16)).without_resizing()
     for side in (16, 24, 31, 33, 60):
         image = torch.zeros(3, side, side, dtype=torch.uint8)

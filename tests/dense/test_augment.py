@@ -34,7 +34,6 @@ def viewed(augment: BoxAugment, image: torch.Tensor, truth: Objects, seed: int =
 
 
 def box_of(inside: torch.Tensor) -> torch.Tensor:
-    """The box of the true pixels."""
     ys, xs = inside.nonzero().T
     return torch.stack([xs.min(), ys.min(), xs.max() + 1, ys.max() + 1]).float()
 

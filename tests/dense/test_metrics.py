@@ -60,18 +60,9 @@ def test_scores_are_those_of_scikit_learn():
     assert float(pixel_accuracy(found)) == pytest.approx(accuracy_score(t, p))
 
 
-def test_it_is_one_sum_and_no_mean_over_images():
-    large, small = torch.zeros(8, 8), torch.ones(1, 1)
-    found = overlaps(confusion(large, large, 2)) + overlaps(confusion(1 - small, small, 2))
-    assert class_ious(found).tolist() == [64 / 65, 0]
-
-
-def test_nothing_counts_where_all_is_ignored():
+def test_ignored_maps_count_for_nothing_and_others_must_fit():
     found = overlaps(confusion(torch.full((2, 2), 7), torch.full((2, 2), IGNORED), K))
     assert not found.any() and mean_iou(found).isnan()
-
-
-def test_maps_that_do_not_fit_are_rejected():
     with pytest.raises(ValueError, match="is no answer to"):
         confusion(torch.zeros(2, 2), torch.zeros(2, 3), 2)
     for wrong in (-1, 2):
@@ -118,7 +109,6 @@ SIDE = 200
 
 
 def drawn(boxes: np.ndarray) -> torch.Tensor:
-    """Ellipses in boxes [m 4], bool [m SIDE SIDE]."""
     y, x = np.mgrid[:SIDE, :SIDE] + 0.5
     x0, y0, x1, y1 = (edge[:, None, None] for edge in boxes.T)
     inside = (2 * x - x0 - x1) ** 2 / (x1 - x0) ** 2 + (2 * y - y0 - y1) ** 2 / (y1 - y0) ** 2 <= 1

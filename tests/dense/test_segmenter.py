@@ -22,7 +22,6 @@ from patchloom.dense.backbone import (
     Windows,
     even_blocks,
     four_levels,
-    tokens_after,
     window_for,
     window_of,
 )
@@ -99,25 +98,6 @@ def test_pixels_are_a_baseline_of_the_same_interface() -> None:
     assert sum(len(one["params"]) for one in groups) == len([*net.parameters()])
 
 
-@pytest.mark.parametrize("kind", ["p8 learned", "swin"])
-def test_a_single_image_is_learnt(kind: str) -> None:
-    torch.manual_seed(0)
-    vit, card = encoder(kind, grid=(2, 2))
-    net = Segmenter(at_size(vit, card, (32, 32)), 3, head="upernet", head_width=16).train()
-    images, truth = torch.randn(1, 3, 32, 32), torch.zeros(1, 32, 32, dtype=torch.int64)
-    truth[:, :16], truth[:, 20:, 8:] = 1, 2
-    optimizer = torch.optim.AdamW(net.groups(0.01, 0.9), lr=1e-2)
-    losses = []
-    for _ in range(20):
-        loss = sum(F.cross_entropy(F.interpolate(one, (32, 32), mode="bilinear"), truth) for one in net(images))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.3 * losses[0], losses
-    assert (net(images).main.argmax(1) == truth[:, ::4, ::4]).float().mean() > 0.9
-
-
 def test_rates_by_layer() -> None:
     vit, _ = encoder("p8 learned")
     net = Segmenter(vit, 3, head="upernet", head_width=16)
@@ -151,15 +131,6 @@ def levels(grids, b=1):
     return [torch.randn(b, width, *grid) for width, grid in zip(WIDTHS, grids, strict=True)]
 
 
-@pytest.mark.parametrize("grids", [((16, 24), (8, 12), (4, 6), (2, 3)), ((18, 10), (9, 5), (5, 3), (3, 2))])
-def test_logits_at_the_finest_level_of_a_batch_of_one(grids) -> None:
-    net = UPerNet(WIDTHS, grids, 5, width=12)
-    logits = net(levels(grids))
-    assert logits.shape == (1, 5, *grids[0])
-    logits.square().sum().backward()
-    assert all(one.grad is not None and one.grad.isfinite().all() for one in net.parameters())
-
-
 def test_maps_of_a_single_place_train_in_a_batch_of_one() -> None:
     grids = ((8, 8), (4, 4), (2, 2), (1, 1))  # a crop of 32 pixels
     net = UPerNet(WIDTHS, grids, 3, width=12)
@@ -170,11 +141,12 @@ def test_maps_of_a_single_place_train_in_a_batch_of_one() -> None:
 
 
 def test_every_level_reaches_the_logits_and_the_coarsest_reaches_them_everywhere() -> None:
-    grids = ((16, 16), (8, 8), (4, 4), (2, 2))
+    grids = ((18, 10), (9, 5), (5, 3), (3, 2))
     net = UPerNet(WIDTHS, grids, 3, width=12).eval()
     given = levels(grids)
     with torch.no_grad():
         before = net(given)
+        assert before.shape == (1, 3, 18, 10)
         for i in range(4):
             changed = [one.clone() for one in given]
             changed[i][:, :, 0, 0] += 3
@@ -192,9 +164,6 @@ def test_parameters_of_the_papers_head() -> None:
     assert sum(one.numel() for one in net.parameters()) == (
         pooled + context + lateral + smooth + 4 * 512 * 512 * 9 + norm + 150 * 513
     )
-
-
-# Detectors on every kind of encoder.
 
 
 def objects(boxes: list, labels: list, size: tuple[int, int], crowd: bool = False, masks: bool = True) -> Objects:
@@ -310,7 +279,7 @@ def test_objects_of_a_single_image_are_learnt() -> None:
         assert (whole[best] & mask).sum() > 0.6 * (whole[best] | mask).sum()
 
 
-def test_the_heads_of_the_papers() -> None:
+def test_heads_and_anchors_of_the_papers() -> None:
     net = made(light=False)
     assert len(net.rpn.head.conv) == 2 and (net.rpn._pre_nms_top_n["training"], net.rpn._post_nms_top_n["testing"]) == (
         2000,
@@ -320,16 +289,13 @@ def test_the_heads_of_the_papers() -> None:
     assert (sampler.batch_size_per_image, sampler.positive_fraction) == (512, 0.25)
     assert (net.rpn.nms_thresh, net.roi_heads.nms_thresh, net.roi_heads.detections_per_img) == (0.7, 0.5, 100)
     assert FULL_HEADS.box_layers == (1024,) and len(net.roi_heads.mask_head) == 4
-
-
-def test_anchors_of_the_papers_and_of_small_canvases() -> None:
     usual = Anchors((4, 8, 16, 32, 64), (1024, 1024))
     assert [one for (one,) in usual.sizes] == [32, 64, 128, 256, 512] and anchor_times((4, 64), (512, 640)) == 8
     small = Anchors((4, 8, 16, 32, 64), (256, 320))
     assert [one for (one,) in small.sizes] == [16, 32, 64, 128, 256]
 
 
-def test_anchors_lie_at_the_levels_cells() -> None:
+def test_anchors_lie_at_the_levels_cells_and_boxes_go_to_the_level_of_their_size() -> None:
     net = made("p14", (5, 3))
     assert net.pyramid.strides == (3.5, 7, 14, 28)
     maps = [torch.zeros(1, 1, *grid, dtype=torch.bfloat16) for grid in (*net.pyramid.grids, (2, 1))]
@@ -338,6 +304,10 @@ def test_anchors_lie_at_the_levels_cells() -> None:
     assert anchors.dtype == torch.float32
     assert torch.allclose(centres[::3][:12, 0], torch.arange(12) * 3.5)
     assert centres[: 20 * 12 * 3, 1].max() == 19 * 3.5 and centres[-1].tolist() == [0, 56]
+    levels = made("p16 no class token", (16, 16)).roi_heads.box_roi_pool.map_levels
+    sides = torch.tensor([10.0, 55, 57, 111, 113, 255])  # at a canvas of 256 half of FPN's 112, 224 and 448
+    boxes = torch.stack([torch.zeros(6), torch.zeros(6), sides, sides], dim=1)
+    assert levels([boxes]).tolist() == [0, 0, 1, 1, 2, 3]
 
 
 def test_rois_are_read_where_they_lie_but_for_torchvisions_half_a_cell() -> None:
@@ -348,13 +318,6 @@ def test_rois_are_read_where_they_lie_but_for_torchvisions_half_a_cell() -> None
     # of an image that fills a part of its canvas
     read = net.roi_heads.box_roi_pool(levels, [torch.tensor([[7.0, 7.0, 14.0, 14.0]])], [(20, 20)])
     assert torch.allclose(read[0, 0, 0], 7 + 7 / 7 * (torch.arange(7) + 0.5) + 1.75, atol=0.3)
-
-
-def test_boxes_go_to_the_level_of_their_size() -> None:
-    levels = made("p16 no class token", (16, 16)).roi_heads.box_roi_pool.map_levels
-    sides = torch.tensor([10.0, 55, 57, 111, 113, 255])  # at a canvas of 256 half of FPN's 112, 224 and 448
-    boxes = torch.stack([torch.zeros(6), torch.zeros(6), sides, sides], dim=1)
-    assert levels([boxes]).tolist() == [0, 0, 1, 1, 2, 3]
 
 
 def test_masks_are_pasted_into_their_boxes() -> None:
@@ -521,12 +484,20 @@ def test_checkpointing_changes_nothing() -> None:
         assert not without_gradient(maps)
 
 
-def test_numbers_that_no_block_has() -> None:
+def test_numbers_that_no_block_has_and_encoders_without_windows() -> None:
     for blocks in ((0,), (5,), ()):
         with pytest.raises(ValueError, match="blocks are 1 to 4"):
             FeatureMaps(encoder()[0], blocks)
     with pytest.raises(ValueError, match="one map or of 4"):
         MultiLevel(FeatureMaps(encoder()[0], (1, 2)))
+    vit, card = encoder("p16 no class token")
+    large = at_size(vit, card, (128, 128))
+    assert window_of(large, (4, 4)) == 4 and window_of(vit, (4, 4)) is None
+    assert window_of(encoder("swin", grid=(8, 8))[0], (2, 2)) is None
+    relative = at_size(vit, card, (128, 128), "relative")
+    assert window_of(relative, (4, 4)) is None
+    assert "--positions keep" in refusal(FeatureMaps, relative, window=4)
+    assert "fixed attention windows" in refusal(FeatureMaps, encoder("swin")[0], window=4)
 
 
 def test_sides_of_windows_and_the_last_block_of_each_quarter() -> None:
@@ -540,18 +511,9 @@ def test_sides_of_windows_and_the_last_block_of_each_quarter() -> None:
     assert {depth: even_blocks(depth) for depth in known} == known
 
 
-@pytest.mark.parametrize("kind", ["p16 registers", "p16 no class token"])
-def test_one_window_of_the_whole_grid_is_full_attention(kind: str) -> None:
-    vit, _ = encoder(kind, grid=(4, 6), depth=6)
-    tokens = torch.randn(2, 24 + vit.num_prefix_tokens, 16)
-    windows = Windows((4, 6), 6, vit.num_prefix_tokens)
-    assert windows.sizes == [(1, 24)]
-    full, windowed = (tokens_after(vit, tokens, (1, 4, 6), one) for one in (None, windows))
-    for number in (1, 4, 6):
-        assert torch.allclose(full[number], windowed[number], atol=1e-6)
-
-
-@pytest.mark.parametrize(("grid", "side", "sizes"), [((4, 6), 2, [(6, 4)]), ((5, 7), 3, None), ((5, 4), 2, None)])
+@pytest.mark.parametrize(
+    ("grid", "side", "sizes"), [((4, 6), 2, [(6, 4)]), ((4, 6), 6, [(1, 24)]), ((5, 7), 3, None), ((5, 4), 2, None)]
+)
 def test_patches_attend_to_those_of_their_window_alone(grid: tuple, side: int, sizes: list | None) -> None:
     vit, _ = encoder("p16 registers", grid=grid)
     prefix = vit.num_prefix_tokens
@@ -578,17 +540,6 @@ def test_only_blocks_that_are_not_the_last_of_a_quarter_are_windowed() -> None:
     maps = FeatureMaps(vit, window=2)
     maps(torch.randn(3, 3, 64, 64))
     assert calls == [(n, (3, 16)) if n % 2 == 0 else (n, (12, 4)) for n in range(1, 9)]
-
-
-def test_encoders_that_can_have_none() -> None:
-    vit, card = encoder("p16 no class token")
-    large = at_size(vit, card, (128, 128))
-    assert window_of(large, (4, 4)) == 4 and window_of(vit, (4, 4)) is None
-    assert window_of(encoder("swin", grid=(8, 8))[0], (2, 2)) is None
-    relative = at_size(vit, card, (128, 128), "relative")
-    assert window_of(relative, (4, 4)) is None
-    assert "--positions keep" in refusal(FeatureMaps, relative, window=4)
-    assert "fixed attention windows" in refusal(FeatureMaps, encoder("swin")[0], window=4)
 
 
 # of patches of p pixels: strides, and rows of levels for 5 rows of patches

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from patchloom.dense import answers, augment
 from patchloom.dense.annotations.base import IGNORED, Objects
-from patchloom.dense.answers import detect_images, segment_image, segment_images, starts
+from patchloom.dense.answers import detect_images, segment_image, segment_images
 from patchloom.dense.detector import Detections
 from patchloom.dense.metrics import from_run_lengths
 from patchloom.dense.pictures import (
@@ -89,13 +89,6 @@ def test_every_pixel_is_answered_for(size):
     assert torch.equal(segment_image(OwnValue(), image, MEAN, STD, side=min(size)), image[0].short() // 60)
 
 
-@pytest.mark.parametrize("length", [18, 19, 30, 31, 55, 300])
-def test_windows_go_to_the_end_and_overlap_by_a_third(length):
-    found = starts(length, 18)
-    assert found[0] == 0 and found[-1] == length - 18
-    assert all(0 < after - before <= 12 for before, after in zip(found, found[1:], strict=False))
-
-
 def test_logits_of_overlapping_windows_are_averaged():
     model, image = Convolved(), some_image(12, 30)
     with torch.inference_mode():
@@ -119,7 +112,6 @@ def test_an_answer_is_of_the_images_own_size_however_few_rows_are_in_memory(side
 
 @pytest.mark.parametrize("side", [12, None])
 def test_several_images_at_once_are_answered_as_alone(side):
-    """Windows of one image and of the next go into one forward, of at most 8."""
     sizes = [SIZE, (12, 18), (31, 44), (5, 7), (41, 13), (12, 19), (60, 60)]
     model, images = Convolved(), [some_image(*size, seed) for seed, size in enumerate(sizes)]
     alone = [segment_image(model, image, MEAN, STD, side) for image in images]
@@ -183,7 +175,6 @@ def pixels(path: Path) -> np.ndarray:
 
 
 def shown(path: Path) -> list[int]:
-    """How many pixels of a picture are of the colour of each class."""
     return [int((pixels(path) == colour).all(-1).sum()) for colour in COLOURS]
 
 

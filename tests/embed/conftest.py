@@ -20,13 +20,11 @@ one_thread = pytest.fixture(autouse=True, scope="package")(one_thread)
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make parts small, so that a few images make several."""
     monkeypatch.setattr(parts, "ROWS", ROWS)
 
 
 @pytest.fixture(scope="package")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """File of a small encoder for grey images of 8 pixels."""
     return write_encoder(tmp_path_factory.mktemp("tiny") / "encoder.safetensors", depth=3, embed_dim=16)
 
 

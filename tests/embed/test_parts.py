@@ -53,7 +53,6 @@ def test_parts_that_are_there_are_not_computed_again(tiny: Path, photos: Path, t
 
 
 def stopped(tiny: Path, photos: Path, to: Path) -> Path:
-    """Embed until three parts are written; return their folder."""
     write = PartFolder.write
 
     def stopping(self, part, *given):

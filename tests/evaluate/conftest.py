@@ -18,13 +18,11 @@ float32_by_auto = pytest.fixture(autouse=True)(float32_by_auto)
 
 @pytest.fixture(scope="package")
 def tiny_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The file of a small encoder for digits, whose features tell some of them apart."""
     return write_encoder(tmp_path_factory.mktemp("tiny") / "encoder.safetensors", depth=3)
 
 
 @pytest.fixture
 def run(tiny_encoder: Path, tmp_path: Path) -> Path:
-    """A folder with the small encoder alone, for files of evaluations."""
     return folder_of(tiny_encoder, tmp_path / "run")
 
 

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -35,10 +34,9 @@ from patchloom.evaluate.features import (
     pixel_features,
     pixels_size,
 )
-from patchloom.evaluate.frozen import FrozenStudy
 from patchloom.evaluate.protocols import evaluate
 from patchloom.evaluate.protocols.knn import knn_answers
-from patchloom.evaluate.settings import EvalSettings, Parts, open_subjects
+from patchloom.evaluate.settings import EvalSettings
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.format import EncoderCard
 from patchloom.nets.finetune import at_size
@@ -147,22 +145,6 @@ def test_probes_of_one_encoder_cost_one_pass(tiny_encoder: Path, record_reads: C
     assert reads("linear", pooling="mean") == reads("knn", ks=(5,)) == 0
     assert reads("layers") == 2 * 180  # layers are other features, raw pixels the same
     assert len(list(empty_cache.iterdir())) == 10
-
-
-def test_what_is_kept_is_what_was_taken(tiny_encoder: Path) -> None:
-    subjects = open_subjects(tiny_encoder, CPU)
-    some = TRAIN.subset(range(30))
-    parts = Parts(some, some, "")
-    for layers in (False, True):
-        studies = (FrozenStudy("knn", subjects, parts, how) for how in (CPU, CPU, replace(CPU, cache=False)))
-        for extracted in zip(*(study.each(layers=layers) for study in studies), strict=True):
-            first, second, third = (one.features_of(some) for one in extracted)
-            # raw pixels were cached when the poolings were measured
-            assert second.cached and not third.cached and (not first.cached or layers)
-            for found in (first, second):
-                assert list(found.tokens) == list(third.tokens) and found.poolings() == third.poolings()
-                assert all(torch.equal(values, third.tokens[name]) for name, values in found.tokens.items())
-                assert torch.equal(found.labels, third.labels) and torch.equal(found.indices, third.indices)
 
 
 def _encoder(**changes) -> tuple[str, ...]:

@@ -19,12 +19,7 @@ from patchloom.evaluate.protocols import evaluate
 from patchloom.evaluate.protocols.knn import knn_answers
 from patchloom.evaluate.settings import EvalSettings, parts_of
 from patchloom.nets.build import EncoderSpec, build_encoder
-from patchloom.nets.checkpoints.format import (
-    EncoderCard,
-    save_encoder,
-    save_extra_module,
-    untrained_twin,
-)
+from patchloom.nets.checkpoints.format import EncoderCard, save_encoder, save_extra_module, untrained_twin
 from patchloom.nets.heads import poolings_of, tokens_of
 from patchloom.results import store
 from patchloom.runs.task import load_task
@@ -69,7 +64,6 @@ def test_features_are_the_tasks_own_and_of_one_pass(options: dict) -> None:
 
 
 def _save(task: ExtreMA, folder: Path) -> EncoderCard:
-    """Write an encoder, and beside it the instance head."""
     spec = EncoderSpec("nano", (8, 8), 2, channels=1, options=SMALL)
     card = EncoderCard(spec, (0.3,), (0.4,), "extrema", "small", extra_modules={"head": "pooling"})
     save_encoder(task.encoder, card, folder / "encoder.safetensors")

@@ -9,6 +9,7 @@ import torch
 from evaluating import numbers
 from PIL import Image
 from refusing import refusal
+from scipy.sparse.csgraph import minimum_spanning_tree
 from small import seeded
 from spoken import Tones, encoder_of_sound
 from swins import spec_of
@@ -42,7 +43,6 @@ from patchloom.evaluate.protocols.label_free import (
     drawn_images,
     eigenvalues,
     id_est,
-    k_means,
     label_free_rows,
     lidar,
     neighbour_overlap,
@@ -51,7 +51,6 @@ from patchloom.evaluate.protocols.label_free import (
     own_crop_found,
     partial_means,
     separation,
-    tree_length,
     weighted_dse,
 )
 from patchloom.evaluate.settings import EvalSettings
@@ -66,11 +65,7 @@ from patchloom.withhold.encoder_input import all_patches
 ON = EvalSettings(device="cpu", workers=0)
 
 
-# Ranks and exponents of features whose spectrum is known.
-
-
 def orthonormal(n: int, d: int) -> torch.Tensor:
-    """[n d] whose columns are orthonormal and have the mean 0, in float64."""
     noise = torch.randn(n, d, generator=seeded(), dtype=torch.float64)
     return torch.linalg.qr(noise - noise.mean(0))[0]
 
@@ -93,21 +88,15 @@ def test_alpha_is_the_exponent_of_a_power_law(alpha: float) -> None:
     assert alpha_req(5 * features + 100) == pytest.approx(alpha, abs=1e-6)  # neither scale nor mean matter
 
 
-def test_alpha_looks_at_its_range_alone() -> None:
+def test_alpha_looks_at_its_range_alone_and_is_infinite_without_directions_in_it() -> None:
     values = 1 / torch.arange(1, 65, dtype=torch.float64)
     values[:4], values[32:] = 50.0, 1e-4
     assert alpha_req(orthonormal(300, 64) * (300 * values).sqrt()) == pytest.approx(1.0, abs=1e-8)
     values[4] *= 2  # the first one within it
     assert alpha_req(orthonormal(300, 64) * (300 * values).sqrt()) > 1.1
-
-
-def test_alpha_of_few_directions_is_infinite() -> None:
     assert alpha_req(orthonormal(300, 40) * (torch.arange(40) < 6)) == math.inf
     assert alpha_req(torch.ones(50, 20)) == math.inf
     assert math.isfinite(alpha_req(torch.randn(17, 16)))
-
-
-# LiDAR of crops that spread in known directions.
 
 
 def crops(between: list[float], within: list[float], n: int = 400, q: int = 40) -> torch.Tensor:
@@ -159,56 +148,15 @@ def test_too_few_numbers_are_refused(measure, shape: tuple[int, ...], said: str)
         measure(torch.randn(shape))
 
 
-# Intrinsic dimension, by minimum spanning trees.
-
-
-def plain_tree(points: np.ndarray) -> float:
-    """Length of the minimum spanning tree by Kruskal's algorithm: add the shortest edge that joins two parts."""
-    n = len(points)
-    edges = sorted((float(np.linalg.norm(points[i] - points[j])), i, j) for i in range(n) for j in range(i))
-    part, length = list(range(n)), 0.0
-    for apart, i, j in edges:
-        if part[i] != part[j]:
-            length += apart
-            old, new = part[i], part[j]
-            part = [new if one == old else one for one in part]
-    return length
-
-
-def test_a_tree_by_hand_and_by_another_algorithm() -> None:
-    square = torch.tensor([[0.0, 0], [0, 1], [1, 0], [1, 1], [0, 1], [4, 1]])  # two points are equal
-    assert tree_length(torch.cdist(square, square).numpy()) == pytest.approx(1 + 1 + 1 + 0 + 3)
-    points = np.random.default_rng(0).normal(size=(40, 3))
-    apart = torch.cdist(torch.from_numpy(points), torch.from_numpy(points)).numpy()
-    assert tree_length(apart) == pytest.approx(plain_tree(points))
-
-
 def test_id_est_is_the_slope_of_the_trees_lengths() -> None:
     features, order = torch.randn(48, 5, generator=seeded()), torch.randperm(48, generator=seeded())
     sizes = range(18, 49, 3)  # 16ths of 48, from 16 points on
-    lengths = [plain_tree(features[order[:size]].double().numpy()) for size in sizes]
+    apart = torch.cdist(features.double(), features.double())
+    lengths = [minimum_spanning_tree(apart[order[:size]][:, order[:size]].numpy()).sum() for size in sizes]
     x, y = np.log(sizes), np.log(lengths)
     slope = ((x - x.mean()) * (y - y.mean())).sum() / ((x - x.mean()) ** 2).sum()
     assert id_est(features, order) == pytest.approx(1 / (1 - slope), rel=1e-9)
     assert id_est(7 * features + 3, order) == pytest.approx(1 / (1 - slope), rel=1e-4)  # neither scale nor mean matter
-
-
-@pytest.mark.parametrize(("dimension", "within"), [(1, 0.1), (2, 0.2), (4, 0.5)])
-def test_id_est_of_a_cube_is_its_dimension_wherever_it_lies(dimension: int, within: float) -> None:
-    lots = seeded()
-    cube = torch.rand(600, dimension, generator=lots) @ torch.linalg.qr(torch.randn(24, dimension, generator=lots))[0].T
-    assert id_est(cube, torch.arange(600)) == pytest.approx(dimension, abs=within)
-
-
-def test_id_est_of_equal_features_is_unknown_and_of_copies_lower() -> None:
-    order, points = torch.arange(100), torch.randn(100, 8, generator=seeded())
-    assert math.isnan(id_est(torch.ones(100, 8), order))
-    copied = points.clone()
-    copied[70:] = points[:30]
-    assert id_est(copied, order) < id_est(points, order)
-
-
-# Structure of patch tokens.
 
 
 def blobs(centres: torch.Tensor, n: int, width: float) -> torch.Tensor:
@@ -225,16 +173,6 @@ def test_separation_of_two_clusters_by_hand() -> None:
     assert separation(points, labels) == pytest.approx(inter - 1)
     assert separation(points[:2], labels[:2]) == pytest.approx(-1)  # no other cluster
     assert separation(points[4:], labels[4:]) == 0
-
-
-def test_k_means_finds_clusters_that_lie_apart() -> None:
-    centres = 10 * torch.eye(3)
-    points = blobs(centres, 20, 0.1).flatten(0, 1)
-    found = k_means(torch.stack([points, points.flip(0)]), 3, seeded())
-    assert found.shape == (2, 60)
-    for labels in found.view(2, 3, 20):
-        assert (labels == labels[:, :1]).all() and len(labels[:, 0].unique()) == 3
-    assert k_means(torch.ones(1, 5, 2), 3, seeded()).shape == (1, 5)  # equal points
 
 
 def plain_structure(tokens: np.ndarray, labels: list[np.ndarray], grouped: list[np.ndarray]) -> float:
@@ -278,16 +216,6 @@ def test_dense_structure_beside_a_plain_implementation() -> None:
     assert dense_structure(7 * tokens).dse == pytest.approx(dense_structure(tokens).dse, rel=1e-4)
 
 
-def test_dense_structure_of_tight_clusters_is_larger_and_of_equal_patches_has_one_dimension() -> None:
-    lots = seeded()
-    centres = torch.randn(3, 16, generator=lots)
-    tight, loose = (blobs(centres, 32, width).transpose(0, 1).reshape(8, 12, 16) for width in (0.05, 1.0))
-    assert dense_structure(tight).separation > dense_structure(loose).separation
-    equal = dense_structure(torch.ones(8, 12, 16))
-    assert equal.dimensions == pytest.approx(1 / 8) and equal.separation == pytest.approx(0, abs=1e-2)
-    assert dense_structure(torch.randn(8, 12, 16, generator=lots)).dimensions > 0.8
-
-
 def test_lambda_makes_both_parts_of_dse_vary_alike() -> None:
     parts = [DenseStructure(0.0, 0.5), DenseStructure(2.0, 0.6), DenseStructure(1.0, 0.8)]
     deviation = np.std([0, 2, 1]) / np.std([0.5, 0.6, 0.8])
@@ -295,19 +223,7 @@ def test_lambda_makes_both_parts_of_dse_vary_alike() -> None:
     assert weighted_dse(parts[:1]) == [0.5]
 
 
-# Neighbours that stay where some patches are seen.
-
-
-def test_all_neighbours_are_kept_where_nothing_changes_and_noise_keeps_them_at_chance() -> None:
-    lots = seeded()
-    whole = torch.randn(400, 16, generator=lots)
-    assert (neighbour_overlap(whole, 2 * whole) == 1).all()
-    assert (neighbour_overlap(whole[:12], whole[:12], k=10) == 1).all()  # of 11 others: never its own
-    kept = neighbour_overlap(whole, torch.randn(400, 16, generator=lots))
-    assert kept.shape == (400,) and kept.mean().item() == pytest.approx(10 / 399, abs=0.01)
-
-
-def test_the_share_of_neighbours_is_of_each_image() -> None:
+def test_neighbours_of_each_image_of_equal_ones_and_of_copies() -> None:
     turn = torch.linspace(0, 3.0, 7)  # on a half circle: nearest are those beside
     whole = torch.stack([turn.cos(), turn.sin()], 1)
     part = whole.clone()
@@ -316,17 +232,11 @@ def test_the_share_of_neighbours_is_of_each_image() -> None:
     assert kept[1:].tolist() == [1.0] * 6
     part[0] = whole[6]
     assert neighbour_overlap(whole, part, k=2)[0] == 0
-
-
-def test_equal_features_have_no_nearest() -> None:
-    """An encoder that gives all images one feature kept all its "neighbours", by their index."""
+    # an encoder that gives all images one feature once kept all its neighbours, by their index
     whole = torch.full((50, 8), 0.3)
     for part in (whole, 2 * whole, whole + 1e-9 * torch.randn(50, 8)):
         assert neighbour_overlap(whole, part).tolist() == pytest.approx([10 / 49] * 50)
-
-
-def test_copies_share_the_places_that_are_left() -> None:
-    """Of three copies of the nearest one, two are chosen: each is kept if chance chooses it twice."""
+    # of three copies of the nearest one, two are chosen: each is kept if chance chooses it twice
     whole = torch.randn(40, 16, generator=seeded())
     whole[1:4] = whole[0] + 0.01
     kept = neighbour_overlap(whole, whole, k=2)
@@ -355,9 +265,6 @@ def test_few_patches_are_those_that_come_first_and_all_of_them_the_whole() -> No
     assert torch.equal(found[0.25], again[0.25]) and torch.equal(found[0.01], again[0.01])
     assert not torch.allclose(found[1.0], again[1.0]) and not torch.allclose(found[0.25], found[0.01])
     assert not torch.allclose(found[2 / 16], found[0.01])  # a single patch
-
-
-# Crops of images, and whether they are found again.
 
 
 class Numbered(Source):
@@ -419,9 +326,6 @@ def test_crops_of_a_source_are_read_once_an_image_and_depend_on_the_seed_alone()
     other = CropsOf(Numbered(), ways, seed=2)
     assert any(not torch.equal(other.read(i), crops.read(i)) for i in range(15))
     assert other.fingerprint() != crops.fingerprint()
-
-
-# The protocol.
 
 
 def values(report: Evaluation, encoder: str) -> dict[str, float]:

@@ -12,6 +12,7 @@ import tifffile
 import torch
 from PIL import Image
 from refusing import refusal
+from running import csv_rows
 
 import patchloom
 from patchloom import predict
@@ -62,11 +63,6 @@ def photos(tmp_path: Path) -> Path:
     return folder
 
 
-def rows_of(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="", encoding="utf-8") as file:
-        return [*csv.DictReader(file)]
-
-
 def test_the_table_has_the_calibrated_probabilities_of_every_image(photos, tmp_path, capsys):
     model = a_classifier(tmp_path / "run" / "finetuned" / "photos-small-0.safetensors")
     words = ["predict", str(tmp_path / "run"), str(photos), "--out", str(tmp_path / "out"), "--pictures", "2"]
@@ -74,7 +70,7 @@ def test_the_table_has_the_calibrated_probabilities_of_every_image(photos, tmp_p
     said = " ".join(capsys.readouterr().out.split())
     for one in ("broken.jpg", "of 4 images", "the 2 least certain", "by the temperature 2, fitted to 30 validation"):
         assert one in said
-    rows = rows_of(tmp_path / "out" / "predictions.csv")
+    rows = csv_rows(tmp_path / "out" / "predictions.csv")
     assert {row["path"] for row in rows} == {path.name for path in photos.glob("*.png")}
     source = open_data(photos).train
     good = [i for i in range(len(source)) if source.place(i) != "broken.jpg"]
@@ -112,7 +108,7 @@ def test_an_uncalibrated_classifier_says_so_and_pages_are_left_out(photos, tmp_p
     done = predict(path, photos, out=tmp_path / "out", pictures=0, top=1)
     assert done.kind == "classify" and done.calibration is None and "not calibrated" in done.sentences()[-1]
     assert not (tmp_path / "out" / "least-certain.html").exists()
-    assert rows_of(tmp_path / "out" / "predictions.csv")[0].keys() == {"path", "class", "confidence"}
+    assert csv_rows(tmp_path / "out" / "predictions.csv")[0].keys() == {"path", "class", "confidence"}
     assert sum(done.counts.values()) == done.images == 4
     assert "--top 4 is more than the 3 classes" in refusal(predict, path, photos, out=tmp_path / "no", top=4)
     assert "--top must be 1 or more" in refusal(predict, path, photos, out=tmp_path / "no", top=0)
@@ -183,10 +179,7 @@ def test_a_classifier_on_an_instance_head_and_a_stem_is_loaded_again(tmp_path):
     assert torch.equal(load_classifier(tmp_path / "a.safetensors")[0](images), model(images))
 
 
-# Temperatures by hand, the calibration error of a small case, and calibrations in files.
-
-
-def test_the_temperature_of_two_confidences_by_hand():
+def test_temperatures_and_calibration_errors_by_hand():
     """Of n images with the logits (a, 0), a share p is right: the best a / T is log(p / (1 - p))."""
     logits = torch.tensor([[4.0, 0.0]]).expand(8, 2)
     labels = torch.tensor([0] * 6 + [1] * 2)
@@ -197,14 +190,8 @@ def test_the_temperature_of_two_confidences_by_hand():
     assert found.ece == pytest.approx(0, abs=1e-4)
     assert found.ece_before == pytest.approx(1 / (1 + math.exp(-4)) - 0.75)
     assert "NLL 1.018 before, 0.562 after; ECE 23.2 % before, 0.0 % after" in found.sentence()
-
-
-def test_labels_that_are_all_right_stay_within_the_bounds():
     found = calibrate(torch.eye(3), torch.arange(3))
     assert 0.02 <= found.temperature < 0.05 and found.nll < 1e-6
-
-
-def test_bins_are_weighted_and_have_their_upper_ends():
     probabilities = torch.tensor([[0.6, 0.4], [0.6, 0.4], [0.9, 0.1], [0.1, 0.9]], dtype=torch.float64)
     labels = torch.tensor([0, 1, 0, 1])
     # of 5 bins, 0.6 ends the third: accuracy 0.5 of two; the fifth has accuracy 1 and confidence 0.9
@@ -230,8 +217,7 @@ def test_windows_of_slides_get_a_map_and_a_row_for_each_file(tmp_path: Path, cap
     words = ["predict", tmp_path / "model.safetensors", f"{tmp_path}/slides@tile=16", "--out", tmp_path / "out"]
     assert main([str(word) for word in words]) == 0
     assert "files.csv has their means for 2 files" in " ".join(capsys.readouterr().out.split())
-    windows = list(csv.DictReader((tmp_path / "out" / "predictions.csv").open()))
-    files = list(csv.DictReader((tmp_path / "out" / "files.csv").open()))
+    windows, files = (csv_rows(tmp_path / "out" / f"{name}.csv") for name in ("predictions", "files"))
     assert len(windows) == 2 * 12 and [row["path"] for row in files] == ["one.tif", "two.tif"]
     column = "p_fish"
     own = [float(row[column]) for row in windows if row["path"].startswith("two.tif#")]

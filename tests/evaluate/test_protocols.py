@@ -91,16 +91,10 @@ def test_data_without_test_images_is_split(run: Path, monkeypatch: pytest.Monkey
         evaluate("knn", run, "digits", device="cpu")
 
 
-# The file of results.
-
-
 def test_a_file_of_another_kind_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
     (tmp_path / store.FILE).write_text("other,columns\n")
     with pytest.raises(PatchloomError, match="line 1"):  # and not that the folder holds no run
         evaluate("knn", tmp_path, "digits")
-
-
-# Several seeds.
 
 
 def test_three_seeds_are_three_reports(run: Path) -> None:
@@ -131,9 +125,6 @@ def test_one_training_claims_nothing_and_three_are_taken_together(run: Path) -> 
     assert found.value == pytest.approx(sum(sides[0]) / 3 - sum(sides[1]) / 3)
     assert len({one.fingerprint for one in reports}) == 1
     assert report.conclusion() in report.text(300).split("\n")[:4] and "3 trainings" in report.conclusion()
-
-
-# Test images choose nothing, and are not even read before all has been chosen.
 
 
 TRAINED = {"epochs": 2, "flip": False, "control": False, "blr": [1e-3, 0.03]}
@@ -170,9 +161,6 @@ def test_test_images_are_read_after_everything_is_chosen_and_choose_nothing(
         # the labels are not in the cache: the second report used the first one's features, and yet was blind
         assert "features were used for tiny, untrained, raw pixels" in blind.method
         assert blind.quoted[-1].value < 0.3 < 0.6 < honest.quoted[-1].value
-
-
-# A dry run opens encoder and data, says what would be done, and does none of it.
 
 
 # protocol, options, what is said
@@ -244,17 +232,9 @@ def test_other_data_can_be_planned(untouched: None, trained: Path, tmp_path: Pat
     assert "would measure run on 40 images" in report.method
 
 
-# On which images is measured, who reads them, and notes on data before an evaluation.
-
-pytestmark = pytest.mark.usefixtures("quick_probe")
-
-
 @pytest.mark.parametrize("data", ["a/yes,tones", ["a/yes", "tones"], [Path("a/yes"), "tones"]])
 def test_several_names_of_data_make_one_file(tmp_path, data):
     assert place_in_run(tmp_path, data, "small", 1, "finetuned", ".x") == tmp_path / "finetuned/yes-tones-small-1.x"
-
-
-# Training and test images, and copies among them.
 
 
 def draw(folder: Path, numbers: range) -> Path:
@@ -386,9 +366,6 @@ def test_an_encoder_of_grey_images_says_that_it_drops_colours(tmp_path, capsys, 
     assert ("colours are dropped" in printed_by(capsys, "embed", run, data, "--to", str(tmp_path / "v.npz"))) == told
 
 
-# How many processes read images, and that nothing else depends on it.
-
-
 class On(EvalSettings):
     """On a device that is not there."""
 
@@ -451,9 +428,6 @@ def test_no_result_depends_on_the_readers(tiny_encoder: Path, tmp_path, monkeypa
 def test_a_single_core_is_told_without_a_plural() -> None:
     assert hardware.choose_workers("cpu", hardware.Cores(1), least=1) == (1, "there is one core")
     assert hardware.choose_workers("cuda", hardware.Cores(1))[0] == 1
-
-
-# Images of one group stay on one side of every split.
 
 
 @pytest.fixture(scope="module")
@@ -553,7 +527,6 @@ def test_fine_tuning_chooses_where_one_group_is_left(films: Path, tiny_encoder: 
         ("linear RUN digits --ks 5", "--ks is an option of patchloom evaluate knn"),
         ("knn RUN digits --epochs 5", "--epochs is an option of patchloom pretrain and patchloom evaluate finetune"),
         ("linear RUN digits --epochs 5", "--epochs applies to --recipe mae or extrema"),
-        ("layers RUN digits --k many", "--k cannot be many"),
         ("knn RUN digit", "did you mean the built-in data digits?"),
         ("knn RUN", "needs DATA"),
     ],
@@ -567,21 +540,15 @@ BAD_OPTIONS = {
     "svm": [({}, "no protocol svm")],
     "knn": [
         ({"device": "abacus"}, "device abacus"),
-        ({"max_train": 1}, "--max_train must be 2 or more"),
         ({"seeds": 0}, "--seeds must be 1 or more"),
-        ({"seeds": 2.0}, "--seeds cannot be 2.0"),
-        ({"cache": "false"}, "--cache cannot be false"),
         ({"galery": 0.1}, "did you mean --gallery?"),
         ({"gallery": 0.0}, "--gallery must be above 0 and at most 1"),
-        ({"gallery": -0.1}, "--gallery must be above 0 and at most 1"),
-        ({"gallery": 1.01}, "--gallery must be above 0 and at most 1"),
-        ({"pooling": "median"}, "--pooling cannot be median"),
         ({"test_crop": 0.0}, "--test_crop must be"),
         ({"devices": 2}, "one process: leave out --devices 2"),
         ({"accumulate": 2}, "no training steps: leave out --accumulate 2"),
     ],
-    "layers": [({"k": 0}, "--k must be 1 or more"), ({"k": 90, "max_train": 100}, "gallery of 80 images")],
-    "order": [({"k": 0}, "--k must be 1 or more"), ({"pooling": "instance"}, "--pooling cannot be instance")],
+    "layers": [({"k": 90, "max_train": 100}, "gallery of 80 images")],
+    "order": [({"pooling": "instance"}, "--pooling cannot be instance")],
     "linear": [
         (SHORT, "--epochs applies to --recipe mae or extrema"),
         ({"control": False}, "--control applies to --recipe mae or extrema"),
@@ -591,14 +558,13 @@ BAD_OPTIONS = {
         (MAE | {"accumulate": 2}, "--accumulate has no effect"),
         (MAE | {"pooling": "both"}, "--pooling both applies to --recipe logistic"),
         (MAE | {"pooling": "prefix"}, "--pooling prefix applies to --recipe logistic"),
-        (MAE | {"momentum": 1.5}, "--momentum must be 0 to 0.9999"),
         (MAE | {"mixup": 0.8}, "there is no option --mixup"),
         (MAE | {"blr": 0.0}, "--blr must be above 0"),
         (MAE | {"batch_size": 1}, "use --batch_size 2 or more"),
     ],
     "attentive": [
         ({"recipe": "mae"}, "choose one of small, ep"),
-        ({"queries": 7}, "--queries and --reduce that divide"),
+        ({"queries": 7, "max_train": 100}, "--queries and --reduce that divide"),
         ({"accumulate": 2}, "--accumulate has no effect"),
         ({"form": "cross", "reduce": 2}, "leave out --reduce"),
     ],
@@ -619,16 +585,13 @@ BAD_OPTIONS = {
     ],
     "finetune": [
         ({"max_train": 9}, "too few for 10 classes"),
-        ({"devices": 0}, "--devices must be 1 or more"),
         ({"positions": "rotary"}, "--positions cannot be rotary"),
-        ({"control": "no"}, "--control cannot be no"),
         ({"from_scratch": True, "out": "here"}, "--from_scratch saves no classifier"),
         ({"blr": []}, "--blr is empty"),
         ({"blr": [1e-3, -1.0]}, "--blr must be"),
         ({"recipe": "dino"}, "no recipe dino"),
         ({"out": "here", "seeds": 2}, "--out names one file"),
         ({"train_positions": True, "positions": "fixed"}, "--positions fixed .* leave out --train_positions"),
-        ({"epochz": 1}, "did you mean --epochs"),
         ({"shift": 0.1}, "--shift is for recordings, and digits holds images"),
         ({"mixup": 0.8, "batch_size": 7}, "use --batch_size 8"),
     ],

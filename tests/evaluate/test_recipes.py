@@ -28,15 +28,7 @@ from patchloom.evaluate import classification
 from patchloom.evaluate.classification import Views, begin_classifier, plan_for, predict_classes
 from patchloom.evaluate.classifier import Classifier
 from patchloom.evaluate.protocols import evaluate
-from patchloom.evaluate.recipes import (
-    PROBES,
-    RECIPES,
-    Course,
-    Recipe,
-    images_per_step,
-    published_recipe,
-    recipe_for,
-)
+from patchloom.evaluate.recipes import PROBES, RECIPES, Course, Recipe, images_per_step, published_recipe, recipe_for
 from patchloom.evaluate.settings import EvalSettings, Parts
 from patchloom.evaluate.trainer import Trainer, temporary_seed
 from patchloom.nets.build import EncoderSpec, build_encoder, outline
@@ -45,7 +37,6 @@ from patchloom.nets.finetune import with_variant
 from patchloom.options.parse import evaluate_spec, parse_call
 from patchloom.pace import Pace
 from patchloom.results.claims import CONSTANT
-from patchloom.schedules import halving_rate
 from patchloom.system.files import cache_root
 
 SMALL = {"depth": 2, "embed_dim": 32, "num_heads": 2}
@@ -112,20 +103,18 @@ def test_recipes_are_the_papers(name: str, size: str, values: dict) -> None:
     assert {key: getattr(recipe, key) for key in values} == values
 
 
-def test_the_norm_and_the_positions_are_those_of_the_programs() -> None:
-    """A norm of its own (fc_norm) in MAE's, LUT's, ExtreMA's, DropPos' and SimMIM's; DropPos' keeps positions fixed."""
+def test_norm_positions_and_erasing_are_those_of_the_programs() -> None:
+    """A norm of its own (fc_norm) in MAE's, LUT's, ExtreMA's, DropPos' and SimMIM's; DropPos' keeps positions fixed.
+
+    --reprob 0.25 in all of them and DeiT's; MP3's speech has none.
+    """
     found = {name: of_size("B", name) for name in RECIPES}
     norm = {name for name, recipe in found.items() if recipe.fresh_norm}
     assert norm == {"mae", "mae-normalized", "lut", "extrema", "extrema-22k", "droppos", "simmim"}
     positions = {name for name, recipe in found.items() if recipe.train_positions}
     assert positions == norm - {"droppos", "simmim"} | {"extrema-few"}
-
-
-def test_the_papers_erase_as_their_programs_do() -> None:
-    """--reprob 0.25 in MAE's, DropPos', Beyond Masking's, ExtreMA's, LUT's, SimMIM's and DeiT's; MP3's speech: none."""
-    erasing = {name: of_size("B", name).erasing for name in RECIPES}
-    assert {name for name in erasing if not erasing[name]} == {"small", "mp3-speech"}
-    assert {*erasing.values()} == {0.0, 0.25}
+    assert {name for name, recipe in found.items() if not recipe.erasing} == {"small", "mp3-speech"}
+    assert {recipe.erasing for recipe in found.values()} == {0.0, 0.25}
 
 
 @pytest.mark.parametrize(
@@ -202,19 +191,13 @@ def test_auto_values_follow_from_the_data() -> None:
         ({"name": "mea"}, "mea: choose one of small, mae"),
         ({"batch": 63}, "--batch_size 64"),
         ({"batch": 2, "repeats": 3}, "--batch_size 2 cannot hold 3"),
-        ({"epochs": 0}, "--epochs must be 1 or more"),
-        ({"epochs": 2.5}, "--epochs cannot be 2.5"),
-        ({"drop_path": 1.0}, "--drop_path must be 0 to 0.99"),
         ({"blr": 0.0}, "--blr must be above 0"),
         ({"warmup_epochs": 200}, "--warmup_epochs 200"),
         ({"pooling": "both"}, "--pooling cannot be both"),
-        ({"betas": (0.9, 1.0)}, "--betas must be 0 or more and below 1"),
         ({"lr": 1e-4, "blr": 1e-3}, "--lr and --blr both"),
-        ({"test_crop": 0.0}, "--test_crop must be above 0"),
         ({"name": "mp3-speech", "epochs": 3}, "30,000 updates"),
         ({"warmup_updates": 3}, "--warmup_updates needs --updates"),
         ({"updates": 3, "warmup_updates": 4}, "--warmup_updates 4 is more"),
-        ({"dropout": 1.0}, "--dropout must be 0 to 0.99"),
     ],
 )
 def test_refusals(change: dict, said: str) -> None:
@@ -335,9 +318,6 @@ def test_the_rate_of_speech_is_low_then_halved_whatever_came_before() -> None:
     assert {step: course.rate(step) for step in shares} == {step: recipe.lr * one for step, one in shares.items()}
     paper = {"batch": 256, "smoothing": 0.1, "dropout": 0.1, "mixup": 0.0, "erasing": 0.0, "pooling": "class"}
     assert {name: getattr(recipe, name) for name in paper} == paper and recipe.patience < 1
-
-
-def test_a_length_in_updates_scales_the_rest() -> None:
     short = of_size("S", "mp3-speech", updates=3000)
     assert (short.warmup_updates, short.halve_every) == (50, 1000)
     assert of_size("S", "mp3-speech", updates=3000, halve_every=7).halve_every == 7
@@ -368,9 +348,6 @@ def test_dropout_is_behind_positions_attention_and_mlps_and_the_recipes_alone() 
     assert torch.equal(model.eval().pooled(images), model.pooled(images))
 
 
-# The test crop acts in every protocol that reads whole images.
-
-
 INSIDE = 0.5  # of 40 pixels, the 20 at the centre
 
 
@@ -381,7 +358,6 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def framed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Noise in a frame of 6 pixels, which alone shows the class."""
     folder, rng = tmp_path_factory.mktemp("framed"), np.random.default_rng(0)
     for label, value in (("dark", 20), ("bright", 230)):
         for part, count in (("train", 24), ("test", 12)):
@@ -502,11 +478,6 @@ def test_rates_are_timms_to_the_bit(steps: int, warmup: int) -> None:
         ours = course(steps, warmup=warmup, decay=decay, drops=drops)
         assert [ours.rate(step) for step in range(steps)] == rates_of(scheduler, steps), decay
         assert ours.rate(steps - 1) > 0
-
-
-def test_a_halving_course_has_the_rates_of_speech() -> None:
-    ours = course(30, warmup=5, decay="halving", halve_every=10)
-    assert [ours.rate(step) for step in range(30)] == [halving_rate(step, 5, PEAK, 10) for step in range(30)]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import json
 import os
-import pickle
 import shutil
 import signal
 import time
@@ -17,12 +16,10 @@ import pytest
 import torch
 from dense_together import evaluate_together
 from evaluating import ctrl_c_at, folder_of, numbers, write_encoder
-from forked import server
 from refusing import refusal
 from safetensors.torch import load_file
 from spoken import encoder_of_sound, speech_commands
 from torch import nn
-from tuning import OPTIONS, tune
 
 from patchloom.data.sources.open import open_data
 from patchloom.display import time_left
@@ -69,16 +66,13 @@ def test_the_most_accurate_epoch_is_chosen_and_of_equals_the_one_with_the_lower_
     assert BestWeights(0, COURSE).choose(model) == {} and model.weight.item() == 3
 
 
-def test_it_ends_when_the_accuracy_has_not_risen_for_long() -> None:
+def test_it_ends_when_the_accuracy_has_not_risen_for_long_and_its_warm_up_is_over() -> None:
     best, model = BestWeights(20, replace(COURSE, patience=0.3)), nn.Linear(1, 1)
     # the loss falls on and on: that alone keeps nothing going
     assert _told(best, [(0.5, 1.0), (0.7, 0.9), (0.7, 0.8), (0.7, 0.7), (0.7, 0.6)], model) == [False] * 4 + [True]
     assert best.choose(model)["best_epoch"] == 5
     assert not BestWeights(0, replace(COURSE, patience=0.3)).hopeless(30)
-
-
-def test_it_does_not_end_before_its_warm_up_and_the_patience_are_over() -> None:
-    """Epoch 1 was the best of 10: without a warm-up of 4 epochs the training would end after epoch 4."""
+    # epoch 1 was the best of 10: without a warm-up of 4 epochs the training would end after epoch 4
     model, scores = nn.Linear(1, 1), [(0.7, 1.0)] + [(0.6, 1.0)] * 8
     ended = {
         warmup: _told(BestWeights(20, replace(COURSE, patience=0.3, warmup=warmup)), scores, model).index(True) + 1
@@ -126,20 +120,19 @@ def test_the_time_left_of_all_trainings_has_their_validations() -> None:
     assert progress.left() == 200 + 5 * 3
 
 
-# Stopped trainings.
+SHORT = {"device": "cpu", "epochs": 1, "batch_size": 16, "max_train": 60, "validation": 0.25, "control": False}
 
 
 def test_another_training_does_not_go_on_with_it(run, monkeypatch, capsys) -> None:
     monkeypatch.setattr(trainer, "_SAVE_EVERY", 0.0)
-    short = OPTIONS | {"max_train": 60, "epochs": 1, "control": False}
     with ctrl_c_at(Trainer, 2), pytest.raises(Stopped):
-        evaluate("finetune", run, "digits", **short)
+        evaluate("finetune", run, "digits", **SHORT)
     for change in ({"blr": 0.01}, {"seed": 4}, {"max_train": 50}, {"positions": "learned"}):
-        evaluate("finetune", run, "digits", **short | change)
+        evaluate("finetune", run, "digits", **SHORT | change)
     assert "resumes" not in capsys.readouterr().out
     for path in (cache_root() / "trainings").rglob("*.safetensors"):  # damaged, it begins again
         path.write_bytes(path.read_bytes()[:-1])
-    evaluate("finetune", run, "digits", **short)
+    evaluate("finetune", run, "digits", **SHORT)
     assert "resumes" not in capsys.readouterr().out
 
 
@@ -178,10 +171,9 @@ def test_no_checkpoint_is_kept_without_a_cache_or_for_ever(run, monkeypatch) -> 
     os.utime(old, (month, month))
     saved = []
     monkeypatch.setattr(checkpoint.Checkpoints, "save", lambda self, *given: saved.append(given))
-    short = OPTIONS | {"max_train": 60, "epochs": 1, "control": False}
-    evaluate("finetune", run, "digits", **short | {"cache": False})
+    evaluate("finetune", run, "digits", **SHORT | {"cache": False})
     assert not saved and old.exists()
-    evaluate("finetune", run, "digits", **short)
+    evaluate("finetune", run, "digits", **SHORT)
     assert len(saved) > 1 and not old.exists()
 
 
@@ -322,30 +314,6 @@ def test_parts_of_a_step_are_the_step(tiny_encoder: Path, tmp_path: Path, monkey
         assert torch.allclose(value.float(), found[1][name].float(), atol=2e-5), name
 
 
-def _process(run: Path, event: int | None):
-    process = server().Process(target=tune, args=(str(run), os.environ["XDG_CACHE_HOME"], event))
-    process.start()
-    process.join(120)
-    if process.exitcode == 0:
-        return pickle.loads((run / "told.pickle").read_bytes())
-    assert process.exitcode == -signal.SIGKILL
-    return None
-
-
-@pytest.mark.slow
-def test_killed_again_and_again_it_ends_as_if_it_had_not_been(tiny_encoder: Path, tmp_path: Path) -> None:
-    steps, whole = _process(folder_of(tiny_encoder, tmp_path / "whole"), None)
-    run = folder_of(tiny_encoder, tmp_path / "killed")
-    # 15 steps each: in the first training, soon after its end, and amid the second
-    for event in (9, 9, 8):
-        assert _process(run, event) is None
-        assert list((cache_root() / "trainings").iterdir())
-    last, found = _process(run, None)
-    assert found == whole
-    assert last < steps - 15  # the first training was not repeated
-    assert not list((cache_root() / "trainings").iterdir())
-
-
 # Choice among recipes: the best on held-out images, and test images that are read once, at the end.
 
 SETTINGS = EvalSettings(device="cpu", cache=False)
@@ -409,13 +377,11 @@ def test_too_little_memory_is_a_sentence(rates: Made) -> None:
 
 
 def images(folder: Path) -> str:
-    """Write an encoder of digits; return the name of the data."""
     write_encoder(folder / "run" / "encoder.safetensors", depth=2)
     return "digits"
 
 
 def recordings(folder: Path) -> Path:
-    """Write an encoder of recordings and keywords; return their folder."""
     pytest.importorskip("soundfile")
     encoder_of_sound(folder / "run")
     return speech_commands(folder / "words")

@@ -23,7 +23,6 @@ from patchloom.nets.checkpoints.format import EncoderCard
 
 @pytest.fixture
 def photo(tmp_path: Path) -> Path:
-    """A smooth image, of which resizing by Pillow and by torch differ by roundings."""
     pixels = np.random.default_rng(0).integers(0, 256, (6, 5, 3), dtype=np.uint8)
     Image.fromarray(pixels).resize((70, 90), Image.Resampling.BICUBIC).save(tmp_path / "photo.png")
     return tmp_path / "photo.png"

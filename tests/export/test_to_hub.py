@@ -33,7 +33,6 @@ DINOV3 = "https://github.com/facebookresearch/dinov3/blob/main/LICENSE.md"
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write a run with results whose names contain markup."""
     folder = tmp_path_factory.mktemp("secret-project")
     images = photographs(folder / "pipe | <b>star*")
     results = [
@@ -49,7 +48,6 @@ def done(run: Path):
 
 
 def features(run: Path) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return normalised images, tokens and mean tokens of a run's encoder."""
     vit, card = load_encoder_file(run)
     (images,) = next(plain_batches(open_data(str(next(run.parent.glob("pipe*")))).train, (16, 16), 16)).views
     images = normalize(images, card.mean, card.std)
@@ -113,20 +111,16 @@ def test_the_card_tells_no_path_and_nothing_in_it_is_markup(run, done):
 
 
 def card_of(run: Path, given: str | None = None, blend: float | None = None, **changes: str) -> str:
-    """Return the model card of an encoder with changes of the card in its file."""
     one = load_exportable(run, "mean")
     return model_card(run, replace(one, blend=blend, card=replace(one.card, **changes)), given, None, 0.0, True)
 
 
-def test_a_note_on_the_weights_is_in_the_card_without_its_path(run):
+def test_a_card_has_notes_without_paths_and_the_name_of_its_repository(run):
     text = card_of(run, note=f"The run {run} stopped after epoch 2 of 3.")
     training = text.partition("## Training")[2].partition("##")[0]
     assert f"- **weights**: The run {escape_markdown(data_slug(run))} stopped after epoch 2 of 3.\n" in training
     assert str(run.parent) not in text and "**weights**" not in card_of(run)
     assert escape_markdown("a\n\n# b | `c` [d](e) <f>") == r"a \# b \| \`c\` \[d\](e) \<f\>"
-
-
-def test_a_card_of_a_repository_has_its_name_as_title_and_its_place_in_the_code(run):
     card = model_card(run, load_exportable(run, "mean"), None, "me/photos-mae", 0.0, True)
     assert "\n# photos-mae\n" in card and "'hf-hub:me/photos-mae'" in card
 

@@ -37,7 +37,6 @@ def done(encoder: Path, colours: Path):
 
 
 def features(encoder: Path, colours: Path, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return images in [0, 1], tokens and mean tokens."""
     vit, card = load_encoder_file(encoder)
     (images,) = next(plain_batches(open_data(str(colours)).train, (16, 16), count)).views
     with torch.inference_mode():

@@ -34,8 +34,6 @@ from patchloom.nets.heads import InstanceHead, pooled_tokens
 from patchloom.runs.folder import RunFolder
 from patchloom.system.checksummed import write_checksummed
 
-# Options of other formats, and missing libraries.
-
 
 @pytest.mark.parametrize(
     ("options", "said"),
@@ -70,7 +68,6 @@ def test_recordings_go_to_timm_alone(to, tmp_path):
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write 16-bit images that use only the darkest 0.05 % of the range."""
     folder = tmp_path_factory.mktemp("dark")
     rng = np.random.default_rng(0)
     for i in range(20):
@@ -164,7 +161,6 @@ def test_an_encoder_of_recordings_and_its_head_are_compared_on_noise(tmp_path):
 
 @pytest.fixture(scope="module")
 def colours(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write images in two classes, which evaluations need."""
     folder = tmp_path_factory.mktemp("colours")
     photographs(folder / "one")
     photographs(folder / "two")
@@ -256,9 +252,6 @@ def test_a_run_is_compared_on_its_own_files(colours, tmp_path):
     assert "no instance vectors: use --pooling class, mean or both" in refusal(export, run, pooling="instance")
 
 
-# Removal of the place from patch tokens.
-
-
 GRID, D = (4, 6), 16
 
 
@@ -289,15 +282,6 @@ def test_a_place_in_two_known_directions_is_removed_exactly():
     assert found.chance == pytest.approx((0, sum(middle) / 24, 1 / 24))
 
 
-def test_two_directions_are_enough_where_content_and_place_share_directions():
-    mix = torch.randn(D, D, generator=torch.Generator().manual_seed(3))
-    tokens, others = (synthetic(seed)[0] @ mix for seed in (1, 2))
-    found = remove_positions(iter([tokens]), others, GRID)
-    assert found.before.r2 > 0.99 and abs(found.after.r2) < 1e-3
-    assert torch.linalg.matrix_rank(found.weight).item() == D - 2
-    torch.testing.assert_close(found.weight @ found.weight, found.weight, atol=1e-4, rtol=0)
-
-
 def test_a_place_that_is_not_row_or_column_stays():
     """A checkerboard does not covary with row or column: it is left, and only the classifier reads it."""
     content = torch.randn(400, 24, D, generator=torch.Generator().manual_seed(0))
@@ -316,7 +300,6 @@ def test_grids_of_one_row_or_one_patch():
 
 
 def squares_in(folder, count):
-    """Write small images of random squares."""
     folder.mkdir()
     rng = np.random.default_rng(0)
     for i in range(count):

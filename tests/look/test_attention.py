@@ -45,7 +45,6 @@ def test_rollout_of_two_blocks_by_hand():
 
 
 def reddest(tile, grid):
-    """Return the patch with the strongest colour: red minus grey."""
     red, green, _ = np.moveaxis(tile.picture.astype(int), -1, 0)
     h, w = red.shape
     by_patch = (red - green).reshape(grid[0], h // grid[0], grid[1], w // grid[1]).mean((1, 3))
@@ -95,6 +94,10 @@ def test_extremas_class_token_has_blocks_of_its_own(pages, tmp_path):
     for row, own in zip(rows, weights, strict=False):
         assert reddest(row[-1], (3, 4)) == int(own.argmax())
     assert rows[-1][-1] is None and rows[-1][1].words.startswith("rollout") and rows[2][1] is None
+    draw_attention(replace(asked, heads="mean"))
+    (_, (rows, headings, _, caption, *_)) = pages
+    assert headings[-1] == "class token" and "class-attention" in caption
+    assert rows[0][-1].words == f"{100 * float(weights.mean(0).max()):.2g}%"
 
 
 def test_marks_of_recordings_count_rows_from_the_bottom(pages, tmp_path):
@@ -121,14 +124,3 @@ def test_the_mean_of_heads_is_drawn_for_several_patches_at_once(options, pages, 
     draw_attention(replace(asked, queries=(ImagePoint(9.0, 15.0),)))
     assert pages[1].headings[:2] == ["image", "patch 1"]
     assert pages[1].rows[0][0].marks[0][0] == (1 / 3, 1 / 4, 1 / 3, 1 / 4)
-
-
-def test_the_mean_of_extremas_own_class_token(pages, tmp_path):
-    head = InstanceHead(32, 4, depth=2).eval()
-    one = named(random_vit(class_token=False), head=head)
-    asked = asked_of(one, tmp_path, images=1, heads="mean")
-    draw_attention(asked)
-    ((rows, headings, _, caption, *_),) = pages
-    assert headings[-1] == "class token" and "class-attention" in caption
-    mean = class_attention(one.vit, head, asked.pictures())[0, -1, :, 1:].mean(0)
-    assert rows[0][-1].words == f"{100 * float(mean.max()):.2g}%"

@@ -17,21 +17,6 @@ from patchloom.nets.encode import grid_size
 from patchloom.results.claims import UNTRAINED
 
 
-@pytest.mark.parametrize("options", PREFIXES.values(), ids=PREFIXES)
-@pytest.mark.parametrize("sizes", GRIDS.values(), ids=GRIDS)
-def test_a_local_head_is_a_dot(sizes, options):
-    columns = grid_size(random_vit(*sizes))[1]
-    to_the_right = lambda i: i + 1 if (i + 1) % columns else i  # noqa: E731
-    vit = attending_vit([lambda i: i, to_the_right], *sizes, **options)
-    found = relative_attention(vit, torch.randn(2, sizes[2], *sizes[0]))
-    r, c = (side - 1 for side in grid_size(vit))
-    itself, right = torch.zeros(2, 2 * r + 1, 2 * c + 1)
-    itself[r, c] = 1
-    right[r, c + 1], right[r, c] = 1, 1 / columns  # the last of a row has nothing to the right
-    torch.testing.assert_close(found.maps[0], torch.stack([itself, right]), atol=1e-5, rtol=0)
-    torch.testing.assert_close(found.distances[0], torch.tensor([0, 1 - 1 / columns]), atol=1e-4, rtol=0)
-
-
 @pytest.mark.parametrize("options", [*PREFIXES.values(), {"positions": "none"}], ids=[*PREFIXES, "no positions"])
 @pytest.mark.parametrize("sizes", GRIDS.values(), ids=GRIDS)
 def test_all_pairs_of_an_offset_are_averaged(sizes, options):
@@ -58,7 +43,6 @@ def test_the_mean_distance_of_all_pairs():
 
 @pytest.fixture
 def figures(monkeypatch):
-    """Record the written figures by file name."""
     kept, write = {}, charts.write_figure
     monkeypatch.setattr(
         attention_distance, "write_figure", lambda one, out, _: kept.update({out.name: one}) or write(one, out)

@@ -10,13 +10,7 @@ from refusing import refusal
 from scipy.ndimage import gaussian_filter1d
 
 from patchloom.look import charts
-from patchloom.look.charts import (
-    LABEL_GAP,
-    draw_confusion,
-    draw_curves,
-    smoothed_values,
-    spread_labels,
-)
+from patchloom.look.charts import LABEL_GAP, draw_confusion, draw_curves, smoothed_values, spread_labels
 
 NAMES = [
     "step", "epoch", "images", "loss", "lr", "seconds", "position_accuracy", "held_out", "baseline:chance",
@@ -48,13 +42,6 @@ def test_panels_without_data_are_left_out(tmp_path):
     full = draw_curves(table(tmp_path / "full.csv", run(100)), tmp_path / "full.png", "position accuracy")
     loss = draw_curves(table(tmp_path / "loss.csv", run(100, measured=False)), tmp_path / "new" / "loss.png")
     assert Image.open(full).width == 3 * Image.open(loss).width
-
-
-@pytest.mark.parametrize("epoch", [0, 0.2])
-def test_one_row_is_drawn(tmp_path, epoch):
-    path = table(tmp_path / "one.csv", [{"epoch": epoch, "loss": 1.5, "held_out": 0.1, "baseline:chance": 0.1}])
-    picture = np.asarray(Image.open(draw_curves(path, tmp_path / "one.png")))
-    assert (picture.min(-1) < 200).any()
 
 
 def test_a_run_that_has_not_logged_yet_says_so(tmp_path):
@@ -111,12 +98,8 @@ def test_smoothing_is_scipys_gaussian_with_renormalised_ends(n, share):
     assert smoothed_values(few := np.arange(5.0), 0.02) is few
 
 
-# Confusion matrices.
-
-
 @pytest.fixture
 def confusion(tmp_path, monkeypatch):
-    """Return a function that draws a matrix and returns its axes."""
     kept, write = [], charts.write_figure
     monkeypatch.setattr(charts, "write_figure", lambda figure, out, _: kept.append(figure) or write(figure, out))
 

@@ -25,7 +25,6 @@ MAGMA = (np.array(matplotlib.colormaps["magma"].colors) * 255).round()
 
 
 def drawn(values, folder, sound=SOUND):
-    """Draw a sheet of recordings [b 1 h w]; return its page [h w 3]."""
     sheet = Sheet("a", "The values.", {"recording": values})
     path = draw_sheet(sheet, (GREY,), (SIXTH,), folder, modality=modality_of(sound))
     return np.asarray(Image.open(path))

@@ -28,21 +28,15 @@ from patchloom.nets.encode import input_size
 from patchloom.results.claims import UNTRAINED
 
 
-def test_cosines_of_a_case_by_hand():
+def test_cosines_means_and_salient_patches_by_hand():
     features = torch.tensor([[[[1.0, 0.0], [0.0, 2.0], [3.0, 3.0]]], [[[-1.0, 0.0], [0.0, -1.0], [5.0, 0.0]]]])
     found = correlation(features, torch.tensor([0, 1]))
     half = 0.5**0.5
     torch.testing.assert_close(found.within, torch.tensor([[[1.0, 0.0, half]], [[0.0, 1.0, 0.0]]]))
     torch.testing.assert_close(found.across, torch.tensor([[[-1.0, 0.0, 1.0]], [[0.0, -1.0, -half]]]))
-
-
-def test_the_common_mean_is_subtracted():
     features = torch.randn(2, 3, 4, 5)
     torch.testing.assert_close(centred(features + 100), centred(features), rtol=1e-3, atol=1e-3)
     assert centred(features).mean((0, 1, 2)).abs().max() < 1e-6
-
-
-def test_the_salient_patch_is_the_one_that_differs_most():
     features = 0.01 * torch.randn(2, 3, 4, 5)
     features[0, 1, 2] += 1
     features[1, 2, 3] -= 1

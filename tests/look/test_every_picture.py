@@ -30,7 +30,6 @@ LEFT_OUT = {"swin": {"attention", "relative"}, "sound": {"retrieval"}, "single":
 
 @pytest.fixture(autouse=True)
 def coarse(monkeypatch):
-    """Draw with few pixels per inch, which takes a third of the time."""
     monkeypatch.setattr(charts, "DPI", 50)
 
 

@@ -86,11 +86,6 @@ def test_the_caption_says_what_few_patches_do(monkeypatch, tmp_path):
     assert ["rank is lower" in each for each in said] == [False, True]
 
 
-def test_swin_is_measured_by_its_stages():
-    found = measure_depth(named(swin()), torch.randn(3, 3, 32, 32))
-    assert found.layers == ("embedding", "stage 1", "stage 2") and found.patches == 3 * 64
-
-
 def test_picture_and_table_of_several_encoders(tmp_path, monkeypatch):
     drawn, module = [], "patchloom.look.layer_statistics"
     monkeypatch.setattr(f"{module}.write_figure", lambda figure, out, page_caption: drawn.append(figure) or out)

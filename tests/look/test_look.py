@@ -12,16 +12,7 @@ from refusing import failed, refusal
 from patchloom.audio.config import Sound
 from patchloom.cli import main
 from patchloom.errors import PatchloomError
-from patchloom.look.context import NamedEncoder
-from patchloom.look.look import (
-    PICTURES,
-    disambiguate_encoders,
-    named_encoder,
-    parse_blocks,
-    parse_pictures,
-    parse_points,
-    untrained_encoder,
-)
+from patchloom.look.look import PICTURES, named_encoder, parse_blocks, parse_pictures, parse_points, untrained_encoder
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file, save_encoder
 from patchloom.nets.encode import grid_size, input_size
@@ -110,23 +101,17 @@ def test_an_encoder_of_recordings_does_not_stand_beside_one_of_images(run, tmp_p
     assert "cannot be compared with mae" in capsys.readouterr().err
 
 
-# Options.
-
-
 SPEC = EncoderSpec("nano", (32, 48), 8, 3, "sincos", {"embed_dim": 16, "depth": 3, "num_heads": 2})
 CARD = EncoderCard(SPEC, (0.5,) * 3, (0.25,) * 3, "mae", "photos-mae")
 CPU = torch.device("cpu")
 
 
-def test_names_of_pictures():
+def test_names_of_pictures_and_numbers_of_blocks():
     assert parse_pictures("attention, depth") == parse_pictures(["attention", "depth", "depth"])
     assert parse_pictures("attention, depth") == ["attention", "depth"]
     assert parse_pictures("depth,all") == ["task", *PICTURES]
     for wrong, said in (("atention", "did you mean attention"), ("xyz", "choose from task, attention, .* or all")):
         assert re.search(said, refusal(parse_pictures, wrong))
-
-
-def test_numbers_of_blocks():
     vit = build_encoder(SPEC)
     assert parse_blocks(None, vit) is None
     assert parse_blocks("3,1", vit) == (1, 3) == parse_blocks([1, 3], vit)
@@ -157,11 +142,3 @@ def test_an_encoder_at_another_size_keeps_its_weights(tmp_path):
     assert not torch.equal(twin.vit.patch_embed.proj.weight, vit.patch_embed.proj.weight)
     with pytest.raises(PatchloomError, match="do not divide images of 30x32"):
         named_encoder(tmp_path / "encoder.safetensors", None, (30, 32), CPU)
-
-
-def test_encoders_of_one_name_are_named_by_their_places():
-    places = "runs/a/mae", "runs/b/mae", "runs/mp3", "runs/untrained/"
-    given = [NamedEncoder(Path(place).name, build_encoder(SPEC), CARD) for place in places]
-    names = [one.name for one in disambiguate_encoders(places, given)]
-    assert names == ["runs/a/mae", "runs/b/mae", "mp3", "runs/untrained"]
-    assert "runs/mp3 is given twice" in refusal(disambiguate_encoders, [*places, "runs/mp3/"], [*given, given[2]])

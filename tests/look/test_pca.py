@@ -10,7 +10,7 @@ from swins import swin
 from patchloom.errors import PatchloomError
 from patchloom.look.context import chosen_layers, full_caption, to_pictures
 from patchloom.look.look import parse_blocks
-from patchloom.look.pca import components, draw_features, edge_of
+from patchloom.look.pca import components, draw_features
 from patchloom.look.sheet import channels_shown
 
 
@@ -38,11 +38,6 @@ def test_the_foreground_lies_inside_whatever_the_sign(sign):
     features = 0.01 * torch.randn(2, 6, 6, 8)
     features[inside] += sign * torch.ones(8)
     assert torch.equal(components(features).foreground, inside)
-
-
-def test_the_edge_of_a_strip_is_its_ends():
-    assert edge_of((1, 5)).tolist() == [[True, False, False, False, True]]
-    assert edge_of((3, 3)).sum() == 8 and not edge_of((2, 2)).any()
 
 
 def test_few_features_have_as_many_colours_as_there_are():

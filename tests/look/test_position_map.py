@@ -28,9 +28,6 @@ def test_offsets_are_from_the_patch_to_where_it_was_put():
     expected[1, 1] = 1  # patch 1 at place 0: one to the left
     expected[0, 3] = 1  # patch 4 (second row, middle) at place 2 (first row, right)
     assert torch.equal(off, expected.double())
-
-
-def test_random_guesses_are_as_by_chance_and_found_ones_do_not_count():
     drawn = np.random.default_rng(0).integers(0, 6, (40_000, 6)).tolist()
     often = times_as_often(offsets_of(placed(drawn), GRID).numpy(), GRID)
     assert np.isnan(often[1, 2]) and np.nanmax(np.abs(often - 1)) < 0.05

@@ -18,10 +18,8 @@ from patchloom.look.retrieval import (
     CROP_COUNT,
     PLACES,
     SCALES,
-    CropKind,
     Retrieval,
     chances,
-    crop_kind,
     crop_of,
     draw_retrieval,
     locality_retrieval,
@@ -34,12 +32,6 @@ from patchloom.withhold.encoder_input import all_patches
 
 def noise(b=3, c=3, h=48, w=64) -> torch.Tensor:
     return torch.randn(b, c, h, w, generator=torch.Generator().manual_seed(0))
-
-
-def test_there_are_crops_of_five_places_and_five_scales():
-    kinds = {crop_kind(crop) for crop in range(25)}
-    assert CROP_COUNT == 25 and kinds == {CropKind(place, scale) for place in range(5) for scale in range(5)}
-    assert crop_kind(7) == (1, 2) and crop_kind(7).words() == "top right, 0.48"
 
 
 @pytest.mark.parametrize("place", range(5))
@@ -61,14 +53,15 @@ def test_a_crop_shows_its_part_of_the_image(place):
 
 
 def test_nearest_is_the_largest_cosine_of_all_tokens():
-    vit, images = random_vit(reg_tokens=2), noise()
-    found = locality_retrieval(named(vit), images)
-    assert set(found) == {"class", "mean", "prefix", "patches"}
+    vit, images, head = random_vit(reg_tokens=2), noise(), InstanceHead(32, 2)
+    found = locality_retrieval(named(vit, head=head), images)
+    assert set(found) == {"class", "mean", "prefix", "instance", "patches"}
     crops = torch.cat([crop_of(images, crop, (24, 32)) for crop in range(25)])  # crop by crop
     with torch.no_grad():
         tokens = vit.forward_features(crops)
+        instance = vit.norm(head(encode(vit, all_patches(crops, 12), norm=False)[:, 3:]))
     parts = {"class": tokens[:, 0], "mean": tokens[:, 3:].mean(1), "patches": tokens[:, 3:].flatten(1)}
-    parts["prefix"] = tokens[:, :3].mean(1)
+    parts |= {"prefix": tokens[:, :3].mean(1), "instance": instance}
     for name, features in parts.items():
         for picture, crop in ((0, 3), (2, 24)):
             alike = torch.cosine_similarity(features, features[crop * 3 + picture], dim=1).view(25, 3)
@@ -78,17 +71,6 @@ def test_nearest_is_the_largest_cosine_of_all_tokens():
             best = int(alike.argmax())
             assert found[name].own[picture, crop] == own.argmax()
             assert (found[name].other[picture, crop], found[name].picture[picture, crop]) == divmod(best, 3)
-
-
-def test_the_instance_representation_is_the_heads():
-    vit, images, head = random_vit(), noise(), InstanceHead(32, 2)
-    found = locality_retrieval(named(vit, head=head), images)
-    assert set(found) == {"class", "mean", "instance", "patches"}
-    crops = torch.cat([crop_of(images, crop, (24, 32)) for crop in range(25)])
-    with torch.no_grad():
-        features = vit.norm(head(encode(vit, all_patches(crops, 12), norm=False)[:, 1:]))
-    alike = torch.cosine_similarity(features, features[0], dim=1).view(25, 3)[1:, 0]
-    assert found["instance"].own[0, 0] == alike.argmax() + 1
 
 
 def test_hits_and_chance():

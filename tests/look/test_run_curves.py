@@ -39,7 +39,6 @@ def add_result(
 
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
-    """Write the folder of a run with settings and metrics."""
     monkeypatch.chdir(tmp_path)
 
     def run(name: str, losses=(2.0, 1.0, 0.5), found: float | None = 0.6, **asked) -> Path:
@@ -67,7 +66,6 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list, list]]:
-    """Record label, x and y of every drawn line."""
     found = []
     plot = Axes.plot
 

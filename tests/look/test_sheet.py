@@ -47,7 +47,6 @@ def normalised(images: Tensor) -> Tensor:
 
 
 def draw(folder: Path, columns: dict[str, Tensor], caption: str = "", mean=None, std=None) -> np.ndarray:
-    """Draw ``columns`` in normalised pixels, by default with ImageNet's statistics; return the page [h w 3]."""
     sheet = Sheet("sheet", caption, columns, "masked")
     path = draw_sheet(sheet, mean or MEAN, std or STD, folder)
     assert path == folder / "sheet.png" and path.stat().st_size < MOST_BYTES
@@ -75,7 +74,6 @@ def test_colours_come_back_and_what_is_empty_or_wrong_is_hatched(tmp_path):
 
 @pytest.fixture
 def laid(monkeypatch):
-    """Record the caption and the legend of each drawn sheet."""
     found, real = [], sheet.lay_out
     monkeypatch.setattr(sheet, "lay_out", lambda page: found.append((page.caption, page.legend)) or real(page))
     return found
@@ -92,21 +90,7 @@ def test_the_legend_names_what_is_hatched_and_nothing_else(tmp_path, laid):
     assert meanings == [[], ["masked"], ["masked", "placed wrongly"]]
     assert len(keyed) > len(bare)  # a line for it
     assert fill([2, 3, 9, 1, 2], sum, 5) == [[2, 3], [9], [1, 2]]
-
-
-def test_text_is_never_cut(tmp_path):
-    caption = "Positions were withheld from 95% of the visible patches. " * 6 + "x" * 90
-    columns = {"heading of-an-unbreakable-and-long-sort": torch.zeros(1, 3, 8, 8)}
-    sheet = Sheet("sheet", caption, columns)
-    bare, short, long = (
-        np.asarray(Image.open(draw_sheet(sheet, MEAN, STD, tmp_path / str(i), title)))
-        for i, title in enumerate([None, Title("photos: mae", "Epoch 1 of 2"), Title("photos " * 20, "x" * 90)])
-    )
-    assert len(bare) < len(short) and bare.shape[1] < long.shape[1]
-    for page in (bare, short, long):
-        for border in (page[:10], page[-10:], page[:, :10], page[:, -10:]):
-            assert (border == 255).all()
-    face = font(15)
+    face, caption = font(15), "Positions were withheld from 95% of the visible patches. " * 6 + "x" * 90
     assert " ".join(wrap(caption, face, 400)) == caption and widest_word("", face) == 0
     assert all(face.getlength(line) <= 400 for line in wrap(caption, face, 400)[:-1])
 
@@ -169,14 +153,6 @@ def test_large_images_are_averaged_whichever_side_is_longer(size):
     assert inside.shape[0] < h and inside.shape[1] < w and 100 < inside.min() <= inside.max() < 155
 
 
-def test_there_are_as_many_rows_as_requested_and_at_most_eight(tmp_path):
-    columns = {"a": torch.zeros(11, 3, 8, 8), "b": torch.ones(11, 3, 8, 8), "c": torch.ones(11, 3, 8, 8)}
-    sheet = Sheet("sheet", "", columns)
-    for rows, shown in ((4, 4), (11, 8)):
-        page = np.asarray(Image.open(draw_sheet(sheet, MEAN, STD, tmp_path, rows=rows)))
-        assert [len(row) for row in tiles(page)] == [3] * shown
-
-
 @pytest.mark.parametrize("channels", [1, 2, 5])
 def test_other_channels(tmp_path, channels):
     levels = torch.tensor([0.4, 0.3, 0.5, 0.7, 0.9])[:channels]
@@ -193,21 +169,12 @@ def test_tiles_have_about_the_same_area_and_small_images_are_enlarged():
         assert tile_size(h, w, side=224) == (tall, wide) and tile_size(w, h, side=224) == (wide, tall)
 
 
-def test_large_photographs_stay_under_two_megabytes(tmp_path):
-    noise = torch.rand(8, 3, 224, 224, generator=torch.Generator().manual_seed(0)).bfloat16().requires_grad_()
-    rows = tiles(draw(tmp_path, {str(i): normalised(noise) for i in range(5)}))
-    assert [len(row) for row in rows] == [5] * 8
-
-
 def test_what_cannot_be_drawn_is_refused(tmp_path):
     # no column, no image, no batch, another number of channels, another number of images
     for sizes in ([], [(0, 3, 8, 8)], [(3, 8, 8)], [(2, 1, 8, 8)], [(2, 3, 8, 8), (1, 3, 8, 8)]):
         with pytest.raises(PatchloomError, match="sheet 'sheet' cannot be drawn"):
             draw(tmp_path, {str(i): torch.zeros(size) for i, size in enumerate(sizes)})
     assert not list(tmp_path.iterdir())
-
-
-# Pages of tiles.
 
 
 RED = np.full((8, 8, 3), (200, 30, 60), np.uint8)

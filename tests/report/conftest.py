@@ -10,13 +10,11 @@ from patchloom.report.embedding_map import make_embedding_map
 
 @pytest.fixture(scope="session")
 def finished(small_run: Callable[[str], Path]) -> Path:
-    """Folder of a finished run; tests must not change it."""
     return small_run("droppos")
 
 
 @pytest.fixture
 def run(finished: Path, tmp_path: Path) -> Path:
-    """Copy of a finished run that tests may change."""
     return shutil.copytree(finished, tmp_path / "mine")
 
 
@@ -30,5 +28,4 @@ def quick_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def real_map(quick_parts: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compute the map of embeddings."""
     monkeypatch.setattr("patchloom.report.report.make_embedding_map", make_embedding_map)

@@ -55,7 +55,6 @@ class Visit:
 
 
 def spot(tab, i: int) -> tuple[float, float]:
-    """Return the screen position of image ``i`` of the first map."""
     tab.locator(".map .field").first.scroll_into_view_if_needed()
     tab.evaluate("document.querySelectorAll('.dot').forEach((one) => { one.style.transition = 'none'; })")
     box = tab.locator(".map").first.locator(".dot").nth(i).bounding_box()
@@ -116,7 +115,6 @@ def test_the_map_by_keyboard(chromium, written):
 
 
 def ticks(tab) -> list[float]:
-    """Return the tick labels of the horizontal axis of the first chart."""
     texts = tab.locator(".axes").first.locator("text[text-anchor=middle]").all_text_contents()[:-1]
     return [float(text) for text in texts]
 

@@ -14,12 +14,7 @@ from patchloom.options.parse import parse_pretrain
 from patchloom.report.report import report
 from patchloom.report.settings import CHOSEN, DEFAULT, command_of, settings_of
 from patchloom.results.verdict import Health, Verdict, write_health
-from patchloom.runs.past import (
-    expand_runs,
-    is_comparison,
-    load_run,
-    load_runs,
-)
+from patchloom.runs.past import expand_runs, is_comparison, load_run, load_runs
 from patchloom.runs.settings import request
 from patchloom.system.checksummed import write_checksummed
 
@@ -110,7 +105,6 @@ def test_runs_without_what_is_needed_are_refused(run):
 
 
 def typed_again(command: str):
-    """Return the settings and the folder of a command."""
     verb, name, *words = shlex.split(command)
     assert (verb, name) == ("patchloom", "pretrain")
     given, out = parse_pretrain(words)
@@ -175,9 +169,6 @@ def test_a_report_never_imports_the_code_that_a_run_names(finished, tmp_path):
     words = shlex.split(command_of(its))
     assert words[words.index("--task") + 1] == f"{file}:Theirs" and words[words.index("--task.strength") + 1] == "3"
     assert settings_of(its)
-
-
-# The runs of a comparison.
 
 
 def begin(folder, seeds=2):

@@ -20,17 +20,6 @@ def methods(run: RunData) -> Methods:
     return methods_of(run, rows_of(run.results, run.name, run.name))
 
 
-def test_facts_are_those_of_the_run(loaded):
-    found = methods(loaded)
-    settings = loaded.settings
-    assert found.names == (loaded.name,) and found.seeds == (settings.seed,) and found.epoch == settings.epochs
-    assert (found.images, found.held_out) == (48, 12) and found.settings.blr == settings.blr
-    knn = next(one for one in found.evaluated if one.protocol == "knn")
-    quoted = [one for one in loaded.results if one.quoted and one.protocol == "knn"]
-    assert knn.n == quoted[0].n and knn.controls == tuple(one.encoder for one in quoted[1:])
-    assert knn.measures == ("accuracy",) and knn.intervals == {"accuracies"} and knn.compared
-
-
 def test_the_paragraph_has_the_numbers_and_the_names(loaded):
     first, last = paragraphs([methods(loaded)])
     s = loaded.settings

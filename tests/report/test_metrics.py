@@ -28,7 +28,6 @@ def one(encoder="one", value=0.507, seed=0, settings=None, protocol="knn", **cha
 
 @pytest.fixture
 def numbers(finished):
-    """Return a function from results to key numbers, without the measure of the run."""
     run = load_run(finished)
     return lambda *results: key_numbers(run, rows_of(results, "mine", "mine"))[1:]
 
@@ -108,18 +107,12 @@ def test_evaluations_that_differ_in_any_setting_have_their_own_cards(numbers):
     assert "from scratch" in alone.label and "from scratch" not in ours.label
 
 
-def test_seeds_that_choose_differently_are_of_one_evaluation(numbers):
+def test_choices_of_seeds_settings_of_one_encoder_and_other_units(numbers):
     chosen = [{"l2": 0.1, "held_out_accuracy": 0.5, "pooling": "mean"}, {"l2": 2.0, "held_out_accuracy": 0.7}]
     (number,) = numbers(one(settings=chosen[0]), one(value=0.6, seed=1, settings=chosen[1]))
     assert number.result.number() == "55.4 %" and "seeds 0, 1" in number.note
-
-
-def test_an_encoder_that_is_quoted_several_times_is_told_apart(numbers):
     (number,) = numbers(one(), one(value=0.4, settings={"k": 1, "pooling": "mean"}), one("raw pixels", settings={}))
     assert [row.encoder for row in number.beside] == ["mine, k = 1, pooling mean", "raw pixels"]
-
-
-def test_units_other_than_percent_are_shown(numbers):
     (number,) = numbers(one(value=1.234, measure="distance", unit="patches", protocol="positions"))
     assert (number.label, number.result.text()) == ("positions, distance", "1.23 patches [1.22, 1.25]")
 

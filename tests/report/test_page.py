@@ -63,7 +63,6 @@ class Tree(HTMLParser):
 
 
 def data_of(text: str) -> list:
-    """Return the data for the scripts of the page."""
     return [json.loads(found) for found in re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', text)]
 
 

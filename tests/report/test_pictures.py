@@ -77,9 +77,6 @@ def test_pictures_keep_their_shape(size, shown):
     assert webp(Image.new("RGB", size), 200, 80)[1:] == shown
 
 
-# Images of a page.
-
-
 def test_images_are_the_runs_own_held_out_ones_or_given(finished, tmp_path, images):
     found = images_of(load_run(finished))
     assert len(found.shown) == 12 and len(found.train) == 60 and found.what.startswith("held-out images of ")
@@ -99,9 +96,6 @@ def test_data_that_is_gone_or_a_command_is_a_sentence(finished, tmp_path):
         assert images.shown is None and said in images.what
     assert not (tmp_path / "ran").exists()
     assert "images" in images_of(found, "tones").what  # recordings, for an encoder of images
-
-
-# Recordings.
 
 
 @pytest.fixture(scope="module")
@@ -131,9 +125,6 @@ def test_long_recordings_are_cut(tones):
     assert sum(len(one.sound) for one in found) <= 4 * 16_000 + 4 * 100  # and the headers
     rate, samples = decoded(found[0])
     assert 0.3 < len(samples) / rate < 0.5 and "first 0.375 s" in found[0].caption
-
-
-# Sliders between ground truth and prediction.
 
 
 CLASSES = ("<script>", "road")

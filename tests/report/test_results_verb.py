@@ -40,7 +40,6 @@ def evaluation(name: str, share: float, seed: int, protocol: str = "linear", day
 
 
 def run_of(folder: Path, shares: tuple[float, ...] = (0.5, 0.6, 0.61), **settings) -> Path:
-    """Write the folder of a run with an evaluation for each of several seeds."""
     folder.mkdir(parents=True)
     (folder / "config.yaml").touch()
     seeds = [evaluation("run", share, seed, **settings) for seed, share in enumerate(shares)]

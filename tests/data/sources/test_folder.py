@@ -11,7 +11,6 @@ from patchloom.data.sources.scandir import list_files, some_images
 
 @pytest.fixture
 def without_extras(monkeypatch):
-    """Neither pillow-heif nor pydicom is installed."""
     monkeypatch.setattr(scandir, "IMAGE_SUFFIXES", decode.IMAGE_SUFFIXES - set(decode.EXTRAS))
 
 

@@ -19,18 +19,6 @@ from patchloom.errors import PatchloomError
 soundfile = pytest.importorskip("soundfile")
 
 
-def test_a_folder_of_classes(tmp_path, record):
-    paths = [record(f"{word}/{i}.{ending}") for word in ("no", "yes") for i, ending in enumerate(("wav", "flac"))]
-    data = open_data(tmp_path)
-    train = data.train
-    assert train.noun == "recordings" and train.sound == Sound() and data.notes == () and data.test is None
-    assert train.classes == ("no", "yes") and train.labels.tolist() == [0, 0, 1, 1]
-    wave = train.read(0)
-    assert wave.dtype == torch.int16 and wave.shape == (1, 1, 1600)
-    assert wave.flatten().tolist() == soundfile.read(train.describe(0), dtype="int16")[0].tolist()
-    assert sorted(train.describe(i) for i in range(4)) == sorted(paths)
-
-
 def test_splits(tmp_path, record):
     for split, count in {"train": 3, "val": 2, "test": 1}.items():
         for word in ("no", "yes"):
@@ -46,14 +34,19 @@ def test_splits(tmp_path, record):
     assert len(open_data(tmp_path / "more").train) == 8
 
 
-@pytest.mark.parametrize("form", ["list", "table", "given"])
+@pytest.mark.parametrize("form", ["folder", "list", "table", "given"])
 def test_every_form(tmp_path, record, form):
-    rows = [(record(f"{word}/{i}.wav"), word) for word in ("no", "yes") for i in range(2)]
+    rows = [(record(f"a/{word}/{i}.{end}"), word) for word in ("no", "yes") for i, end in enumerate(("wav", "flac"))]
     (tmp_path / "l.txt").write_text("".join(f"{path}\t{word}\n" for path, word in rows))
     (tmp_path / "t.csv").write_text("file,class\n" + "".join(f"{path},{word}\n" for path, word in rows))
-    train = open_data({"list": tmp_path / "l.txt", "table": tmp_path / "t.csv", "given": rows}[form]).train
-    assert train.noun == "recordings" and train.read(3).shape == (1, 1, 1600)
+    forms = {"folder": tmp_path / "a", "list": tmp_path / "l.txt", "table": tmp_path / "t.csv", "given": rows}
+    train = open_data(forms[form]).train
+    assert train.noun == "recordings" and train.sound == Sound()
     assert train.classes == ("no", "yes") and train.labels.tolist() == [0, 0, 1, 1]
+    for i, (path, _) in enumerate(rows):
+        wave = train.read(i)
+        assert train.describe(i) == path and wave.dtype == torch.int16 and wave.shape == (1, 1, 1600)
+        assert wave.flatten().tolist() == soundfile.read(path, dtype="int16")[0].tolist()
 
 
 def test_other_sound_settings(tmp_path, record):

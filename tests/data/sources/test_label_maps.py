@@ -135,9 +135,6 @@ def test_splits_inside_and_outside(tmp_path: Path, images: str, maps: str, train
     assert len(data.notes) == 2 and told == 12
 
 
-# Label maps by their values: NAME.png beside NAME.jpg.
-
-
 def scene(i: int, side: int = 96) -> tuple[np.ndarray, np.ndarray]:
     """Return a grey photograph with a dark defect, and its mask of 0 and 255; every fourth has none."""
     rng = np.random.default_rng(i)

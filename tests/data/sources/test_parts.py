@@ -26,7 +26,6 @@ RESOLUTION = {"resolution": (20_000, 20_000), "resolutionunit": "CENTIMETER"}  #
 
 
 def pyramid(path, picture=PICTURE, **how):
-    """Write a slide in three resolutions."""
     path.parent.mkdir(parents=True, exist_ok=True)
     how = {"tile": (64, 64), "photometric": "rgb", "compression": "deflate", "metadata": None, **how}
     with tifffile.TiffWriter(path) as writer:
@@ -37,7 +36,6 @@ def pyramid(path, picture=PICTURE, **how):
 
 
 def place_of(source, i):
-    """Return row and column of a window by its name."""
     words = source.describe(i).rpartition("#")[2].split(",")
     return [int(word.partition("=")[2]) for word in words if word[0] in "yx"]
 
@@ -239,7 +237,6 @@ def test_volumes_of_nifti(tmp_path, suffix, monkeypatch):
 
 
 def write_slice(path: Path, values: np.ndarray, modality: str, series: str, place: float) -> None:
-    """Write a DICOM file of 12 bits, by pydicom."""
     pydicom = pytest.importorskip("pydicom")
     data = pydicom.Dataset()
     data.file_meta = pydicom.dataset.FileMetaDataset()
@@ -372,7 +369,7 @@ def test_copies_of_files_are_found_in_other_processes_too(tmp_path):
     assert train.stamp() != open_data(f"{tmp_path}@tile=90").train.stamp()
 
 
-def test_a_stored_name_is_absolute_and_opens_again(tmp_path, monkeypatch):
+def test_a_stored_name_is_absolute_opens_again_and_may_not_search_the_disc(tmp_path, monkeypatch):
     pyramid(tmp_path / "s" / "a.tif")
     monkeypatch.chdir(tmp_path)
     name = absolute_name("s@tile=100,overlap=4")
@@ -381,9 +378,6 @@ def test_a_stored_name_is_absolute_and_opens_again(tmp_path, monkeypatch):
     assert len(open_stored(name, "a run", "give --data").train) == len(
         open_data(f"{tmp_path}/s@tile=100,overlap=4").train
     )
-
-
-def test_a_stored_name_may_not_search_the_disc():
     assert "a whole disc" in refusal(open_stored, "/@tile=64", "a run", "give --data")
 
 

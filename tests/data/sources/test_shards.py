@@ -38,7 +38,6 @@ EACH = 5
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch) -> Path:
-    """Cache of fetched shards and indices for this test."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(shards, "_PAUSES", ())
     shards._asked.clear()
@@ -197,7 +196,6 @@ def intact_shard(tmp_path) -> bytes:
 
 
 def border(content: bytes) -> int:
-    """Return the offset of the second last header."""
     with tarfile.open(fileobj=io.BytesIO(content)) as tar:
         return tar.getmembers()[-2].offset
 
@@ -280,7 +278,6 @@ def test_a_damaged_index_is_made_again_and_a_moved_folder_keeps_its_fingerprint(
 
 @pytest.fixture
 def memory(folder) -> str:
-    """Address of the same shards on a file system in memory."""
     fs = fsspec.filesystem("memory")
     for path in folder.iterdir():
         fs.pipe(f"/set/{path.name}", path.read_bytes())

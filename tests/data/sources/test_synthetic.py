@@ -22,7 +22,7 @@ def test_an_image_depends_on_seed_number_and_size_only(seed, number, size, more)
     assert one.labels[0] == many.labels[number]
 
 
-def test_seeds_numbers_and_sizes_differ():
+def test_images_never_change_and_differ_by_seed_number_and_size():
     images = [Shapes(2, seed).read(i) for seed in (0, 1) for i in (0, 1)]
     assert all(not torch.equal(a, b) for k, a in enumerate(images) for b in images[:k])
     assert images[0].shape == (3, 64, 64) and images[0].dtype == torch.uint8
@@ -30,10 +30,6 @@ def test_seeds_numbers_and_sizes_differ():
     prints = [Shapes(*args).fingerprint() for args in ((5, 0, 64), (6, 0, 64), (5, 1, 64), (5, 0, 32), (5, 0, 64, 9))]
     assert len(set(prints)) == 5
     assert Shapes(5).subset([0, 1]).fingerprint() != Shapes(5).subset([1, 0]).fingerprint()
-
-
-def test_images_never_change():
-    """A run that goes on needs the same images, with the same fingerprint."""
     shapes = Shapes(20)
     assert shapes.labels[:10].tolist() == [7, 4, 3, 0, 1, 2, 8, 6, 5, 9]
     assert sorted(shapes.labels[10:].tolist()) == list(range(10))
@@ -50,17 +46,6 @@ def test_the_edge_of_a_star_leads_from_tip_to_corner():
     # twice the area of the triangle of centre, tip and corner, by its longest side
     height = 0.4 * np.sin(tenth) / np.hypot(1 - 0.4 * np.cos(tenth), 0.4 * np.sin(tenth))
     assert _signed(star, np.zeros(1), np.zeros(1)) == pytest.approx([-height])
-
-
-def test_raw_pixels_hardly_help():
-    train, test = Shapes(400), Shapes(200, first=2**40)
-
-    def pixels(shapes):
-        flat = torch.stack([shapes.read(i) for i in range(len(shapes))]).flatten(1).float()
-        return torch.nn.functional.normalize(flat, dim=1)
-
-    near = torch.from_numpy(train.labels)[(pixels(test) @ pixels(train).T).topk(10).indices]
-    assert (near.mode(1).values.numpy() == test.labels).mean() < 0.22  # 0.1 is chance
 
 
 @pytest.mark.parametrize("size", [32, 64])
@@ -90,7 +75,7 @@ def test_mask_and_box_agree_with_the_picture(size):
 HALF = replace(Sound(), rate=8000)
 
 
-def test_a_recording_depends_on_seed_and_number_only():
+def test_recordings_never_change_and_depend_on_seed_and_number_only():
     one, many = Tones(1, 3, first=30), Tones(32, 3)
     assert torch.equal(one.read(0), many.read(30)) and one.labels[0] == many.labels[30]
     others = [Tones(2, seed).read(i) for seed in (0, 1) for i in (0, 1)]
@@ -98,10 +83,6 @@ def test_a_recording_depends_on_seed_and_number_only():
     assert others[0].shape == (1, 1, 16_000) and others[0].dtype == torch.int16
     assert torch.equal(pickle.loads(pickle.dumps(many)).read(30), one.read(0))
     assert one.read(0) is one.read(0)
-
-
-def test_recordings_never_change():
-    """A run that goes on needs the same recordings, with the same fingerprint."""
     tones = Tones(12)
     assert tones.labels.tolist() == [4, 11, 6, 8, 3, 2, 1, 7, 9, 10, 5, 0]
     waves = torch.stack([tones.read(i) for i in range(12)]).flatten(1).double()

@@ -13,7 +13,6 @@ IMAGES = [f"in/{i}.png" for i in range(6)]
 
 @pytest.fixture
 def table(tmp_path, draw):
-    """Write a table beside six images, and return its path."""
     for name in IMAGES:
         draw(name)
 

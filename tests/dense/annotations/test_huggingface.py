@@ -1,9 +1,8 @@
 """Label maps and boxes of Hugging Face data sets, and label maps given in Python."""
 
-import io
-
 import numpy as np
 import pytest
+from encoding import encoded
 from labelled import ids, image
 from PIL import Image
 from refusing import refusal
@@ -18,9 +17,7 @@ pytestmark = pytest.mark.usefixtures("hub_cache")
 
 
 def png(array):
-    file = io.BytesIO()
-    Image.fromarray(array).save(file, "png")
-    return {"bytes": file.getvalue(), "path": None}
+    return {"bytes": encoded(array), "path": None}
 
 
 def made(*maps, names=("image", "annotation")):

@@ -1,25 +1,32 @@
 import os
+import struct
+import zlib
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import tifffile
 import torch
 from labelled import ids, image, labelled, write
 from PIL import Image, ImageDraw, ImageFilter
 from refusing import refusal
 
+from patchloom.data.decode import Unreadable, read_image
 from patchloom.data.source import Data
 from patchloom.data.sources.in_memory import open_objects
 from patchloom.data.sources.synthetic import Shapes
 from patchloom.dense.annotations import segmentation
-from patchloom.dense.annotations.base import IGNORED
+from patchloom.dense.annotations.base import IGNORED, header_of
 from patchloom.dense.annotations.segmentation import (
     GivenLabels,
     StoredMaps,
     class_ids,
     class_pixels,
     ids_of,
+    layout_of,
     open_label_maps,
+    read_ids,
 )
 
 PARTS = {"train/a": ids(0, 1, 255), "train/b": ids(1, 2), "val/c": ids(0, 1), "test/d": ids(2, 0), "test/e": ids(1)}
@@ -245,9 +252,6 @@ def test_label_maps_beside_images_as_they_lie(tmp_path):
     assert sum("@eaDir" in note for note in data.notes) == 1
 
 
-# Masks with soft edges.
-
-
 def smoothed_masks(folder, suffix="png", mode="L", high=255):
     """Draw images with smoothed masks of a disc; every third mask is empty."""
     y, x = np.mgrid[:48, :40]
@@ -276,7 +280,6 @@ def test_masks_with_soft_edges_are_refused_with_the_remedy(tmp_path, high, thres
 
 
 def pairs(masks):
-    """Black images with these label maps."""
     return [(np.zeros((*one.shape, 3), np.uint8), one) for one in masks]
 
 
@@ -364,3 +367,241 @@ def test_thresholds_that_do_not_fit(tmp_path):
     assert "names 3" in refusal(open_label_maps, tmp_path, threshold=128)
     (tmp_path / "classes.txt").write_text("good\nbad")
     assert open_label_maps(tmp_path, threshold=128).train.classes == ("good", "bad")
+
+
+IDS = (np.arange(30).reshape(5, 6) // 4 % 4).astype(np.uint8)
+
+
+def read(path, colours=None):
+    return read_ids(Path(path), str(path), colours)
+
+
+def palette(ids):
+    image = Image.fromarray(ids).convert("P")
+    image.putpalette(np.random.default_rng(0).integers(0, 256, 768, dtype=np.uint8).tobytes())
+    return image
+
+
+def png(path, ids, bits):
+    """A grey PNG of few bits a pixel, which PIL does not write."""
+    packed = np.packbits(np.unpackbits(ids[..., None], axis=2)[..., 8 - bits :].reshape(len(ids), -1), axis=1)
+    rows = b"".join(b"\0" + row.tobytes() for row in packed)
+    head = struct.pack(">IIBBBBB", ids.shape[1], ids.shape[0], bits, 0, 0, 0, 0)
+    content = b"\x89PNG\r\n\x1a\n"
+    for name, body in ((b"IHDR", head), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")):
+        content += struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("suffix", ["png", "tif", "bmp", "gif"])
+@pytest.mark.parametrize("kind", [Image.fromarray, palette])
+def test_numbers_come_back_and_no_palette_is_looked_up(tmp_path, suffix, kind):
+    kind(IDS).save(tmp_path / f"a.{suffix}")
+    assert np.array_equal(read(tmp_path / f"a.{suffix}"), IDS)
+    assert np.array_equal(read_ids((tmp_path / f"a.{suffix}").read_bytes(), "a"), IDS)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_png_of_few_bits(tmp_path, bits):
+    ids = IDS % np.uint8(min(2**bits, 255))
+    png(tmp_path / "a.png", ids, bits)
+    assert np.array_equal(read(tmp_path / "a.png"), ids)
+
+
+def test_more_than_255_numbers(tmp_path):
+    ids = IDS.astype(np.uint16) * 1000
+    Image.fromarray(ids).save(tmp_path / "a.png")
+    tifffile.imwrite(tmp_path / "a.tif", ids)
+    tifffile.imwrite(tmp_path / "b.tif", ids.astype(np.int32), compression="zlib")
+    np.save(tmp_path / "a.npy", ids.astype(np.int64)[..., None])
+    for name in ("a.png", "a.tif", "b.tif", "a.npy"):
+        assert np.array_equal(read(tmp_path / name), ids)
+
+
+def test_colours_become_their_places(tmp_path):
+    colours = np.array([[128, 0, 0], [0, 0, 0], [0, 128, 255], [0, 0, 128]], np.uint8)
+    Image.fromarray(colours[IDS]).save(tmp_path / "a.png")
+    assert np.array_equal(read(tmp_path / "a.png", colours), IDS)
+    Image.fromarray(IDS).save(tmp_path / "b.png")  # numbers stay numbers
+    assert np.array_equal(read(tmp_path / "b.png", colours), IDS)
+    assert "a.png has the colour (0, 0, 128)" in refusal(read, tmp_path / "a.png", colours[:3])
+    assert "a.png shows classes by colours" in refusal(read, tmp_path / "a.png")
+
+
+def test_colours_that_were_saved_as_a_palette_in_another_order(tmp_path):
+    """Programs that make PNGs smaller do so; with the colours at their places, or others, the indices count."""
+    colours = np.array([[200, 0, 0], [0, 200, 0], [0, 0, 200], [9, 9, 9]], np.uint8)
+    for name, order in (("same", [0, 1, 2, 3]), ("other", [2, 0, 3, 1])):
+        image = Image.fromarray(np.argsort(order).astype(np.uint8)[IDS]).convert("P")
+        image.putpalette(colours[order].tobytes())
+        image.save(tmp_path / f"{name}.png")
+        assert np.array_equal(read(tmp_path / f"{name}.png", colours), IDS)
+    palette(IDS).save(tmp_path / "strange.png")
+    assert np.array_equal(read(tmp_path / "strange.png", colours), IDS)
+
+
+def size(stored):
+    source = SimpleNamespace(
+        stored=lambda _: stored, describe=lambda _: "missing.jpg", read=lambda _: read_image(stored)
+    )
+    return header_of(source, 0).size
+
+
+def test_orientation_counts_for_maps_and_sizes(tmp_path):
+    exif = Image.Exif()
+    exif[274] = 6
+    Image.fromarray(IDS).save(tmp_path / "a.png", exif=exif)
+    assert np.array_equal(read(tmp_path / "a.png"), read_image(tmp_path / "a.png")[0])
+    for name in ("a.jpg", "b.png", "c.tif"):
+        Image.fromarray(np.zeros((20, 30, 3), np.uint8)).save(tmp_path / name, exif=exif)
+        assert size(tmp_path / name) == (30, 20) == size((tmp_path / name).read_bytes())
+    Image.fromarray(np.zeros((20, 30, 3), np.uint8)).save(tmp_path / "d.jpg")
+    assert size(tmp_path / "d.jpg") == (20, 30)
+    with pytest.raises(Unreadable, match="missing.jpg is not there"):
+        size(tmp_path / "missing.jpg")
+
+
+def test_files_that_are_no_label_maps(tmp_path):
+    Image.fromarray(IDS).save(tmp_path / "jpeg.png", "jpeg")
+    Image.fromarray(np.stack([IDS, IDS], 2), "LA").save(tmp_path / "two.png")
+    np.save(tmp_path / "float.npy", IDS / 2)
+    np.save(tmp_path / "minus.npy", IDS.astype(int) - 1)
+    for name, said in (
+        ("jpeg.png", "changes numbers"),
+        ("two.png", "2 channels"),
+        ("float.npy", "no whole numbers"),
+        ("minus.npy", "the number -1"),
+    ):
+        found = refusal(read, tmp_path / name)
+        assert name in found and said in found
+    Image.fromarray(IDS).save(tmp_path / "short.png")
+    (tmp_path / "short.png").write_bytes((tmp_path / "short.png").read_bytes()[:50])
+    for name in ("short.png", "missing.png"):
+        with pytest.raises(Unreadable, match=f"{name} cannot be read as a label map: ."):
+            read(tmp_path / name)
+
+
+def laid_out(*paths):
+    return layout_of(Path("frames"), sorted(paths), "frames")
+
+
+def paired(*forms, names):
+    """The images and label maps of a layout without notes, whose paths are ``forms`` with the names filled in."""
+    layout = laid_out(*(form.format(name) for form in forms for name in names))
+    assert layout.notes == ()
+    return layout
+
+
+FOLDERS = ("labels", "masks", "annotations", "gt", "SegmentationClass", "label_maps", "GroundTruth", "semantic")
+ENDINGS = ("_mask", "_gt", "_labelIds", "_L", "-label", ".seg", "_ground_truth", "_gtFine_labelTrainIds")
+SUFFIXES = (".tif", ".bmp", ".gif", ".npy")
+
+
+@pytest.mark.parametrize(
+    "image, label",
+    [
+        *(("images/{}.jpg", f"{folder}/{{}}.png") for folder in FOLDERS),
+        *(("images/{}.jpg", f"labels/{{}}{ending}.png") for ending in ENDINGS),
+        *(("images/{}.jpg", f"labels/{{}}{suffix}") for suffix in SUFFIXES),
+        ("image_{}.png", "mask_{}.png"),
+        ("{}_sat.jpg", "{}_mask.png"),
+        ("{}/image.png", "{}/label.png"),
+        ("stills/{}.jpg", "labels/{}.png"),
+        ("images/{}/1.png", "labels/{}/1.png"),
+        ("seg_data/images/{}.jpg", "seg_data/masks/{}.png"),
+        ("images/frame_1/{}.jpg", "masks/frame_1/{}.png"),
+        ("VOCdevkit/VOC2012/JPEGImages/{}.jpg", "VOCdevkit/VOC2012/SegmentationClass/{}.png"),
+    ],
+)
+def test_one_rule_pairs_what_pre_training_leaves_out(image, label):
+    layout = paired(image, label, names=("a", "ab"))
+    assert layout.parts == {"train": tuple([form.format(name) for name in ("a", "ab")] for form in (image, label))}
+    assert layout.words == {"train": ""}
+    if image == "images/{}.jpg":
+        assert layout.folders == ("", label.partition("/")[0])
+
+
+@pytest.mark.parametrize(
+    "image, label",
+    [
+        ("images/{}/a.jpg", "labels/{}/a.png"),
+        ("{}/images/a.jpg", "{}/labels/a.png"),
+        ("{}/a.jpg", "{}_labels/a.png"),
+        ("{}/a.jpg", "{}annot/a.png"),
+        ("{}_images/a.jpg", "{}_masks/a.png"),
+        ("{}/a.jpg", "{}/masks/a.png"),
+        ("{}/a.jpg", "{}/a_mask.png"),
+        ("images/{}/city/a.jpg", "labels/{}/city/a.png"),
+        ("archive/images/{}/a.jpg", "archive/labels/{}/a.png"),
+        ("leftImg8bit/{}/aachen/a_leftImg8bit.png", "gtFine/{}/aachen/a_gtFine_labelIds.png"),
+        ("JPEGImages/{}/a.jpg", "SegmentationClass/{}/a.png"),
+    ],
+)
+def test_parts_lie_either_way_round(image, label):
+    words = {"train": "train", "validation": "Val", "test": "TEST"}
+    layout = paired(image, label, names=words.values())
+    assert layout.parts == {part: ([image.format(word)], [label.format(word)]) for part, word in words.items()}
+
+
+@pytest.mark.parametrize("words", ["training validation", "train2017 valid", "trainval dev", "train testing"])
+def test_other_words_for_parts(words):
+    layout = paired("images/{}/a.png", "labels/{}/a.png", names=words.split())
+    second = "test" if "testing" in words else "validation"
+    assert layout.words == dict(zip(("train", second), words.split(), strict=True))
+    assert layout.parts.keys() == layout.words.keys()
+    joined = paired("{}/a.png", "{}annot/a.png", names=words.split())  # a part and a word in one name
+    assert joined.words == layout.words and all(len(images) == 1 for images, _ in joined.parts.values())
+
+
+def test_label_maps_of_another_part_are_no_partners():
+    layout = laid_out("train/1.jpg", "train/2.jpg", "train_labels/1.png", "val_labels/1.png", "val_labels/2.png")
+    assert layout.parts == {"train": (["train/1.jpg"], ["train_labels/1.png"])} and len(layout.notes) == 2
+    layout = laid_out("rgb/1.jpg", "depth/1.jpg", "depth/2.jpg", "labels/1.png", "labels/2.png")
+    assert layout.parts == {"train": (["rgb/1.jpg"], ["labels/1.png"])} and len(layout.notes) == 2
+    layout = laid_out("images/train/a.jpg", "images/test/b.jpg", "labels/a.png", "labels/b.png")  # of all parts
+    assert layout.parts["train"] == (["images/train/a.jpg"], ["labels/a.png"])
+    assert layout.parts["test"] == (["images/test/b.jpg"], ["labels/b.png"])
+
+
+def test_maps_of_classes_are_chosen_among_several():
+    cityscapes = [f"gtFine/a_gtFine_{kind}.png" for kind in ("color", "instanceIds", "labelIds")]
+    train_ids = "gtFine/a_gtFine_labelTrainIds.png"
+    voc = ("JPEGImages/a.jpg", "SegmentationClass/a.png", "SegmentationObject/a.png")
+    for paths, taken in (
+        (("leftImg8bit/a_leftImg8bit.png", *cityscapes), cityscapes[2]),
+        (("leftImg8bit/a_leftImg8bit.png", *cityscapes, train_ids), train_ids),
+        (voc, "SegmentationClass/a.png"),
+    ):
+        assert laid_out(*paths).parts["train"][1] == [taken]
+
+
+def test_files_without_a_partner_are_left_out_and_noted():
+    layout = laid_out("images/a.png", "images/b.png", "images/c.png", "labels/a.png", "labels/x.png", "labels/y.png")
+    assert layout.parts["train"] == (["images/a.png"], ["labels/a.png"])
+    assert "2 images" in layout.notes[0] and "(images/b.png, images/c.png)" in layout.notes[0]
+    assert "2 label maps" in layout.notes[1] and "(labels/x.png, labels/y.png)" in layout.notes[1]
+    layout = laid_out("images/train/a.png", "images/b.png", "labels/train/a.png", "labels/b.png")
+    assert layout.parts == {"train": (["images/train/a.png"], ["labels/train/a.png"])}
+    (note,) = layout.notes
+    assert "1 image was" in note and "(images/b.png)" in note
+
+
+@pytest.mark.parametrize(
+    "paths, said",
+    [
+        ("images/a.png b.png", "frames holds no label maps"),
+        ("labels/a.png", "label maps and no images (labels/a.png)"),
+        ("images/a.png labels/x.png", "none of the 1 label maps of frames"),
+        ("images/a.jpg images/a.png labels/a.png", "the label map of images/a.jpg and of images/a.png"),
+        ("left/1.jpg depth/1.jpg labels/1.png", "the label map of depth/1.jpg and of left/1.jpg"),
+        ("images/a.jpg labels/a.png labels/a_mask.png", "labels/a.png and labels/a_mask.png may both"),
+        ("images/a.jpg labels/a.jpg", "labels/a.jpg is of a format that changes numbers"),
+        (
+            "train/images/a.jpg train/labels/a.png trainval/images/b.jpg trainval/labels/b.png",
+            "train and trainval for the same part",
+        ),
+        ("val/images/a.jpg val/labels/a.png", "has val and no train"),
+    ],
+)
+def test_unclear_layouts_are_refused(paths, said):
+    assert said in refusal(laid_out, *paths.split())

@@ -26,7 +26,6 @@ def xml(path: Path, *objects: str, more: str = "") -> None:
 
 
 def some(root: Path, pattern: str, stems: str = "ab") -> None:
-    """Write images and annotations into two folders."""
     images, annotations = pattern.split()
     for stem in stems:
         picture(root / f"{images}/{stem}.png")

@@ -67,7 +67,6 @@ def encoder(**changes) -> tuple:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A folder with an encoder for digits of 8 x 8."""
     vit, card = encoder(img_size=(8, 8))
     save_encoder(vit, card, tmp_path / "run" / "encoder.safetensors")
     return tmp_path / "run"
@@ -297,9 +296,6 @@ def test_native_kernels_train_as_torchs_do(run: Path, monkeypatch: pytest.Monkey
         torch.testing.assert_close(value, weights[1][name], atol=5e-3, rtol=0.1)
 
 
-# Blocks on a frozen encoder.
-
-
 BLOCKS = {"device": "cpu", "flip": False}
 
 
@@ -366,7 +362,6 @@ BIASES = {
 
 
 def rates(model: nn.Module) -> dict[str, tuple[float, bool]]:
-    """By name: the share of the peak rate, and whether weight decays."""
     names, found = {id(weight): name for name, weight in model.named_parameters()}, {}
     for group in model.groups(WEIGHT_DECAY, 0.5):
         for weight in group["params"]:
@@ -387,23 +382,17 @@ def test_every_form_of_positions(had: str, variant: Variant, positions: dict, po
     assert rates(Classifier(with_variant(vit, card, variant), 5, pooling)) == EVERYWHERE | CLASS | positions
 
 
-def test_tokens() -> None:
+def test_tokens_and_norms() -> None:
     assert rates(Classifier(encoder(options=SMALL | {"class_token": False})[0], 5, "mean")) == EVERYWHERE
     assert rates(Classifier(encoder(options=SMALL | {"reg_tokens": 2})[0], 5, "mean")) == EVERYWHERE | CLASS | REGISTERS
     without, card = encoder(options=SMALL | {"class_token": False})
     assert rates(Classifier(with_variant(without, card, class_token=True), 5, "class")) == EVERYWHERE | CLASS
-
-
-def test_a_norm_after_the_pooling_is_the_top_and_takes_no_layer_of_its_own() -> None:
     vit = timm.create_model(
         "vit_tiny_patch16_224", img_size=8, patch_size=4, in_chans=1, num_classes=0, global_pool="avg", **SMALL
     )
     pooled = {name.replace("encoder.norm", "encoder.fc_norm"): rate for name, rate in EVERYWHERE.items()}
     assert rates(Classifier(vit, 5, "mean")) == pooled | CLASS | TABLE
-
-
-def test_a_fresh_norm_has_the_full_rate_and_replaces_the_encoders() -> None:
-    """MAE's program deletes the encoder's norm; what is unused here must not wait for gradients."""
+    # MAE's program deletes the encoder's norm: what is unused must not wait for gradients
     fresh = {name.replace("encoder.norm", "norm"): rate for name, rate in EVERYWHERE.items()}
     assert rates(Classifier(encoder(options=SMALL | {"class_token": False})[0], 5, "mean", fresh_norm=True)) == fresh
 
@@ -428,15 +417,12 @@ def test_what_is_on_the_encoder_has_the_full_rate() -> None:
     assert found["instance.token"] == (TOP, False)
 
 
-def test_blocks_on_a_frozen_encoder_have_the_full_rate() -> None:
+def test_blocks_on_a_frozen_encoder_and_decays_that_are_none() -> None:
     vit, _ = encoder()
     on_it = {f"body.{i}.{name}": decays for i in (0, 1) for name, decays in BLOCK.items()}
     on_it |= {"norm.weight": False, "norm.bias": False, "head.weight": True, "head.bias": False}
     found = rates(Classifier(vit, 5, "mean", body=fresh_blocks(vit, 2)))
     assert found == {name: (TOP, decays) for name, decays in on_it.items()}
-
-
-def test_a_layer_decay_of_one_is_none_and_so_is_a_weight_decay_of_zero() -> None:
     model = Classifier(encoder()[0], 5, "mean")
     assert {group["lr_scale"] for group in model.groups(WEIGHT_DECAY, 1.0)} == {1.0}
     assert not any(group["weight_decay"] for group in model.groups(0.0, 0.5))

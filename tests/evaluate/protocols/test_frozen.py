@@ -29,9 +29,6 @@ from patchloom.results.claims import CONSTANT
 
 pytestmark = pytest.mark.usefixtures("quick_probe")
 
-# Nearest neighbours.
-
-
 PIXELS, LABELS = load_digits(return_X_y=True)
 # noise keeps the accuracies far from 1 and apart from each other, so that a wrong vote shows
 NOISY = (PIXELS + np.random.default_rng(0).normal(0, 8, PIXELS.shape)).astype(np.float32)
@@ -46,29 +43,6 @@ def test_neighbours_vote_as_in_scikit_learn(weighted: bool) -> None:
         theirs = KNeighborsClassifier(k, weights=vote, metric="cosine", algorithm="brute")
         assert ours[k] == pytest.approx(theirs.fit(NOISY[:1200], LABELS[:1200]).score(NOISY[1200:], LABELS[1200:]))
     assert len(set(ours.values())) == 4
-
-
-@pytest.mark.parametrize("gallery", [1.0, 0.1])
-def test_knn_agrees_with_scikit_learn_on_features_of_an_encoder(tiny_encoder: Path, gallery: float) -> None:
-    report = evaluate("knn", tiny_encoder, "digits", device="cpu", ks=(1, 20, 100), gallery=gallery, seed=2)
-    digits, (vit, card) = open_data("digits"), load_encoder_file(tiny_encoder)
-    voting = np.arange(1437)
-    if gallery < 1:
-        voting = np.setdiff1d(voting, pick(digits.train.labels, 1437 - 144, 2))
-        counts = np.bincount(digits.train.labels[voting])
-        assert abs(counts - np.bincount(digits.train.labels) / 10).max() < 1  # each class in its share
-    train, test = (extract(vit, card, source, device="cpu") for source in (digits.train.subset(voting), digits.test))
-    assert {row.settings.get("gallery", 1.0) for row in report.results if "k" in row.settings} == {gallery}
-    found = 0
-    for row in report.results:
-        if row.encoder != "tiny" or row.measure != "accuracy":
-            continue
-        theirs = KNeighborsClassifier(row.settings["k"], weights=_vote, metric="cosine", algorithm="brute")
-        theirs.fit(train.pooled(row.pooling).numpy(), train.labels)
-        score = theirs.score(test.pooled(row.pooling).numpy(), test.labels)
-        assert row.value == pytest.approx(score, abs=1.1 / 360)  # two neighbours may be equally near
-        found += row.value == pytest.approx(score)
-    assert found >= 8 and len({row.value for row in report.results}) > 8
 
 
 def test_a_k_beyond_the_gallery_is_left_out(tiny_encoder: Path) -> None:
@@ -193,9 +167,6 @@ def test_rows_and_picture_of_a_run(run: Path, tmp_path: Path, monkeypatch: pytes
     assert "layers.png" in report.text(200) and (np.asarray(Image.open("new/curve.png")).min(-1) < 200).any()
 
 
-# Shuffled patches and missing positions.
-
-
 FORTY = DIGITS.test.subset(range(40))
 
 
@@ -274,7 +245,6 @@ def test_order_stands_beside_its_controls(positions: str, tmp_path: Path, record
 
 
 def test_the_probe_of_order_is_that_of_normal_images(tmp_path: Path, record_reads) -> None:
-    """As they are, test images get what the protocols linear and knn say."""
     record_reads(120, 60)
     encoder = write_encoder(tmp_path / "e.safetensors", depth=2)
     rows = evaluate("order", encoder, "digits", device="cpu", pooling="class").results

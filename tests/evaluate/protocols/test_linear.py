@@ -1,6 +1,5 @@
 """Linear probes: a logistic regression, and the trainings of the papers."""
 
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from patchloom.data.splits import pick
 from patchloom.data.stats import normalize
 from patchloom.evaluate import logistic
 from patchloom.evaluate.features import extract
-from patchloom.evaluate.logistic import L2_STRENGTHS, choose_strength, fit_path, linear_probe
+from patchloom.evaluate.logistic import L2_STRENGTHS, fit_path, linear_probe
 from patchloom.evaluate.protocols import evaluate
 from patchloom.evaluate.protocols.attentive import AttentiveClassifier, CrossPool, EfficientPool
 from patchloom.evaluate.protocols.linear import LinearClassifier, begin_probe
@@ -31,9 +30,6 @@ from patchloom.evaluate.trainer import Trainer
 from patchloom.nets.build import EncoderSpec, build_encoder
 from patchloom.nets.checkpoints.format import EncoderCard, load_encoder_file, save_encoder, save_extra_module
 from patchloom.nets.heads import InstanceHead, represent
-
-# Logistic regression.
-
 
 IMAGES, LABELS = load_digits(return_X_y=True)
 X, Y = torch.from_numpy(IMAGES.astype(np.float32)), torch.from_numpy(LABELS)
@@ -81,14 +77,6 @@ def test_a_small_problem_is_solved_on_the_cpu_whatever_the_device(monkeypatch: p
     with pytest.raises(NotImplementedError, match="Meta"):
         fit_path(X[:200], Y[:200], (1.0,), "meta")
     fit_path(X[:199], Y[:199], (1.0,), "meta")
-
-
-def test_the_strength_is_the_best_on_held_out_images() -> None:
-    noisy = X[:600] + 12 * torch.randn(600, 64, generator=torch.Generator().manual_seed(0))
-    choice = choose_strength(noisy, Y[:600], strengths=(1e4, 1e-1, 1e-6))
-    alone = {s: choose_strength(noisy, Y[:600], strengths=(s,)).accuracy for s in (1e4, 1e-1, 1e-6)}
-    assert choice.strength == max(alone, key=alone.get) == 1e-1
-    assert choice.held_out == 120
 
 
 def test_scaling_and_constant_features_do_not_matter() -> None:
@@ -172,9 +160,7 @@ def test_the_features_are_those_of_the_other_protocols(pooling: str) -> None:
 
 def test_the_rates_are_those_worked_out_by_hand() -> None:
     course = begun(ProbeRecipe(epochs=10, warmup_epochs=2, batch=16)).course
-    rates, peak = [course.rate(step) for step in range(course.steps)], 0.1 * 16 / 256
-    assert course.steps == 20 and rates[:4] == pytest.approx([peak * step / 4 for step in (1, 2, 3, 4)])
-    assert rates[4:] == pytest.approx([peak * (1 + math.cos(math.pi * step / 17)) / 2 for step in range(1, 17)])
+    assert (course.steps, course.warmup, course.peak) == (20, 4, 0.1 * 16 / 256)
     # the paper's batch on a million images, and what is left of it on 40
     for name, rate in (("mae", 6.4), ("extrema", 1.6)):
         assert PROBES[name][0].settled(1_281_167, "cpu").course(1_281_167).peak == rate
@@ -316,11 +302,3 @@ def test_digits_are_told_apart_by_the_encoder_alone(run: Path, options: dict[str
     assert ours.value > 0.25 and ours.pooling == "attentive"
     assert ours.settings["form"] == options.get("form", "efficient")
     assert list((run / "pictures").glob("attentive-digits-*.png"))
-
-
-@pytest.mark.parametrize(
-    ("options", "word"),
-    [({"queries": 7}, "--queries"), ({"form": "cross", "reduce": 2}, "--reduce"), ({"recipe": "none"}, "no recipe")],
-)
-def test_what_does_not_fit_is_one_sentence(run: Path, options: dict[str, Any], word: str) -> None:
-    assert word in refusal(lambda: evaluate("attentive", run, "digits", device="cpu", max_train=100, **options))

@@ -117,9 +117,6 @@ def test_what_is_for_images_is_refused_and_what_does_not_act_is_said(ear: Path, 
         with_encoder_sound(open_data("digits"), SOUND, "ear")
 
 
-# Keyword spotting.
-
-
 WORDS = "yes,no,up"
 NO_WORDS = {"device": "cpu", "updates": 4, "batch_size": 8}
 QUICK = NO_WORDS | {"words": WORDS}
