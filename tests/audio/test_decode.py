@@ -95,6 +95,15 @@ def reason_of(path: Path, rate: int = RATE) -> str:
     return reason
 
 
+def test_resampling_equals_an_independent_implementation():
+    soxr = pytest.importorskip("soxr")
+    rng, own = np.random.default_rng(0), 44_100
+    wave = sum(rng.random() * tone(hertz, own, 1) for hertz in rng.uniform(50, 6_500, 12)).astype(np.float32) / 12
+    ours, theirs = resample(wave, own, RATE), soxr.resample(wave, own, RATE, "VHQ")
+    assert abs(len(ours) - len(theirs)) <= 1
+    assert np.abs(ours[400:15_500] - theirs[400:15_500]).max() < 1e-3 * np.abs(wave).max()
+
+
 @pytest.mark.parametrize("ending", ["wav", "flac", "ogg", "mp3"])
 def test_a_file_that_is_cut_short_is_refused(tmp_path, ending):
     whole = written(tmp_path / f"a.{ending}", tone(440, RATE, 2)).read_bytes()
