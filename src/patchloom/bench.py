@@ -164,7 +164,7 @@ def bench(options: verbs.Bench) -> Bench:
     """
     keep_freed_memory()
     tasks, rounds = options.tasks, options.rounds
-    names = ready_tasks() if tasks is None else comma_words(tasks)
+    names = ready_tasks() if tasks is None else comma_words(tasks) if isinstance(tasks, str) else list(tasks)
     if not names:
         raise PatchloomError("--tasks names no task: give one or more, or leave it out for all")
     asked = [request(options.data, name, options.settings()) for name in names]
