@@ -244,7 +244,13 @@ def count_step(model: nn.Module, device: str, loss: Callable[[], Tensor]) -> Ste
 def fake_numbers(model: nn.Module, device: str) -> Iterator[LiveBytes]:
     """Replace the model's weights by fake tensors, make all new tensors fake in this block, and count their bytes."""
     with FakeTensorMode(allow_non_fake_inputs=True), LiveBytes() as live:
-        model.to_empty(device=device)
+        # Module.to_empty would swap the tensors, which fails for one with a weak reference, such as a weight in an optimiser
+        for part in model.modules():
+            for name, one in list(part.named_parameters(recurse=False)):
+                empty = torch.empty(one.shape, dtype=one.dtype, device=device)
+                setattr(part, name, nn.Parameter(empty, one.requires_grad))
+            for name, buffer in list(part.named_buffers(recurse=False)):
+                setattr(part, name, torch.empty(buffer.shape, dtype=buffer.dtype, device=device))
         yield live
 
 

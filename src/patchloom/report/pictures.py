@@ -212,7 +212,8 @@ def recordings_of(source: Source, count: int = COUNT, budget: int = RECORDING_BU
                     continue
                 name = some.place(i) or some.describe(i)
                 label = -1 if some.labels is None else int(some.labels[i])
-                caption = f"{some.classes[label]}. " * (label >= 0) + f"{len(samples) / sound.rate:.3g} s. "
+                caption = f"{some.classes[label]}. " if label >= 0 else ""
+                caption += f"{len(samples) / sound.rate:.3g} s. "
                 if len(samples) > most:
                     caption += f"Only the first {most / sound.rate:.3g} s are included. "
                 drawn = webp(Image.fromarray(shown), max(shown.shape), _QUALITY)
