@@ -53,10 +53,11 @@ def patchify(images: Tensor, p: Sides, indices: Tensor | None = None) -> Tensor:
     patches = cut.permute(0, 2, 4, 1, 3, 5)  # [b rows columns c *p], a view
     if indices is None:
         return patches.flatten(3).flatten(1, 2)
-    if b and len(indices) % b:
-        raise ValueError(f"{len(indices)} rows of indices are not a multiple of {b} images")
+    m = indices.shape[0]  # len would fix the number of images in an exported graph
+    if b and m % b:
+        raise ValueError(f"{m} rows of indices are not a multiple of {b} images")
     columns = patches.shape[2]
-    rows = torch.arange(b, device=indices.device).repeat(len(indices) // max(1, b))[:, None]
+    rows = torch.arange(b, device=indices.device).repeat(m // max(1, b))[:, None]
     return patches[rows, indices // columns, indices % columns].flatten(2)
 
 
