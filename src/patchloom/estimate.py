@@ -244,7 +244,7 @@ def count_step(model: nn.Module, device: str, loss: Callable[[], Tensor]) -> Ste
 def fake_numbers(model: nn.Module, device: str) -> Iterator[LiveBytes]:
     """Replace the model's weights by fake tensors, make all new tensors fake in this block, and count their bytes."""
     with FakeTensorMode(allow_non_fake_inputs=True), LiveBytes() as live:
-        # Module.to_empty would swap the tensors, which fails for one with a weak reference, such as a weight in an optimiser
+        # Module.to_empty swaps tensors, which fails for one with a weak reference, such as a weight in an optimiser
         for part in model.modules():
             for name, one in list(part.named_parameters(recurse=False)):
                 empty = torch.empty(one.shape, dtype=one.dtype, device=device)

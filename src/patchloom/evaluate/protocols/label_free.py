@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -643,29 +644,66 @@ def overlap_measure(share: float) -> str:
 
 
 class Measure(NamedTuple):
-    """Measure without labels, a row of the table ``MEASURES``.
+    """A measure of frozen features.
 
     Attributes:
+        of: function from the features to a number, or to the outcome of each image; None if they lack what it needs.
         unit: its unit, "" without one.
         paper: key of its paper in `patchloom.report.papers.PAPERS`; "" without one.
         chance: function from the number of images to its value for features that know nothing.
     """
 
+    of: Callable[[LabelFreeFeatures], float | Tensor | None]
     unit: str = ""
     paper: str = ""
     chance: Callable[[int], float] | None = None
 
 
+def rankme(found: LabelFreeFeatures) -> float | None:
+    """Return RankMe (Garrido et al., ICML 2023, Eq. 1-2): the effective rank of features [n d], from 1 to min(n, d).
+
+    As in the paper, features are neither centred nor scaled. It grows with n until n is many times d, so only values
+    of equal n and equal d can be compared.
+    """
+    return None if found.whole is None else effective_rank(found.whole)
+
+
+def _alpha(found: LabelFreeFeatures) -> float | None:
+    if found.whole is None or min(found.n - 1, found.whole.shape[1]) < LEAST_WIDTH:
+        return None
+    return alpha_req(found.whole)
+
+
+def _dimension(found: LabelFreeFeatures) -> float | None:
+    if found.whole is None:
+        return None
+    dimension = id_est(found.whole, torch.randperm(found.n, generator=torch.Generator().manual_seed(found.seed)))
+    return dimension if math.isfinite(dimension) else None
+
+
+def _own_crop(area: float, found: LabelFreeFeatures) -> Tensor | None:
+    return own_crop_found(*found.pairs[area]) if area in found.pairs else None
+
+
+def _overlap(share: float, found: LabelFreeFeatures) -> Tensor | None:
+    if found.whole is None or share not in found.parts:
+        return None
+    return neighbour_overlap(found.whole, found.parts[share], NEIGHBOUR_COUNT)
+
+
 MEASURES = {
-    RANKME: Measure("dimensions", "garrido2023rankme"),
-    ALPHA: Measure("", "agrawal2022alphareq"),
-    LIDAR: Measure("dimensions", "thilak2024lidar"),
-    IDEST: Measure("dimensions", "mordacq2026idest"),
-    DSE: Measure("", "dai2025dse"),
-    SEPARATION: Measure(),
-    DENSE_DIMENSIONS: Measure(),
-    **{own_crop(area): Measure("%", chance=lambda n: 1 / n) for area in AREAS},
-    **{overlap_measure(share): Measure("%", chance=lambda n: NEIGHBOUR_COUNT / (n - 1)) for share in SHARES},
+    RANKME: Measure(rankme, "dimensions", "garrido2023rankme"),
+    ALPHA: Measure(_alpha, paper="agrawal2022alphareq"),
+    LIDAR: Measure(lambda found: None if found.many is None else lidar(found.many), "dimensions", "thilak2024lidar"),
+    IDEST: Measure(_dimension, "dimensions", "mordacq2026idest"),
+    DSE: Measure(lambda found: None if found.dense is None else found.dense.dse, paper="dai2025dse"),
+    SEPARATION: Measure(lambda found: None if found.dense is None else found.dense.separation),
+    DENSE_DIMENSIONS: Measure(lambda found: None if found.dense is None else found.dense.dimensions),
+    **{own_crop(area): Measure(partial(_own_crop, area), "%", chance=lambda n: 1 / n) for area in AREAS},
+    **{
+        overlap_measure(share): Measure(partial(_overlap, share), "%", chance=lambda n: NEIGHBOUR_COUNT / (n - 1))
+        for share in SHARES
+    },
 }
 
 
@@ -693,27 +731,9 @@ def label_free_rows(
 
 def rows_from_features(name: str, found: LabelFreeFeatures) -> list[Result]:
     """Return the rows for features of the images; raw pixels have those of crops only."""
-    whole, dense = found.whole, found.dense
-    values: dict[str, float | Tensor] = {}  # numbers, and outcomes of each image
-    if whole is not None:
-        order = torch.randperm(found.n, generator=torch.Generator().manual_seed(found.seed))
-        # RankMe (Garrido et al., ICML 2023, Eq. 1-2) neither centres nor scales. It grows with n until n is many times
-        # d, so only values of equal n and equal d can be compared
-        values |= {RANKME: effective_rank(whole), IDEST: id_est(whole, order)}
-        if min(found.n - 1, whole.shape[1]) >= LEAST_WIDTH:
-            values[ALPHA] = alpha_req(whole)
-        for share, part in found.parts.items():
-            values[overlap_measure(share)] = neighbour_overlap(whole, part, NEIGHBOUR_COUNT)
-    if found.many is not None:
-        values[LIDAR] = lidar(found.many)
-    if dense is not None:
-        values |= {DSE: dense.dse, SEPARATION: dense.separation, DENSE_DIMENSIONS: dense.dimensions}
-    values |= {own_crop(area): own_crop_found(*pair) for area, pair in found.pairs.items()}
-    if not math.isfinite(values.get(IDEST, 0.0)):
-        del values[IDEST]
     rows = []
     for measure, about in MEASURES.items():
-        value = values.get(measure)
+        value = about.of(found)
         if value is None:
             continue
         if not isinstance(value, Tensor):
