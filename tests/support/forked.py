@@ -91,6 +91,10 @@ class Popen:
             raise subprocess.TimeoutExpired("patchloom", timeout or 0.0)
         return self._process.exitcode
 
+    def communicate(self) -> None:
+        self.stdin.close()
+        self._process.join()
+
     def send_signal(self, number: int) -> None:
         os.kill(self._process.pid, number)
 
