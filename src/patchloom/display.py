@@ -419,6 +419,11 @@ def _stream() -> TextIO:
 _status_thread = _StatusThread()
 
 
+def _replace_thread() -> None:
+    """Replace the thread in a forked process, which has no thread and maybe a lock that is never released."""
+    global _status_thread
+    _status_thread = _StatusThread()
+
+
 if hasattr(os, "register_at_fork"):  # not on Windows
-    # a forked process has no thread, and maybe a lock that is never released
-    os.register_at_fork(after_in_child=_status_thread.__init__)  # type: ignore[misc]
+    os.register_at_fork(after_in_child=_replace_thread)

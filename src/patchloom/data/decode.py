@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from io import BytesIO
 from math import inf, prod
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, BinaryIO
+from typing import IO, TYPE_CHECKING, BinaryIO, Literal
 
 import numpy as np
 import torch
@@ -118,9 +118,9 @@ def from_array(array: np.ndarray, window: tuple[float, float] | None = None) -> 
             array = fill_missing(array)
             low, high = float(array.min()), float(array.max())
         if not (low >= 0 and high <= 1):
-            raise ValueError(f"its values run from {low:g} to {high:g}; {CHOOSE_WINDOW}, or scale it to [0, 1]")
+            raise ValueError(f"its values run from {low:g} to {high:g}; {_CHOOSE_WINDOW}, or scale it to [0, 1]")
         return channels_first(array.astype(np.float32))
-    raise ValueError(f"its values are of type {array.dtype}; {CHOOSE_WINDOW}, or save it as uint8 or uint16")
+    raise ValueError(f"its values are of type {array.dtype}; {_CHOOSE_WINDOW}, or save it as uint8 or uint16")
 
 
 def fill_missing(array: np.ndarray, nodata: float | None = None) -> np.ndarray:
@@ -205,7 +205,7 @@ _MOST_SCANS = 64  # of a JPEG; Pillow and others write 10
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # of a JPEG's segment; compressed data cannot hold it
 _BLOCK = 2**20  # bytes
 _MOST_EXIF = 2**20  # bytes; a JPEG's segment holds 2**16
-CHOOSE_WINDOW = "give the values that become 0 and 1 behind the name of the data, as @window=-1000:4000"
+_CHOOSE_WINDOW = "give the values that become 0 and 1 behind the name of the data, as @window=-1000:4000"
 HOUNSFIELD = -1024, 3071  # units of CT: the 12 bits from air to beyond bone
 _LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601
 # the first bytes of formats that are read without PIL, or with more than PIL alone
@@ -341,13 +341,18 @@ def _size_of(file: IO[bytes]) -> int:
     return size
 
 
+def load_npy(file: BinaryIO | Path, mmap: Literal["r"] | None = None) -> np.ndarray:
+    """Load an array [h w] or [h w c] of NumPy's format; with ``mmap`` its values are read when they are used."""
+    array: np.ndarray = np.load(file, mmap, allow_pickle=False)
+    if array.ndim not in (2, 3):
+        raise ValueError(f"an array of {array.ndim} dimensions is not an image; save it as [h w] or [h w c]")
+    return array
+
+
 def _decoded(file: BinaryIO, suffix: str) -> Tensor:
     """Decode an open file, which is at its beginning."""
     if suffix == ".npy":
-        array = np.load(file, allow_pickle=False)
-        if array.ndim not in (2, 3):
-            raise ValueError(f"an array of {array.ndim} dimensions is not an image; save it as [h w] or [h w c]")
-        return record_bands(from_array(array))
+        return record_bands(from_array(load_npy(file)))
     if suffix in (".tif", ".tiff"):
         return _read_tiff(file)
     if suffix in DICOM:
@@ -560,8 +565,7 @@ def _read_tiff(file: BinaryIO) -> Tensor:
             record_conversion("pages")
         if _is_inverted(page):
             record_conversion("inverted")
-        if page.sampleformat == tifffile.SAMPLEFORMAT.INT:
-            raise ValueError(f"its values are signed; {CHOOSE_WINDOW}, or save it as uint8 or uint16")
+        refuse_signed(page)
         stated = page.photometric not in _PILLOW_COLOURS and _nodata(page) is not None
         simple = page.bitspersample <= 8 and plain and not channel_pages and not stated
         if simple and page.compression in _PILLOW_COMPRESSIONS:
@@ -584,6 +588,14 @@ def _read_tiff(file: BinaryIO) -> Tensor:
         decoded = from_tiff(page, array, bool(alpha) and not channel_pages)
         record_names(lambda: channel_names(tiff, len(decoded)))
         return decoded
+
+
+def refuse_signed(page: tifffile.TiffPage) -> None:
+    """Refuse a page of a TIFF file with signed values, for which no window was given."""
+    import tifffile  # as in _read_tiff
+
+    if page.sampleformat == tifffile.SAMPLEFORMAT.INT:
+        raise ValueError(f"its values are signed; {_CHOOSE_WINDOW}, or save it as uint8 or uint16")
 
 
 def from_tiff(

@@ -86,15 +86,8 @@ class _Graph(nn.Module):
                 model = onnx.load(file)
                 graph = model.graph
                 # instead of the exporter's metadata, which has local paths, values for users of the file
-                for part in (
-                    model,
-                    graph,
-                    *graph.node,
-                    *graph.value_info,
-                    *graph.initializer,
-                    *graph.input,
-                    *graph.output,
-                ):
+                ends = *graph.input, *graph.output
+                for part in (model, graph, *graph.node, *graph.value_info, *graph.initializer, *ends):
                     del part.metadata_props[:]
                 for node in graph.node:
                     node.doc_string = ""

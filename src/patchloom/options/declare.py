@@ -29,12 +29,7 @@ from typing import (
 )
 
 from patchloom.display import clear_status
-from patchloom.errors import (
-    OBJECTS,
-    PatchloomError,
-    check_type,
-    unknown_option_error,
-)
+from patchloom.errors import OBJECTS, PatchloomError, check_type, unknown_option_error
 
 # headings of help pages, under which options are declared
 DATA, MODEL, TASK, TRAINING, MACHINE = "data", "model", "task", "training", "machine"

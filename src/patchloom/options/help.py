@@ -8,11 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from patchloom.data.sources.names import BUILTIN
-from patchloom.errors import (
-    describe_type,
-    listing,
-    shorten_options,
-)
+from patchloom.errors import describe_type, listing, shorten_options
 from patchloom.options.declare import DATA, MACHINE, MODEL, TASK, TRAINING, CommandSpec, Option
 from patchloom.options.parse import (
     VERBS,

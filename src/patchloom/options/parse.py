@@ -307,15 +307,13 @@ def refuse_repeated(words: Sequence[str]) -> None:
 def _refuse_untyped(file: str, data: Sequence[str], options: Mapping[str, Any], typed: Sequence[str]) -> None:
     """Raise if a configuration would run code or fetch data or weights: it may come from a stranger."""
     for name in dict.fromkeys(part.strip() for one in data for part in (one, *one.split(","))):
-        from patchloom.data.sources.open import untyped  # which imports torch
-
         made = re.fullmatch(r"(shapes|tones):\d+", name)
         # brace expansion may produce a command or an address, but never without a colon
         colon = ":" in name and not made
         place = any(sign in name for sign in ":*?[") or os.path.isdir(name)
         if (
             (colon and not os.path.exists(name))
-            or (place and not made and untyped(name) is not None)
+            or (place and not made and _untyped(name))
             or name.partition("@")[0] in FETCHED
         ):
             raise PatchloomError(
@@ -333,6 +331,13 @@ def _refuse_untyped(file: str, data: Sequence[str], options: Mapping[str, Any], 
                 f"the configuration {file} {what} {value[:80]}, which a file alone may not do: give "
                 f"{shorten_options(option)} {value.partition('#')[0][:80]} on the command line, too"
             )
+
+
+def _untyped(name: str) -> bool:
+    """Return whether data may be opened only if the user typed its name, even if a folder has that name."""
+    from patchloom.data.sources.open import untyped  # which imports torch: few configurations need it
+
+    return untyped(name) is not None
 
 
 def _several(words: list[str], before: int, taken: CommandSpec) -> tuple[list[str], dict[str, list[str]]]:

@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from patchloom.data.containers.base import Box, Container
-from patchloom.data.decode import HOUNSFIELD, from_array, read_image, record_bands
+from patchloom.data.decode import HOUNSFIELD, from_array, load_npy, read_image, record_bands
 
 ZARR = frozenset({".zarr"})
 NIFTI = frozenset({".nii", ".nii.gz"})
@@ -83,9 +83,7 @@ class NpyContainer(Container):
     """
 
     def __init__(self, path: Path, window: tuple[float, float] | None = None) -> None:
-        self._array = np.load(path, mmap_mode="r", allow_pickle=False)
-        if self._array.ndim not in (2, 3):
-            raise ValueError(f"an array of {self._array.ndim} axes is no image; save it as [h w] or [h w c]")
+        self._array = load_npy(path, "r")
         self.sizes, self.window = (self._array.shape[:2],), window
         self.channels = self._array.shape[2] if self._array.ndim == 3 else 1
 

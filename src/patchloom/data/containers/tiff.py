@@ -17,7 +17,7 @@ from torch import Tensor
 
 from patchloom.data.codestreams import SIZED, part_size
 from patchloom.data.containers.base import Box, Container
-from patchloom.data.decode import CHOOSE_WINDOW, channel_names, from_tiff, read_series
+from patchloom.data.decode import channel_names, from_tiff, read_series, refuse_signed
 
 SCALE, TIEPOINT, TRANSFORM = 33550, 33922, 34264  # tags of GeoTIFF: places of pixels
 PLACE_ON_EARTH = SCALE, TIEPOINT, TRANSFORM, 34735, 34736, 34737  # and the system of coordinates
@@ -76,8 +76,8 @@ class TiffContainer(Container):
             raise
 
     def _check(self, page: tifffile.TiffPage) -> None:
-        if page.sampleformat == tifffile.SAMPLEFORMAT.INT and self.window is None:
-            raise ValueError(f"its values are signed; {CHOOSE_WINDOW}, or save it as uint8 or uint16")
+        if self.window is None:
+            refuse_signed(page)
         if page.photometric not in _COLOURS:
             kind = getattr(page.photometric, "name", page.photometric)
             raise ValueError(f"windows of colours of kind {kind} are not supported; save it as RGB")
